@@ -4,6 +4,9 @@ Each is also the built-in error that callers of a library expect (`ValueError`, 
 one line: the value, the rule it breaks, and a workaround.
 """
 
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -52,12 +55,42 @@ class UnsupportedTorchError(UserError, NotImplementedError):
     """A torch feature that would not compute in JAX what it computes in torch.
 
     The message names the submodule, the operation and a workaround. It is raised while the module
-    is converted or traced, never at run time of the compiled program.
+    is converted or traced, never at run time of the compiled program. A trace remembers it, so that
+    no `except` of the code that met it can take another branch instead (`remembering_refusals`).
     """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        if _REMEMBERED.refusals is not None:
+            _REMEMBERED.refusals.append(self)
 
 
 class GradientInForwardError(UnsupportedTorchError):
     """A gradient that forward computes itself; torch's inference mode has none of these, either."""
+
+
+class _Remembered(threading.local):
+    refusals: list[UnsupportedTorchError] | None = None
+
+
+_REMEMBERED = _Remembered()
+
+
+@contextmanager
+def remembering_refusals() -> Generator[list[UnsupportedTorchError]]:
+    """Gathers what is refused in this block, whoever catches it."""
+    outer, _REMEMBERED.refusals = _REMEMBERED.refusals, []
+    try:
+        yield _REMEMBERED.refusals
+    finally:
+        _REMEMBERED.refusals = outer
+
+
+def forget_refusal(error: BaseException) -> None:
+    """Takes back one that code of this package has caught, because it does without."""
+    refusals = _REMEMBERED.refusals
+    if refusals is not None:
+        refusals[:] = [one for one in refusals if one is not error]
 
 
 def check_utf8_path(path: Path) -> None:

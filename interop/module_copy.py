@@ -11,6 +11,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from jaxsr.interop._core.shared_memory import copy_registered
+from jaxsr.interop.python_state import Snapshot
+
 _PARTS = ("_parameters", "_buffers", "_modules")
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -34,11 +37,16 @@ def copy_module(module: Module, memo: dict[int, object] | None = None) -> Module
       torch.Size([1, 2, 1])
     """
     memo = {} if memo is None else memo
+    registered = dict((*module.named_parameters(), *module.named_buffers()))
+    reached = Snapshot(module)
+    copy_registered(registered, reached.tensors, reached.arrays, memo)
     for sub in module.modules():
         for value in pytree.tree_leaves([v for k, v in vars(sub).items() if k != "_modules"]):
             if isinstance(value, torch.Tensor) and id(value) not in memo and not value.is_leaf:
                 memo[id(value)] = value.detach().clone()
     twin = copy.deepcopy(module, memo)
+    for parameter in module.parameters():
+        _copy_hooks(parameter, memo)
     for sub in twin.modules():
         tables = [
             v for k, v in vars(sub).items() if type(v) in (dict, OrderedDict) and k not in _PARTS
@@ -49,6 +57,16 @@ def copy_module(module: Module, memo: dict[int, object] | None = None) -> Module
                 if function is not value:
                     table[key] = function
     return twin
+
+
+def _copy_hooks(parameter: nn.Parameter, memo: Mapping[int, object]) -> None:
+    """Gives the copy of a parameter its gradient hooks, which torch does not copy."""
+    twin = memo.get(id(parameter))
+    if isinstance(twin, torch.Tensor) and twin is not parameter and twin.requires_grad:
+        for hook in (parameter._backward_hooks or {}).values():
+            twin.register_hook(_over_copies(hook, memo))
+        for hook in (parameter._post_accumulate_grad_hooks or {}).values():
+            twin.register_post_accumulate_grad_hook(_over_copies(hook, memo))
 
 
 def _over_copies(value: Any, memo: Mapping[int, object]) -> Any:

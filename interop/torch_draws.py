@@ -32,6 +32,9 @@ class TorchDraws(TorchDispatchMode):
         super().__init__()
         registry.load()
         self._trace = Trace(key)
+        self._seed = torch.initial_seed()
+        self.is_seeded = False
+        """Whether code has seeded torch's generator before a draw: `apply` refuses that."""
 
     @property
     def count(self) -> int:
@@ -48,6 +51,7 @@ class TorchDraws(TorchDispatchMode):
         kwargs = kwargs or {}
         if func not in DRAWS:
             return func(*args, **kwargs)
+        self.is_seeded |= torch.initial_seed() != self._seed
         # JAX draws in float32 for float64 too: the referee needs the same numbers.
         narrow = pytree.tree_map(self._narrow, (args, kwargs))
         drawn = DRAWS[func](self._trace, func, *narrow)

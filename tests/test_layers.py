@@ -38,6 +38,7 @@ INTEROP_OF_MODELS = {
     "jaxsr.interop.errors",
     "jaxsr.interop.host_arrays",
     "jaxsr.interop.module_copy",
+    "jaxsr.interop.python_state",
     "jaxsr.interop.train.objective",
     "jaxsr.interop.sealed_json",
     "jaxsr.interop.sharding_rules",

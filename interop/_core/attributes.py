@@ -21,6 +21,8 @@ from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.located_errors import write_place
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop.errors import UnsupportedTorchError
+from jaxsr.interop.python_state import Change, Snapshot
+from jaxsr.interop.python_values import has_tensor
 
 TABLES = ("_parameters", "_buffers", "_modules")
 """Attributes of a module under which torch registers its parts."""
@@ -152,6 +154,40 @@ class Attributes:
         self._guarded |= guards
         self._has_run |= not guards
         return not guards
+
+    def unjudged(self, state: Snapshot) -> list[Change]:
+        """What has changed besides what `check` judges: attributes, and caches of constants."""
+        names = {id(sub): name for name, sub in self._module.named_modules()}
+
+        def is_judged(change: Change) -> bool:
+            holds_tensors = has_tensor(change.after)
+            if isinstance(change.owner, nn.Module):
+                if holds_tensors or (names.get(id(change.owner)), change.key) in self._guarded:
+                    return True
+                if isinstance(getattr(type(change.owner), str(change.key), None), cached_property):
+                    return True
+            return holds_tensors and not holds_inputs(change.after)
+
+        return [change for change in state.changes() if not is_judged(change)]
+
+
+def describe_change(change: Change) -> str:
+    """The refusal of a change of Python state."""
+    values, place = "", ""
+    if change.shows_values:
+        values = f" from {shortened(change.before)} to {shortened(change.after)}"
+    if isinstance(change.owner, nn.Module):
+        place = write_place(change.owner, str(change.key))
+    return (
+        f"forward changes `{change.path}`{values}{place}, which a compiled function would do only "
+        "once; make it a buffer, or an argument"
+    )
+
+
+def shortened(value: object) -> str:
+    """Its text on one line, cut after some words."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:59]}…"
 
 
 class _Guarded:

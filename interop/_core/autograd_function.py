@@ -6,6 +6,8 @@ leave it as additional results.
 """
 
 import functools
+import inspect
+import types
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -23,6 +25,7 @@ from jaxsr.interop._core.deferred import ChannelArray
 from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.dtypes import cast, is_differentiable, to_jax_dtype
 from jaxsr.interop._core.entry_points import ANY_FLEX_ATTENTION, entry_point, replaced
+from jaxsr.interop._core.host_draws import refusing_seeds
 from jaxsr.interop._core.tensor import Cell, JaxTensor
 from jaxsr.interop._core.trace_scope import Region, plain_torch
 from jaxsr.interop._core.vmap import vmapped
@@ -133,6 +136,10 @@ class _Context:
 def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict) -> Any:
     """`cls.apply(*args)` with `cls.backward` as its derivative."""
     has_setup = cls.setup_context is not Function.setup_context
+    if has_setup:  # as torch does
+        bound = inspect.signature(cls.forward).bind(*args, **kwargs)
+        bound.apply_defaults()
+        args, kwargs = bound.args, bound.kwargs
     if kwargs:
         raise UnsupportedTorchError(
             f"{cls.__name__}.apply takes keyword arguments here; pass them by position"
@@ -289,13 +296,76 @@ _TRANSFORMATIONS: Mapping[str, Callable] = {
 """What computes torch's own transformations here, by their names in `ENTRY_POINTS`."""
 
 
+_APPLY: types.FunctionType = Function.__dict__["apply"].__func__
+"""The function behind `Function.apply`, which every bound method of it calls: an alias at module
+level, an attribute, a `functools.partial`."""
+_TORCH_APPLY = types.FunctionType(
+    _APPLY.__code__, _APPLY.__globals__, _APPLY.__name__, _APPLY.__defaults__, _APPLY.__closure__
+)
+
+
+def _traced_apply_code() -> types.CodeType:
+    """The code that `_APPLY` gets in a trace. It runs among torch's globals, so it imports."""
+    __class__: Any = None  # torch's has this free variable, and so must this one
+
+    def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
+        from jaxsr.interop._core.autograd_function import apply_in_trace
+
+        return apply_in_trace(__class__, cls, args, kwargs)
+
+    return apply.__code__
+
+
+def apply_in_trace(base: object, cls: type[Function], args: tuple, kwargs: dict) -> Any:
+    """`cls.apply` while something is traced, perhaps by another thread."""
+    from jaxsr.interop._core.trace_context import running_trace
+
+    del base
+    trace = running_trace()
+    if not trace.is_tracing_thread():
+        return _TORCH_APPLY(cls, *args, **kwargs)
+    return apply_function(trace, cls, args, kwargs)
+
+
+@contextmanager
+def _traced_apply() -> Generator[None]:
+    before = _APPLY.__code__
+    _APPLY.__code__ = _traced_apply_code()
+    try:
+        yield
+    finally:
+        _APPLY.__code__ = before
+
+
+@contextmanager
+def _refusing_saved_tensors_hooks(trace: Trace) -> Generator[None]:
+    """Refuses `torch.autograd.graph.saved_tensors_hooks`, but for moving them to another device."""
+    kind = torch.autograd.graph.saved_tensors_hooks
+    enter = kind.__enter__
+
+    def refused(self: torch.autograd.graph.saved_tensors_hooks) -> None:
+        if trace.is_tracing_thread() and not isinstance(self, torch.autograd.graph.save_on_cpu):
+            raise UnsupportedTorchError(
+                "torch.autograd.graph.saved_tensors_hooks changes what the backward pass reads, "
+                "which JAX keeps itself; leave it out, or write a torch.autograd.Function that "
+                "saves what the hook made"
+            )
+        enter(self)
+
+    kind.__enter__ = refused
+    try:
+        yield
+    finally:
+        kind.__enter__ = enter
+
+
 @contextmanager
 def patched(trace: Trace) -> Generator[None]:
     """Redirects the torch entry points that its dispatchers do not show us.
 
     Other threads pass through to torch's own.
     """
-    checkpoint, apply = torch.utils.checkpoint.checkpoint, Function.__dict__["apply"]
+    checkpoint = torch.utils.checkpoint.checkpoint
     plain = getattr(checkpoint, "__wrapped__", checkpoint)
 
     def traced_checkpoint(function: Callable, *args: Any, **kwargs: Any) -> Any:
@@ -308,11 +378,6 @@ def patched(trace: Trace) -> Generator[None]:
             )
         kwargs = {k: v for k, v in kwargs.items() if k not in _CHECKPOINT_OPTIONS}
         return checkpointed(function)(*args, **kwargs)
-
-    def traced_apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
-        if not trace.is_tracing_thread():
-            return apply.__func__(cls, *args, **kwargs)
-        return apply_function(trace, cls, args, kwargs)
 
     def redirected(name: str, ours: Callable) -> Callable:
         theirs = entry_point(name)
@@ -341,13 +406,16 @@ def patched(trace: Trace) -> Generator[None]:
     setattr(plain, hidden, traced_checkpoint)
     if plain is checkpoint:
         torch.utils.checkpoint.checkpoint = traced_checkpoint
-    Function.apply = classmethod(traced_apply)  # type: ignore[method-assign]
     functions = {name: redirected(name, ours) for name, ours in _TRANSFORMATIONS.items()}
     try:
-        with replaced({**functions, **ANY_FLEX_ATTENTION, "checks of values": traced_check}):
+        with (
+            _traced_apply(),
+            _refusing_saved_tensors_hooks(trace),
+            refusing_seeds(trace),
+            replaced({**functions, **ANY_FLEX_ATTENTION, "checks of values": traced_check}),
+        ):
             yield
     finally:
-        Function.apply = apply  # type: ignore[method-assign]
         torch.utils.checkpoint.checkpoint = checkpoint
         if before is None:
             delattr(plain, hidden)

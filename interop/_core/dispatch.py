@@ -10,6 +10,7 @@ values. A result of another shape than torch's raises, one of another dtype is c
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 import torch
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from jaxsr.interop._core import registry, row_operators, selections, wide_integers
 from jaxsr.interop._core.deferred import Rewriter
@@ -38,6 +40,7 @@ from jaxsr.interop._core.recipes import (
 )
 from jaxsr.interop._core.registry import Entry, Kind, is_overload
 from jaxsr.interop._core.schema import Schema, in_order_of, name_of, schema_of
+from jaxsr.interop._core.shared_memory import Originals, Window
 from jaxsr.interop._core.spreading import spread_numbers
 from jaxsr.interop._core.stored_tensors import store_decided
 from jaxsr.interop._core.tensor import Cell, JaxTensor, stop_gradient, straight_through
@@ -45,7 +48,7 @@ from jaxsr.interop._core.torch_modes import DispatchMode, FunctionMode
 from jaxsr.interop._core.trace_scope import Region, plain_torch
 from jaxsr.interop._core.views import make_views, without_grad
 from jaxsr.interop.annotations import PyTree
-from jaxsr.interop.errors import UnsupportedTorchError
+from jaxsr.interop.errors import UnsupportedTorchError, forget_refusal
 
 # Constants up to this many elements are evaluated by torch while tracing; larger ones are built by
 # the compiled program, so that no large array is baked into it.
@@ -83,8 +86,14 @@ class Trace:
         """The cells of parameters and buffers. Once written they differ from call to call."""
         self.thread: int | None = None
         self.adopted: dict[int, tuple[torch.Tensor, JaxTensor]] = {}
-        self.originals: Mapping[int, tuple[str, weakref.ref[torch.Tensor]]] = {}
-        """By id, trained parameters of the module that was copied, which no code may read."""
+        self.originals = Originals({})
+        """Trained parameters of the module that was copied, which no code may read."""
+        self.windows: Mapping[int, Window] = {}
+        """By id, what stands for tensors in the memory of parameters."""
+        self.registered: Mapping[str, JaxTensor] = {}
+        """Parameters and buffers by name."""
+        self.host_draws: list[str] = []
+        """Generators of Python and NumPy that the code drew from."""
         self.dispatch_mode = DispatchMode(self)
         self.function_mode = FunctionMode(self)
 
@@ -123,9 +132,15 @@ class Trace:
         tensor = JaxTensor(value.to("meta"), Cell(None, value, owner))
         return tensor.set_const(value)
 
-    @plain_torch()
     def adopt(self, plain: torch.Tensor) -> JaxTensor:
-        """An ordinary torch tensor in the module's code, as a constant of the program."""
+        """An ordinary torch tensor in the module's code: a constant, or a view of a parameter."""
+        window = self.windows.get(id(plain))
+        if window is not None and window.placeholder is plain:
+            return window.view(self, self.registered[window.name])
+        return self._adopt_constant(plain)
+
+    @plain_torch()
+    def _adopt_constant(self, plain: torch.Tensor) -> JaxTensor:
         adopted = self.adopted.get(id(plain))
         if adopted is None:
             if plain.device.type == "meta":
@@ -133,8 +148,8 @@ class Trace:
                     "a tensor on the meta device that is neither parameter nor buffer has no "
                     "values; register it as a buffer, or build the module on the CPU"
                 )
-            name, original = self.originals.get(id(plain), ("", None))
-            if original is not None and original() is plain:
+            name = self.originals.name_of(plain)
+            if name is not None:
                 raise UnsupportedTorchError(
                     f"code reads {name} of the module as it was before the conversion, through a "
                     "closure or a method bound to it (a forward or hook set on an instance), and "
@@ -165,6 +180,12 @@ class Trace:
             tensor.cache = (tensor.cell.version, Region.current(), array)
 
     # ---- the dispatcher
+
+    def run(self, func: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
+        """Runs an aten operator, whether the caller is the module's code or this dispatcher."""
+        is_on = _get_current_dispatch_mode() is self.dispatch_mode
+        with nullcontext() if is_on else self.dispatch_mode:
+            return func(*args, **kwargs)
 
     def dispatch(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
         """Runs an aten operator as the registry says."""
@@ -266,12 +287,14 @@ class Trace:
         args = places_for_masks(func, args, self.wrap_const)
         try:
             metas = self.meta_result(func, args, kwargs)
-        except UnsupportedTorchError:  # of a shape that depends on values
+        except UnsupportedTorchError as error:  # of a shape that depends on values
             if schema.random or any(known_value(t) is None for t in tensors):
                 rows = selections.select(self, func, args)
                 if rows is None:
                     raise
+                forget_refusal(error)
                 return rows
+            forget_refusal(error)
             return self._evaluated(func, args, kwargs, tensors)
         if entry.kind is Kind.VIEW:
             return self._view(func, entry.function, args, kwargs, metas)
@@ -317,7 +340,8 @@ class Trace:
         """Lets torch compute what no input reaches. Returns whether it did, and the result."""
         try:
             results = pytree.tree_leaves(self.meta_result(func, args, kwargs))
-        except UnsupportedTorchError:
+        except UnsupportedTorchError as error:
+            forget_refusal(error)
             results = tensors
         size = sum(t.numel() for t in results if isinstance(t, torch.Tensor))
         if size > CONST_LIMIT and not schema.is_view:
@@ -372,9 +396,10 @@ class Trace:
             raise UnsupportedTorchError(
                 f"{name_of(func)} reinterprets memory in a way that JAX arrays cannot; use a copy"
             ) from e
-        parent.viewed = True
         if not torch.is_grad_enabled():
             views = [without_grad(v) for v in views]
+        for view in views:
+            view.parent.views.append(weakref.ref(view))
         needs = parent.needs_grad and torch.is_grad_enabled() and func is not _DETACH
         out = [
             JaxTensor(m, parent.cell, v, needs and is_differentiable(m))

@@ -4,9 +4,7 @@ Parameters and buffers of the copy are on the meta device, without values. A run
 traced tensors. All other attributes are copied, so that the user's module is never changed.
 """
 
-import copy
 import fnmatch
-import weakref
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -18,11 +16,10 @@ import numpy as np
 import torch
 from jax.typing import ArrayLike
 from torch import nn
-from torch.nn.modules.lazy import LazyModuleMixin
 
 from jaxsr.interop._core import registry
 from jaxsr.interop._core.activation_sharding import stating_results
-from jaxsr.interop._core.attributes import TABLES, Attributes, holds_inputs
+from jaxsr.interop._core.attributes import TABLES, Attributes, describe_change, holds_inputs
 from jaxsr.interop._core.autograd_function import checkpointed
 from jaxsr.interop._core.containers import map_leaves, private_copy, register_torch_nodes
 from jaxsr.interop._core.deferred import Rewriter
@@ -34,18 +31,34 @@ from jaxsr.interop._core.dtypes import (
     to_torch_dtype,
     x64,
 )
-from jaxsr.interop._core.forward_gradients import GradientRequested, Gradients, Unrecorded, recorded
-from jaxsr.interop._core.host_draws import refusing_host_draws
+from jaxsr.interop._core.forward_gradients import (
+    GradientRequested,
+    Gradients,
+    Sketched,
+    Unrecorded,
+    recorded,
+)
+from jaxsr.interop._core.host_draws import DRAWN, refusing_host_draws
 from jaxsr.interop._core.located_errors import located
+from jaxsr.interop._core.module_checks import drop_caches, refuse_backward_hooks, refuse_wrappers
 from jaxsr.interop._core.recipes import Recipe
-from jaxsr.interop._core.slots import Slot, find_slots
+from jaxsr.interop._core.repeated_calls import equal_calls
+from jaxsr.interop._core.shared_memory import Originals, SharedMemory, Window
+from jaxsr.interop._core.slots import Slot, find_slots, mentions, replaced_mentions
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.tensors_made import tensors_made
 from jaxsr.interop._core.trace_context import session
 from jaxsr.interop.annotations import PyTree
-from jaxsr.interop.errors import InputError, InputTypeError, UnsupportedTorchError
-from jaxsr.interop.hooks import is_watched, watched, watching
+from jaxsr.interop.errors import (
+    InputError,
+    InputTypeError,
+    UnsupportedTorchError,
+    first_line,
+    remembering_refusals,
+)
+from jaxsr.interop.hooks import collecting_indices, is_watched, watched, watching
 from jaxsr.interop.module_copy import copy_module
+from jaxsr.interop.python_state import Change, Snapshot, lengthen
 
 _ERRORS_OF_CODE = (AttributeError, LookupError, TypeError, UnboundLocalError)
 """What code raises that takes a branch which it was not written for."""
@@ -59,7 +72,7 @@ def functionalize(
     register_torch_nodes()
     from jaxsr.interop.lowerings.batch_norm import replace_forwards
 
-    _refuse_wrappers(module)
+    refuse_wrappers(module)
     slots, aliases, non_persistent = find_slots(module)
     memo: dict[int, object] = {}
     for slot in slots.values():
@@ -68,35 +81,24 @@ def functionalize(
         if slot.is_parameter:
             meta = nn.Parameter(meta, requires_grad=tensor.requires_grad)
         memo[id(tensor)] = meta
+    reached = Snapshot(module)
+    registered = {name: slot.source(module) for name, slot in slots.items()}
+    parameters = frozenset(name for name, slot in slots.items() if slot.is_parameter)
+    shared = SharedMemory(registered, parameters, reached.tensors, reached.arrays)
+    memo |= {key: window.placeholder for key, window in shared.windows.items()}
+    memo |= {id(t): t.detach().clone() for _, t in shared.constants}
     twin = copy_module(module, memo)
-    _drop_caches(twin)
+    drop_caches(twin)
     replace_forwards(twin, sync_axis)
     numbers = {name: slots[name].source(module) for name in non_persistent}
     functional = FunctionalModule(
         twin, slots, aliases, non_persistent, {n: t for n, t in numbers.items() if is_number(t)}
     )
-    originals = {name: slot.source(module) for name, slot in slots.items() if slot.trainable}
-    functional.originals = {id(t): (name, weakref.ref(t)) for name, t in originals.items()}
+    functional.originals = Originals({n: t for n, t in registered.items() if slots[n].trainable})
+    functional.windows = {id(w.placeholder): w for w in shared.windows.values()}
+    functional.constants = [(n, memo[id(t)]) for n, t in shared.constants]
     functional.wrap_remat(remat)
     return functional
-
-
-def _refuse_wrappers(module: nn.Module) -> None:
-    for name, sub in module.named_modules():
-        where = f"submodule {name!r} ({type(sub).__name__})" if name else type(sub).__name__
-        if isinstance(sub, torch.jit.ScriptModule):
-            raise UnsupportedTorchError(f"{where} is TorchScript; convert the Python module itself")
-        if hasattr(sub, "_orig_mod") and type(sub).__name__ == "OptimizedModule":
-            raise UnsupportedTorchError(f"{where} is compiled; convert its `_orig_mod`")
-        if isinstance(sub, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            raise UnsupportedTorchError(f"{where}: convert its `.module`; the mesh replaces it")
-        if sub._backward_hooks or sub._backward_pre_hooks:
-            raise UnsupportedTorchError(
-                f"{where} has a backward hook, which JAX would not call; remove it, or write a "
-                "torch.autograd.Function with that backward"
-            )
-        if isinstance(sub, LazyModuleMixin) and LazyModuleMixin.has_uninitialized_params(sub):
-            raise UnsupportedTorchError(f"{where} is lazy; run it once in torch first")
 
 
 class FunctionalModule:
@@ -115,10 +117,16 @@ class FunctionalModule:
         """Buffers that describe the configuration, for code that needs their values in Python."""
         self.numbers_read: set[str] = set()
         self.buffers_written: set[str] = set()
+        self._repeated: set[tuple[str, bool | None]] = set()
+        """Methods and modes whose second call was compared, because Python state changes."""
         self._traced: dict[tuple[str, bool | None], bool] = {}
         """By method and mode, of those traced so far: whether their code takes gradients."""
-        self.originals: dict[int, tuple[str, weakref.ref[torch.Tensor]]] = {}
-        """By id, the trained parameters of the module that was copied."""
+        self.originals = Originals({})
+        """The trained parameters of the module that was copied."""
+        self.windows: dict[int, Window] = {}
+        """Tensors in the memory of parameters, by id of what stands for them."""
+        self.constants: list[tuple[str, object]] = []
+        """Names of buffers, and tensors over the same memory that keep their first values."""
         self.slots = slots
         self.aliases = aliases
         self.non_persistent = non_persistent
@@ -130,7 +138,7 @@ class FunctionalModule:
             (sub, key, value)
             for sub in module.modules()
             for key, value in vars(sub).items()
-            if key not in TABLES and _mentions(value, self.meta_names)
+            if key not in TABLES and mentions(value, self.meta_names)
         ]
 
     def wrap_remat(self, patterns: tuple[str, ...]) -> None:
@@ -170,6 +178,32 @@ class FunctionalModule:
                     )[1]
                 )
 
+        def called(trace: Trace) -> PyTree:
+            """The method's result in a trace, whose tensors are in their places."""
+            args, kw = map_leaves(lambda x: to_tensor(trace, x, compute_dtype), (inputs, kwargs))
+            with (
+                remembering_refusals() as refusals,
+                refusing_host_draws(self.module) as drawn,
+                watching(self.module, args, kw),
+            ):
+                # Calling the module, not its method, runs its own hooks.
+                result = getattr(self.module, method if method != "forward" else "__call__")(
+                    *args, **kw
+                )
+            if refusals:  # which the module's code has caught
+                raise refusals[0]
+            trace.host_draws = drawn
+            return to_arrays(trace, result)
+
+        def wrapped(trace: Trace) -> dict[str, JaxTensor]:
+            trace.registered = tensors = {
+                name: self._wrap(
+                    trace, name, slot, params if slot.trainable else buffers, compute_dtype
+                )
+                for name, slot in self.slots.items()
+            }
+            return tensors
+
         def traced(
             gradients: Gradients | None = None, *, compiling: bool
         ) -> tuple[PyTree, dict[str, jax.Array]]:
@@ -177,43 +211,77 @@ class FunctionalModule:
                 gradients = recorded(partial(traced, compiling=compiling))
             gradients = gradients or Unrecorded()
             outputs, after, settled = None, dict[str, jax.Array](), False
+            changes = list[Change]()
             trace = Trace(rng, rewriter, gradients)
-            trace.originals = self.originals
+            trace.originals, trace.windows = self.originals, self.windows
             with session(trace, compiling=compiling), suppress(GradientRequested):
-                tensors = {
-                    name: self._wrap(
-                        trace, name, slot, params if slot.trainable else buffers, compute_dtype
-                    )
-                    for name, slot in self.slots.items()
-                }
+                tensors = wrapped(trace)
                 with (
-                    self._swapped(tensors, train),
+                    self._swapped(tensors, train) as state,
                     stating_results(self.module),
                     self.attributes.guarded(),
                 ):
                     before = self.attributes.snapshot()
                     try:
-                        args, kw = map_leaves(
-                            lambda x: to_tensor(trace, x, compute_dtype), (inputs, kwargs)
-                        )
-                        with refusing_host_draws(self.module), watching(self.module, args, kw):
-                            # Calling the module, not its method, runs its own hooks.
-                            called = method if method != "forward" else "__call__"
-                            result = getattr(self.module, called)(*args, **kw)
-                        outputs = to_arrays(trace, result)
+                        outputs = called(trace)
                         settled = self.attributes.check(before, trace, tensors)
                         after = self._collect(trace, tensors, buffers)
+                        changes = self.attributes.unjudged(state)
                     except Exception as e:
-                        if getattr(e, "located", False):
-                            raise
                         raise located(e, self.module, self.names) from None
             if isinstance(gradients, Unrecorded) and gradients.requested:
                 self._traced[method, train] = True
                 return traced(compiling=compiling)
             if not settled:
                 return traced(gradients, compiling=compiling)
+            if (changes or trace.host_draws) and (method, train) not in self._repeated:
+                check_second_call(changes, trace.host_draws, compiling=compiling)
+                self._repeated.add((method, train))
             self._traced.setdefault((method, train), False)
             return outputs, after
+
+        def check_second_call(changes: list[Change], drawn: list[str], *, compiling: bool) -> None:
+            """Refuses Python state and draws that another call changes again, or shows."""
+            changed_again = list[Change]()
+
+            def program() -> list[PyTree]:
+                trace = Trace(rng, rewriter, Sketched())
+                trace.originals, trace.windows = self.originals, self.windows
+                results = list[PyTree]()
+                with session(trace, compiling=compiling):
+                    tensors = wrapped(trace)
+                    with self._swapped(tensors, train, repeated=True):
+                        for number in range(3):
+                            state, trace.draws = Snapshot(self.module), 0
+                            with stating_results(self.module), self.attributes.guarded():
+                                result = called(trace)
+                                results.append((result, self._collect(trace, tensors, buffers)))
+                            if number == 1:
+                                changed_again[:] = self.attributes.unjudged(state)
+                                # Nobody may read lists that every call lets grow.
+                                lengthen(changed_again)
+                            tensors = self._place(wrapped(trace), tensors)
+                return results
+
+            try:
+                with watched(None), collecting_indices():
+                    equal = equal_calls(program)
+            except UnsupportedTorchError:
+                raise
+            except Exception as error:
+                raise UnsupportedTorchError(
+                    f"{describe_change(changes[0])} (a second call fails: {first_line(error)})"
+                ) from error
+            for change in changed_again:
+                if not (change.is_growth or (change.holds_tensors and not change.is_new)):
+                    first = next((one for one in changes if one.path == change.path), change)
+                    raise UnsupportedTorchError(describe_change(first))
+            if not equal and not changes:
+                raise UnsupportedTorchError(DRAWN.format(drawn[0]))
+            if not equal:
+                raise UnsupportedTorchError(
+                    f"{describe_change(changes[0])} (a second call computes something else)"
+                )
 
         try:
             return traced(compiling=True)
@@ -269,35 +337,68 @@ class FunctionalModule:
         self.numbers_read.add(name)
         return self.numbers[name]
 
+    def _place(
+        self, tensors: dict[str, JaxTensor], before: dict[str, JaxTensor] | None = None
+    ) -> dict[str, JaxTensor]:
+        """Puts tensors where the module has its own, or those of a call before."""
+        for name, slot in self.slots.items():
+            for path, kind, key in slot.places:
+                getattr(self.module.get_submodule(path), kind)[key] = tensors[name]
+        new = {t: tensors[n] for t, n in self.meta_names.items()}
+        if before is not None:
+            new = {id(tensor): tensors[n] for n, tensor in before.items()}
+        for m, key, value in self.mentions:
+            vars(m)[key] = replaced_mentions(value if before is None else vars(m)[key], new)
+        return tensors
+
     @contextmanager
-    def _swapped(self, tensors: dict[str, JaxTensor], train: bool | None) -> Generator[None]:
+    def _swapped(
+        self, tensors: dict[str, JaxTensor], train: bool | None, *, repeated: bool = False
+    ) -> Generator[Snapshot]:
+        """Runs the block with these tensors, in this mode; the module is then as it was.
+
+        Args:
+          tensors: by name.
+          train: the mode.
+          repeated: whether the block calls for a trial, of which nothing may be seen outside.
+
+        Yields:
+          The Python state at its beginning.
+        """
         modules = list(self.module.modules())
         saved = [(m, dict(vars(m)), {k: dict(vars(m)[k]) for k in TABLES}) for m in modules]
-        contents = [
-            (container, copy.copy(container))
-            for m in modules
-            for key, value in vars(m).items()
-            if key not in TABLES
-            for container in _containers(value)
-        ]
+        state = None
         try:
-            for name, slot in self.slots.items():
-                for path, kind, key in slot.places:
-                    getattr(self.module.get_submodule(path), kind)[key] = tensors[name]
-            for m, key, value in self.mentions:
-                vars(m)[key] = _replaced(value, {t: tensors[n] for t, n in self.meta_names.items()})
+            self._place(tensors)
+            state = Snapshot(self.module)
             if train is not None:
                 self.module.train(train)
-            yield
+                self._check_mode(tensors, train)
+            # What train() itself does is done in each call, from the same state.
+            has_own = any(type(m).train is not nn.Module.train for m in modules)
+            yield Snapshot(self.module) if has_own else state
         finally:
+            if state is not None:
+                state.restore(shared=repeated)
             for m, attributes, tables in saved:
                 for kind, table in tables.items():
                     attributes[kind].clear()
                     attributes[kind].update(table)
                 vars(m).clear()
                 vars(m).update(attributes)
-            for container, content in contents:
-                _refill(container, content)
+
+    def _check_mode(self, tensors: dict[str, JaxTensor], train: bool) -> None:
+        """Refuses a `train()` of the module's own that changes weights, as adapters are merged."""
+        for name, slot in self.slots.items():
+            for path, kind, key in slot.places:
+                current = getattr(self.module.get_submodule(path), kind).get(key)
+                if current is not tensors[name] or current.cell.version:
+                    call = "train()" if train else "eval()"
+                    owner = type(self.module.get_submodule(path)).__name__
+                    raise UnsupportedTorchError(
+                        f"{call} of {owner} changes {name}, and apply would do so in each call; "
+                        f"call {call} in torch before to_jax, and apply(..., train=None)"
+                    )
 
     def _collect(
         self, trace: Trace, tensors: dict[str, JaxTensor], buffers: Mapping[str, ArrayLike]
@@ -305,13 +406,31 @@ class FunctionalModule:
         after: dict[str, jax.Array] = {}
         if made := tensors_made(self.module, {*self.slots, *self.aliases}):
             raise UnsupportedTorchError(made)
+        refuse_backward_hooks(self.module)
         for name, slot in self.slots.items():
+            everywhere = [
+                getattr(self.module.get_submodule(path), kind).get(key)
+                for path, kind, key in slot.places
+            ]
+            current = everywhere[0]
+            if any(other is not current for other in everywhere):
+                raise UnsupportedTorchError(
+                    f"forward replaces {name} under one of its names alone; write into it"
+                )
             if slot.trainable:
+                if current is not tensors[name] or current.is_moved:
+                    raise UnsupportedTorchError(
+                        f"forward replaces the parameter {name}, which would keep the value in "
+                        "torch and lose it here; register a buffer, or requires_grad_(False)"
+                    )
+                if not current.needs_grad:
+                    raise UnsupportedTorchError(
+                        f"forward leaves requires_grad of {name} False, which the next call would "
+                        "not see; set it before to_jax, or back to True"
+                    )
                 continue
-            path, kind, key = slot.places[0]
-            current = getattr(self.module.get_submodule(path), kind).get(key)
             original = jnp.asarray(buffers[name])
-            if current is tensors[name] and current.cell.version == 0:
+            if current is tensors[name] and current.cell.version == 0 and not current.is_moved:
                 after[name] = original
                 continue
             has_shape = isinstance(current, torch.Tensor) and current.shape == original.shape
@@ -326,6 +445,12 @@ class FunctionalModule:
                     "keep the shape; if a first forward sets it, run one in torch before to_jax"
                 )
             after[name] = cast(trace.as_jax_tensor(current).array(), original.dtype)
+        for name, constant in self.constants:
+            if name in self.buffers_written and id(constant) in trace.adopted:
+                raise UnsupportedTorchError(
+                    f"forward writes the buffer {name}, and reads another tensor over the same "
+                    "memory, which would keep its first values; read the buffer itself"
+                )
         for name in self.numbers_read & self.buffers_written:
             raise UnsupportedTorchError(
                 f"forward writes the buffer {name}, and needs its value in Python (.item(), a "
@@ -335,75 +460,10 @@ class FunctionalModule:
         return after
 
 
-def _containers(value: object, depth: int = 3) -> list:
-    """A list, dictionary or set that code may write into, and those within it."""
-    if not depth or not isinstance(value, (list, tuple, dict, set)):
-        return []
-    parts = value.values() if isinstance(value, dict) else value
-    inner = [c for part in parts for c in _containers(part, depth - 1)]
-    return inner if isinstance(value, tuple) else [value, *inner]
-
-
-def _refill(container: Any, content: list | dict | set) -> None:
-    """Gives a list, dictionary or set the content that it had before."""
-    if len(container) == len(content) and all(
-        a is b for a, b in zip(_items(container), _items(content), strict=True)
-    ):
-        return  # it may be frozen
-    container.clear()
-    (container.extend if isinstance(container, list) else container.update)(content)
-
-
-def _items(container: list | dict | set) -> list:
-    """Its elements, and a dictionary's keys and values."""
-    if isinstance(container, dict):
-        return [*container.keys(), *container.values()]
-    return list(container)
-
-
-def _drop_caches(twin: nn.Module) -> None:
-    """Empties the tables of weights that `train()` of a submodule would empty."""
-    for sub in twin.modules():
-        if type(sub).train is nn.Module.train:
-            continue
-        trial = copy.copy(sub)
-        vars(trial)["_modules"] = {}
-        try:
-            trial.train(True)
-        except Exception:  # its train() needs its submodules: it is left to torch's meaning
-            continue
-        for key, value in vars(sub).items():
-            emptied = (
-                isinstance(value, (dict, list)) and value and vars(trial).get(key) is not value
-            )
-            if emptied and key not in TABLES and not vars(trial).get(key, True):
-                vars(sub)[key] = type(value)()
-
-
 def is_number(buffer: torch.Tensor) -> bool:
     """Whether it holds whole numbers, few enough to be those of a configuration."""
     is_whole = not (buffer.is_floating_point() or buffer.is_complex())
     return is_whole and buffer.numel() <= CONST_LIMIT and buffer.device.type != "meta"
-
-
-def _mentions(value: object, known: Mapping[int, object]) -> bool:
-    if isinstance(value, torch.Tensor):
-        return id(value) in known
-    if isinstance(value, (list, tuple)):
-        return any(_mentions(v, known) for v in value)
-    if type(value) is dict:
-        return any(_mentions(v, known) for v in value.values())
-    return False
-
-
-def _replaced(value: Any, new: Mapping[int, torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return new.get(id(value), value)
-    if type(value) in (list, tuple):
-        return type(value)(_replaced(v, new) for v in value)
-    if type(value) is dict:
-        return {k: _replaced(v, new) for k, v in value.items()}
-    return value
 
 
 def to_tensor(trace: Trace, x: Any, compute: np.dtype | None) -> Any:

@@ -1,27 +1,42 @@
-"""Random numbers that a module's code draws from Python or NumPy while it is traced."""
+"""Random generators that a module's code uses while it is traced: Python's, NumPy's, torch's."""
 
 import random
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
+from jaxsr.interop._core.dispatch import Trace
+from jaxsr.interop._core.entry_points import replaced
 from jaxsr.interop.errors import UnsupportedTorchError
+
+DRAWN = (
+    "forward or the loss draws from {}, and a compiled function would keep that one draw for ever; "
+    "draw from torch (torch.rand), or in the dataset; a thread that draws meanwhile needs a "
+    "generator of its own"
+)
 
 
 @contextmanager
-def refusing_host_draws(module: nn.Module) -> Generator[None]:
+def refusing_host_draws(module: nn.Module) -> Generator[list[str]]:
     """Refuses draws from `random` and `numpy.random` in training: a compiled function has one.
 
-    In evaluation they pass: layers that are dropped in training draw then, too, and ignore it.
+    In evaluation they pass where they decide nothing: layers that are dropped in training draw
+    then, too, and ignore it.
+
+    Yields:
+      A list of the global generators that have moved, at the end of the block.
 
     Raises:
       UnsupportedTorchError: a global generator has moved at the end of the block.
     """
     python, numpy = random.getstate(), _numpy_state()
-    yield
-    moved = [
+    moved = list[str]()
+    yield moved
+    moved += [
         name
         for name, has_moved in (
             ("random", random.getstate() != python),
@@ -30,13 +45,59 @@ def refusing_host_draws(module: nn.Module) -> Generator[None]:
         if has_moved
     ]
     if moved and module.training:
-        raise UnsupportedTorchError(
-            f"forward or the loss draws from {moved[0]}, and a compiled function would keep that "
-            "one draw for ever; draw from torch (torch.rand), or in the dataset; a thread that "
-            "draws meanwhile needs a generator of its own"
-        )
+        raise UnsupportedTorchError(DRAWN.format(moved[0]))
 
 
 def _numpy_state() -> tuple:
     name, keys, *rest = np.random.get_state(legacy=True)
     return (name, np.asarray(keys).tobytes(), *rest)
+
+
+_SEEDED = (
+    "forward or the loss seeds torch's generator ({what}), but apply's rng decides what JAX draws; "
+    "draw in __init__ and register a buffer, or leave the seed out"
+)
+
+
+class _Generator:
+    """Torch's default generator as its functions see it in a trace, where it never moves.
+
+    `torch.random.fork_rng` reads its state and sets it again: that passes where nothing was drawn.
+    """
+
+    def __init__(self, trace: Trace, generator: torch.Generator) -> None:
+        self._trace, self._generator = trace, generator
+        self._draws = trace.draws
+
+    def get_state(self) -> torch.Tensor:
+        self._draws = self._trace.draws
+        return self._generator.get_state()
+
+    def set_state(self, state: torch.Tensor) -> None:
+        if self._trace.is_tracing_thread() and self._draws != self._trace.draws:
+            raise UnsupportedTorchError(_SEEDED.format(what="set_rng_state, fork_rng"))
+        self._generator.set_state(state)
+
+    def manual_seed(self, seed: int) -> torch.Generator:
+        return self._seeded("torch.manual_seed") or self._generator.manual_seed(seed)
+
+    def seed(self) -> int:
+        return self._seeded("torch.seed") or self._generator.seed()
+
+    def _seeded(self, what: str) -> None:
+        if self._trace.is_tracing_thread():
+            raise UnsupportedTorchError(_SEEDED.format(what=what))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._generator, name)
+
+
+@contextmanager
+def refusing_seeds(trace: Trace) -> Generator[None]:
+    """Refuses to seed torch's generator in this block, by whatever name the function is called.
+
+    The generator itself is not compared: threads that load data seed it meanwhile.
+    """
+    generator = _Generator(trace, torch.default_generator)
+    with replaced({"torch's generator": generator, "torch's generator by name": generator}):
+        yield

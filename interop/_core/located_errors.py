@@ -42,6 +42,8 @@ def located(error: Exception, module: nn.Module, names: Mapping[int, str]) -> Ex
       An error of the same kind, to be raised `from None`. `jax_traceback_filtering="off"` (the
       environment's JAX_TRACEBACK_FILTERING=off) leaves every frame in it.
     """
+    if getattr(error, "located", False):
+        return error
     frames = _frames(error)
     text = str(error)
     if (

@@ -1,6 +1,7 @@
 """Parameters and buffers of a torch module: where each sits, under which names, as which array."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 from jaxsr.interop._core.dtypes import constant_to_numpy, to_jax_dtype
+from jaxsr.interop._core.shared_memory import refuse_shared_storage
 from jaxsr.interop.errors import UnsupportedTorchError
 
 
@@ -74,20 +76,27 @@ def find_slots(module: nn.Module) -> tuple[dict[str, Slot], dict[str, str], froz
             dtype=tensor.dtype,
             statistics=isinstance(owner, nn.modules.batchnorm._NormBase) and not is_parameter,
         )
-    _refuse_shared_storage(tensors)
+    refuse_shared_storage(tensors)
     return slots, aliases, frozenset(non_persistent)
 
 
-def _refuse_shared_storage(tensors: dict[str, torch.Tensor]) -> None:
-    """Two registered tensors that overlap in memory would drift apart as separate arrays."""
-    names: dict[int, str] = {}
-    for name, tensor in tensors.items():
-        if tensor.device.type == "meta" or tensor.numel() == 0 or tensor.layout != torch.strided:
-            continue
-        start = tensor.data_ptr()
-        if start in names:
-            raise UnsupportedTorchError(
-                f"{name} and {names[start]} are different tensors over the same memory; tie them "
-                "by assigning the same Parameter to both, or clone one"
-            )
-        names[start] = name
+def mentions(value: object, known: Mapping[int, object]) -> bool:
+    """Whether it is one of the known tensors, or a container of some."""
+    if isinstance(value, torch.Tensor):
+        return id(value) in known
+    if isinstance(value, (list, tuple)):
+        return any(mentions(v, known) for v in value)
+    if type(value) is dict:
+        return any(mentions(v, known) for v in value.values())
+    return False
+
+
+def replaced_mentions(value: Any, new: Mapping[int, torch.Tensor]) -> Any:
+    """The value with new tensors for those that it mentions, by their `id`."""
+    if isinstance(value, torch.Tensor):
+        return new.get(id(value), value)
+    if type(value) in (list, tuple):
+        return type(value)(replaced_mentions(v, new) for v in value)
+    if type(value) is dict:
+        return {k: replaced_mentions(v, new) for k, v in value.items()}
+    return value

@@ -12,6 +12,7 @@ inside their cell, and torch computes them. So `.item()`, `if mask.any():` and d
 work on constants.
 """
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,6 +30,8 @@ BACKWARD_IN_FORWARD = (
     "backward() inside forward; take the gradient with torch.autograd.grad(outputs, inputs), or "
     "return the loss and let the training step differentiate it"
 )
+
+_IN_ORDER = {"memory_format": torch.contiguous_format}
 
 
 @jax.custom_jvp
@@ -145,7 +148,7 @@ class Cell:
 class View:
     """How a view reads from its parent and writes back to it."""
 
-    __slots__ = ("detached", "dynamic", "parent", "read", "write")
+    __slots__ = ("__weakref__", "detached", "dynamic", "parent", "read", "write")
 
     def __init__(
         self,
@@ -173,6 +176,14 @@ class JaxTensor(torch.Tensor):
     """Which rows count, where a mask has selected them (`selections.py`)."""
     recipe: tuple[int, Any] | None
     """Its `Recipe`, and since which version of the cell."""
+    views: "list[weakref.ref[View]]"
+    """Those made of it."""
+    is_frozen: bool
+    """Whether `requires_grad_(False)` keeps gradients from a parameter."""
+    is_used: bool
+    """Whether an operator other than a view has read it while gradients were on."""
+    home: "JaxTensor | None"
+    """What it was before its `.data` was set to another tensor's memory."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]
 
@@ -194,7 +205,7 @@ class JaxTensor(torch.Tensor):
         self.view_of = view_of
         self.needs_grad = needs_grad
         self.cache = self.cell_const = self.recipe = self.selection = None
-        self.viewed = False
+        self.views, self.home, self.is_used, self.is_frozen = [], None, False, False
         return self
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -245,6 +256,10 @@ class JaxTensor(torch.Tensor):
 
     def array(self) -> jax.Array:
         """The current value."""
+        self.is_used |= torch.is_grad_enabled()
+        return self._array()
+
+    def _array(self) -> jax.Array:
         if self.selection is not None:
             raise UnsupportedTorchError(
                 "rows that a mask selects are returned, or used where their number counts, which "
@@ -254,11 +269,11 @@ class JaxTensor(torch.Tensor):
         if const is not None:
             return constant_to_jax(const)
         if self.view_of is None:
-            return self.cell.value
+            return stop_gradient(self.cell.value) if self.is_frozen else self.cell.value
         cache = self.cache
         if cache is not None and cache[0] == self.cell.version and Region.alive(cache[1]):
             return cache[2]
-        value = self.view_of.read(self.view_of.parent.array())
+        value = self.view_of.read(self.view_of.parent._array())
         self.cache = (self.cell.version, Region.current(), value)
         return value
 
@@ -296,8 +311,9 @@ class JaxTensor(torch.Tensor):
     def requires_grad_(self, requires_grad: bool = True) -> "JaxTensor":
         from jaxsr.interop._core.trace_context import make_leaf
 
-        if requires_grad and not self.needs_grad:
+        if requires_grad and not self.needs_grad and not self.is_frozen:
             make_leaf(self)
+        self.is_frozen = not requires_grad and (self.needs_grad or self.is_frozen)
         self.needs_grad = requires_grad
         return self
 
@@ -323,12 +339,55 @@ class JaxTensor(torch.Tensor):
                 f".data was set to shape {tuple(new.shape)} {new.dtype} on a tensor of shape "
                 f"{tuple(self.shape)} {self.dtype}; keep shape and dtype, or make a new tensor"
             )
-        place = (self.stride(), self.storage_offset())
-        same_memory = isinstance(new, JaxTensor) and new.cell is self.cell
-        if same_memory and (new.stride(), new.storage_offset()) == place:
+        from jaxsr.interop._core.trace_context import running_trace
+
+        trace = running_trace()
+        memory: JaxTensor = trace.as_jax_tensor(new)  # pyright: ignore[reportAssignmentType]
+        if memory.stride() != self.stride():  # a tensor keeps its own: this one sees a copy
+            memory = trace.run(torch.ops.aten.clone.default, memory, **_IN_ORDER)
+        place = (memory.cell, memory.stride(), memory.storage_offset())
+        if place == (self.cell, self.stride(), self.storage_offset()):
             return  # `module.to(dtype)` with the dtype that it has
-        with torch.no_grad():
-            self.copy_(new)
+        if self.needs_grad and self.is_used and torch.is_grad_enabled():
+            raise UnsupportedTorchError(
+                ".data of a trained tensor is set after a use, whose gradient torch would compute "
+                "with the new value; use torch.no_grad(), or torch.func.functional_call"
+            )
+        before = self.twin()
+        before.viewed_by(self.views)
+        self.views = []
+        home = before if self.home is None else self.home
+        if place == (home.cell, home.stride(), home.storage_offset()):
+            self.become(home)
+            self.home = None
+            home.viewed_by(self.views)
+            return
+        # From here on both see what is written into either; gradients go to this tensor's own.
+        old = before.array() if self.needs_grad else None
+        view = View(
+            memory,
+            lambda value: stop_gradient(value) if old is None else straight_through(old, value),
+            lambda value, new: straight_through(value, stop_gradient(new)),
+            detached=True,
+        )
+        memory.views.append(weakref.ref(view))  # pyright: ignore[reportArgumentType]
+        self.meta, self.cell, self.view_of = memory.meta, memory.cell, view
+        self.cell_const, self.recipe, self.cache = None, None, None
+        if old is None:
+            self.cell_const = memory.cell_const
+        self.home = home
+
+    @property
+    def is_moved(self) -> bool:
+        """Whether its `.data` is in the memory of another tensor."""
+        return self.home is not None
+
+    def viewed_by(self, views: "list[weakref.ref[View]]") -> None:
+        """Makes it the parent of views."""
+        for reference in views:
+            if (view := reference()) is not None:
+                view.parent = self
+        self.views = self.views + views
 
     def register_hook(self, hook: Callable) -> None:  # type: ignore[override]
         raise UnsupportedTorchError(

@@ -4,6 +4,7 @@
 Python.
 """
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -89,7 +90,7 @@ def _select(trace: Trace, parent: JaxTensor, dim: int, index: jax.Array) -> JaxT
     view.dynamic = True
     with plain_torch():
         meta = parent.meta.select(dim, 0)
-    parent.viewed = True
+    parent.views.append(weakref.ref(view))
     needs = parent.needs_grad and torch.is_grad_enabled() and is_differentiable(meta)
     return JaxTensor(meta, parent.cell, view, needs)
 

@@ -49,7 +49,7 @@ def _reshape_in_place(
 ) -> JaxTensor:
     """A new shape for the same tensor object: it becomes a view of what it was."""
     target = args[0]
-    if target.viewed:
+    if target.views:
         raise UnsupportedTorchError(
             f"{name_of(func)} on a tensor that has views; use the form without underscore"
         )

@@ -13,6 +13,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from jaxsr.checking.arguments import Arguments
+from jaxsr.checking.calls import compare_calls
 from jaxsr.checking.comparison import (
     ModeRows,
     TorchRuns,
@@ -140,8 +141,9 @@ class _Check:
         if not mode.computed:
             return
         rows.append(attempt("jit of apply", self._jit))
+        rows += self._calls(self.evaluated, mode, mode)
         if train:
-            rows += self._train(separate=speed_s > 0)
+            rows += self._train(mode, separate=speed_s > 0)
         if vmap:
             rows.append(attempt("vmap", self._vmap, required=False))
         if mesh > 1:
@@ -158,7 +160,7 @@ class _Check:
             self.gradients[torch_runs.train] = mode.gradient
         return mode
 
-    def _train(self, *, separate: bool) -> list[Row]:
+    def _train(self, evaluation: ModeRows, *, separate: bool) -> list[Row]:
         # What has a gradient in training alone, as forces with a graph, is tried again.
         differentiate = self.evaluated.differentiate or bool(self.evaluated.undifferentiable)
         try:
@@ -172,6 +174,8 @@ class _Check:
             detail = "torch computes the same bits as in evaluation"
             return [Row(name="train", status="skipped", detail=detail, required=False)]
         mode = self._compare(trained, prefix="train ", separate=separate)
+        if mode.computed:
+            mode.rows += self._calls(trained, mode, evaluation)
         draws = trained.single.draws
         if draws and mode.computed:
             outputs = (trained.single.outputs, self.evaluated.single.outputs)
@@ -180,6 +184,14 @@ class _Check:
                 attempt("random key", lambda: self._random_key(mode.forward, draws, is_seen))
             )
         return mode.rows
+
+    def _calls(self, torch_runs: TorchRuns, mode: ModeRows, evaluation: ModeRows) -> list[Row]:
+        """Further calls; and a seed of the module's own, which calls do not show."""
+        name = "train calls" if torch_runs.train else "calls"
+        if torch_runs.single.is_seeded:
+            detail = "the module seeds torch's generator, whose numbers JAX does not draw"
+            return [Row(name=name, status="differs", detail=detail)]
+        return [attempt(name, lambda: compare_calls(self.jax, torch_runs, mode, evaluation))]
 
     def _random_key(self, program: Program | None, draws: int, is_seen: bool) -> Row:
         """Whether a key decides. Behind weights of zero, as LoRA's, outputs show no draw."""

@@ -3,7 +3,8 @@
 The error of an array is its largest absolute difference from the float64 referee. Three things
 bound JAX's: `FACTOR` times torch's error; `FACTOR` times the noise, which is how far the referee
 moves when every weight and input is rounded once; and `FLOOR_ULPS` steps of float32 at the array's
-largest value, for arrays whose error in torch happens to be next to nothing.
+largest value, for arrays whose error in torch happens to be next to nothing. No error may exceed
+`MOST`, unless JAX gives what float32 torch gives.
 """
 
 import math
@@ -16,6 +17,8 @@ FACTOR = 8.0
 """JAX may be this many times further from float64 than torch is."""
 FLOOR_ULPS = 32.0
 """Steps of float32 at the array's largest value that are always allowed."""
+MOST = 2.0**-3
+"""Of an array's largest value: a larger error is a difference, however far torch is off."""
 ILL_CONDITIONED_ULPS = 4096.0
 """Where float32 torch is further from float64 than this, the computation amplifies rounding."""
 ULP = 2.0**-23
@@ -43,11 +46,14 @@ class ArrayError:
     """The referee's largest absolute value."""
     rounding: float = FLOOR_ULPS * ULP
     """What `error` may always be."""
+    apart: float = math.inf
+    """Largest difference of JAX from float32 torch, relative to `scale`."""
 
     @property
     def bound(self) -> float:
         """What `error` may be."""
-        return max(FACTOR * self.torch_error, FACTOR * self.noise, self.rounding)
+        allowed = max(FACTOR * self.torch_error, FACTOR * self.noise, self.rounding)
+        return min(allowed, max(MOST, self.rounding))
 
     @property
     def ratio(self) -> float:
@@ -56,7 +62,7 @@ class ArrayError:
 
     @property
     def ok(self) -> bool:
-        return self.error <= self.bound
+        return self.error <= self.bound or self.apart <= self.rounding
 
     @property
     def ulps(self) -> float:
@@ -92,7 +98,10 @@ def compare_arrays(
     for name, exact in reference.items():
         scale = max(scales[name], least) or 1.0
         jax_array, torch_array = jax_arrays.get(name), torch_arrays[name]
-        error = math.inf if jax_array is None else _distance(jax_array, exact, torch_array)
+        error = apart = math.inf
+        if jax_array is not None:
+            error = _distance(jax_array, exact, torch_array)
+            apart = _distance(jax_array, torch_array)
         errors.append(
             ArrayError(
                 name=name,
@@ -102,6 +111,7 @@ def compare_arrays(
                 noise=(noise or {}).get(name, 0.0) / scale,
                 scale=scale,
                 rounding=rounding,
+                apart=apart / scale,
             )
         )
     return errors

@@ -18,6 +18,7 @@ from jaxsr.checking.arguments import Arguments, named_leaves
 from jaxsr.interop.eager_control_flow import eager_control_flow
 from jaxsr.interop.host_arrays import to_numpy
 from jaxsr.interop.module_copy import copy_module
+from jaxsr.interop.python_state import Snapshot
 from jaxsr.interop.torch_draws import TorchDraws
 from jaxsr.interop.torch_evaluation import evaluated
 
@@ -39,6 +40,8 @@ class Run:
     """After the run, only those that floats or integers can be compared in."""
     draws: int = 0
     """Random draws that the run made."""
+    is_seeded: bool = False
+    """Whether the module seeds torch's generator before it draws."""
     differentiable: frozenset[str] = frozenset()
     """Outputs with a gradient."""
 
@@ -117,7 +120,20 @@ def _in_float64() -> Iterator[None]:
 
 def widened(module: nn.Module) -> nn.Module:
     """A copy of the module whose float32 state is float64."""
-    return copy_module(module)._apply(lambda t: t.to(_WIDE.get(t.dtype, t.dtype)))
+    twin = copy_module(module)
+    registered = [t for t in (*twin.parameters(), *twin.buffers()) if t.dtype in _WIDE]
+    # One storage for all that shared one; the old ones are kept, so that none gets their number.
+    wide: dict[int, tuple[torch.UntypedStorage, torch.Tensor]] = {}
+    for tensor in registered:
+        storage = tensor.untyped_storage()
+        flat = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage)
+        wide.setdefault(storage._cdata, (storage, flat.to(_WIDE[tensor.dtype])))
+    for tensor in (*registered, *Snapshot(twin).tensors):
+        number = tensor.untyped_storage()._cdata if tensor.dtype in _WIDE else None
+        if number in wide and tensor.grad_fn is None:
+            place = (tensor.shape, tensor.stride(), tensor.storage_offset())
+            tensor.data = wide[number][1].as_strided(*place)
+    return twin
 
 
 _HALF_STEP = 2.0**-24
@@ -168,6 +184,23 @@ def run_torch(
       device: torch's, where it runs.
     """
     module = (widened(module) if double else copy_module(module)).to(device).train(train)
+    return run_here(
+        module, arguments, double=double, key=key, differentiate=differentiate, method=method,
+        device=device,
+    )  # fmt: skip
+
+
+def run_here(
+    module: nn.Module,
+    arguments: Arguments,
+    *,
+    double: bool = False,
+    key: jax.Array | None = None,
+    differentiate: bool = False,
+    method: Callable | None = None,
+    device: str = "cpu",
+) -> Run:
+    """Runs the module itself, as it is; the options are those of `run_torch`."""
     tensors = {
         n: t.clone().to(device, _WIDE.get(t.dtype, t.dtype) if double else t.dtype)
         for n, t in arguments.tensors.items()
@@ -183,6 +216,7 @@ def run_torch(
     )
     draws = TorchDraws(key) if key is not None else None
     with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(torch.enable_grad() if differentiate else evaluated(module))
         stack.enter_context(eager_control_flow())
         if differentiate:
@@ -211,6 +245,7 @@ def run_torch(
         gradients=gradients,
         buffers={n: host_array(b) for n, b in module.named_buffers()},
         draws=draws.count if draws is not None else 0,
+        is_seeded=draws is not None and draws.is_seeded,
         differentiable=frozenset(graded),
     )
 

@@ -20,7 +20,6 @@
 import dataclasses
 import inspect
 import os
-from collections import ChainMap
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,8 +31,8 @@ from torch import Tensor, nn
 
 from jaxsr.errors import InputError, UserError
 from jaxsr.interop.hooks import holds_inputs
+from jaxsr.interop.python_state import Snapshot, kept_change
 from jaxsr.interop.train.objective import Objective, Phase, Player, checked_loss
-from jaxsr.models.python_state import changed_number, numbers_of
 from jaxsr.training.config import RunConfig
 from jaxsr.training.config_file import ConfigFile
 
@@ -310,20 +309,18 @@ def refusal(message: str) -> InputError:
 
 @contextmanager
 def refusing_state(task: Task, method: str) -> Generator[None]:
-    """Refuses a method that counts or keeps something in the task or in its file's globals.
+    """Refuses a method that counts or keeps something that it reaches in Python.
 
-    A number that changes, a list that grows, and a tensor that follows from the batch are state.
-    What is made once and kept, such as a kernel, is not.
+    What changes, a list that grows, and a tensor that follows from the batch are state. What is
+    made once and kept, such as a kernel, is not.
 
     Raises:
       InputError: as said, with what it changes.
     """
-    of_classes = [vars(kind) for kind in type(task).__mro__ if issubclass(kind, Task)]
-    attributes = ChainMap(vars(task), *map(dict, of_classes))
-    function = getattr(type(task), method)
-    before = numbers_of(attributes, function)
+    state = Snapshot(task)
     yield
-    changed = changed_number(before, numbers_of(attributes, function))
+    change = kept_change(state)
+    changed = None if change is None else change.path
     if changed is None:
         kept = (key for key, value in vars(task).items() if holds_inputs(value))
         changed = next((f"self.{key}" for key in kept), None)

@@ -88,8 +88,8 @@ def test_a_network_with_batch_norm_and_dropout_is_the_same():
     assert result.exit_status == 0
     names = [row.name for row in result.rows]
     assert names == [
-        "forward", "gradient", "buffers", "jit of apply", "train forward", "train gradient",
-        "train buffers", "random key", "vmap", "mesh of 2",
+        "forward", "gradient", "buffers", "jit of apply", "calls", "train forward",
+        "train gradient", "train buffers", "train calls", "random key", "vmap", "mesh of 2",
     ]  # fmt: skip
     assert {row.status for row in result.rows} == {"ok"}
     assert [speed.program for speed in result.speeds] == ["forward", "gradient"]

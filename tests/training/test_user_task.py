@@ -219,9 +219,11 @@ def test_weights_whose_metric_is_nan_give_way_to_others(folder, capfd):
         (["fit_task:OneArgument"], "OneArgument.loss takes other arguments than (self, network, b"),
         (["fit_task:Biggest"], "Biggest.best must be 'max' or 'min', got 'biggest'"),
         (["fit_task:Counts"], "Counts.loss changes self.calls, which a compiled step does once"),
-        (["fit_task:CountsInFile"], "CountsInFile.loss changes the global CALLS, which a"),
+        (["fit_task:CountsInFile"], "CountsInFile.loss changes global fit_task.CALLS, which a"),
         (["fit_task:CountsInClass"], "CountsInClass.loss changes self.calls, which a compiled"),
-        (["fit_task:KeepsList"], "KeepsList.loss changes the length of self.seen, which"),
+        (["fit_task:AnnealsInObject"], "AnnealsInObject.loss changes self.anneal.temperature, whi"),
+        (["fit_task:KeepsTuple"], "KeepsTuple.loss changes self.schedule['name'], which a"),
+        (["fit_task:KeepsList"], "KeepsList.loss changes self.seen["),
         (
             ["fit_task:ArrayInMetadata"],
             "ArrayInMetadata.metadata cannot be exported, got {'mean': ",

@@ -81,6 +81,30 @@ class CountsInClass(Fit):
         return F.mse_loss(network(batch["x"]), batch["y"]) * self.calls
 
 
+class Annealing:
+    def __init__(self):
+        self.temperature = 1.0
+
+    def __call__(self):
+        self.temperature *= 0.9
+        return self.temperature
+
+
+class AnnealsInObject(Fit):
+    def __init__(self, config):
+        super().__init__(config)
+        self.anneal, self.schedule = Annealing(), {"name": ("warm",)}
+
+    def loss(self, network, batch):
+        return F.mse_loss(network(batch["x"]), batch["y"]) * self.anneal()
+
+
+class KeepsTuple(AnnealsInObject):
+    def loss(self, network, batch):
+        self.schedule["name"] += ("warm",)
+        return F.mse_loss(network(batch["x"]), batch["y"]) * len(self.schedule["name"])
+
+
 class CallsBackward(Fit):
     def loss(self, network, batch):
         loss = F.mse_loss(network(batch["x"]), batch["y"])

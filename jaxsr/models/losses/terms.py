@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from jaxsr.errors import InputError
+from jaxsr.interop.python_state import Snapshot, kept_change
 from jaxsr.models.build import import_attribute
-from jaxsr.models.python_state import changed_number, numbers_of
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -37,12 +37,12 @@ class Term(NamedTuple):
             global.
         """
         assert self.function is not None
-        before = numbers_of({}, self.function)
+        state = Snapshot(self.function, self.name)
         value = self.function(prediction, target)
-        if (changed := changed_number(before, numbers_of({}, self.function))) is not None:
+        if (change := kept_change(state)) is not None:
             raise InputError(
-                f"the loss {self.name} changes {changed}, which a compiled step does once and a "
-                "resumed run begins anew; make the loss an nn.Module, and count in a buffer"
+                f"the loss {self.name} changes {change.path}, which a compiled step does once and "
+                "a resumed run begins anew; make the loss an nn.Module, and count in a buffer"
             )
         if not isinstance(value, Tensor) or value.ndim:
             is_tensor = isinstance(value, Tensor)

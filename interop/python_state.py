@@ -1,0 +1,453 @@
+"""Python state that code can reach: what it holds before a call and after it.
+
+A compiled function changes it once, when it is traced. Reachable are attributes, containers,
+generators of random numbers, iterators, NumPy arrays, the closures, defaults and attributes of
+functions, and, of code in users' own files, class attributes and those globals that the code names.
+Tensors are leaves here. The walk ends after `_LIMIT` objects.
+"""
+
+import collections
+import functools
+import inspect
+import sys
+import sysconfig
+import threading
+import types
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from jaxsr.interop.python_values import PLAIN, has_tensor, same, set_key, token_of, token_writer
+
+_LIMIT = 50_000
+"""Objects that are looked at."""
+_LONG = 1000
+"""Lists and dictionaries of more entries hold data: their length alone is looked at."""
+
+_HERE = Path(__file__)
+_PACKAGES = tuple(f"{p}/" for p in (_HERE.parents[1], _HERE.resolve().parent))
+"""`jaxsr`, and `interop`, which the repository links into it."""
+_STANDARD_LIBRARY = f"{sysconfig.get_paths()['stdlib']}/"
+_LEAVES = (
+    type(None), bool, int, float, complex, str, bytes, range, slice, torch.Tensor, torch.dtype,
+    torch.device, torch.Size, np.dtype, np.generic, types.BuiltinFunctionType, property,
+)  # fmt: skip
+_OPAQUE = (
+    "jax", "jaxlib", "flax", "optax", "logging", "threading", "_thread", "weakref", "_weakref",
+    "re", "typing", "pathlib", "enum", "ast", "inspect", "ctypes", "concurrent", "multiprocessing",
+    "asyncio", "abc", "_abc", "warnings", "contextvars", "_contextvars", "io", "_io", "numpy",
+    "importlib", "torch",
+)  # fmt: skip
+"""Packages whose objects keep nothing that a module's code would read."""
+_REGISTERED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training")
+"""Attributes of a module that torch itself manages."""
+_MISSING = object()
+
+
+class Change(NamedTuple):
+    """What is not as it was."""
+
+    path: str
+    """`self.schedule['step']`, `global my_file.COUNT`."""
+    before: Any
+    after: Any
+    owner: object
+    """Holds it."""
+    key: Any
+    is_new: bool
+    """Whether there was nothing before: an entry of a cache."""
+
+    @property
+    def shows_values(self) -> bool:
+        """Whether before and after are values, not the digest of an object."""
+        return self.key != ""
+
+    @property
+    def is_growth(self) -> bool:
+        """Whether it is a new element of a list."""
+        return self.is_new and isinstance(self.owner, (list, collections.deque))
+
+    @property
+    def holds_tensors(self) -> bool:
+        """Whether it is a tensor, or a container of some, before or after."""
+        return has_tensor(self.before) or has_tensor(self.after)
+
+
+class _Holder(NamedTuple):
+    path: str
+    owner: Any
+    read: Callable[[], dict]
+    write: Callable[[dict], None] | None
+    label: Callable[[Any], str]
+    before: dict
+    is_shared: bool
+    """Whether a copy of the module has the very same: closures, classes and globals."""
+
+
+class Snapshot:
+    """What is reachable from an object, as it is now.
+
+    Args:
+      root: where the walk begins.
+      name: of the root in paths.
+      functions: further ones, whose globals and closures are looked at.
+    """
+
+    def __init__(self, root: object, name: str = "self", functions: Iterable[Any] = ()) -> None:
+        self._holders: list[_Holder] = []
+        self._seen: dict[Any, object] = {}
+        self._pending = collections.deque[tuple[Any, str, bool]]([(root, name, False)])
+        self._pending.extend((function, f"{name}()", False) for function in functions)
+        self._is_shared = False
+        self.tensors: list[torch.Tensor] = []
+        """All that were met, parameters and buffers among them."""
+        self.arrays: list[np.ndarray] = []
+        self._caches: list[tuple[functools._lru_cache_wrapper, int]] = []
+        while self._pending and len(self._seen) < _LIMIT:
+            value, path, shared = self._pending.popleft()
+            self._is_shared = shared or isinstance(value, (type, types.FunctionType))
+            if isinstance(value, torch.Tensor):
+                self.tensors.append(value)
+            elif not isinstance(value, _LEAVES) and id(value) not in self._seen:
+                if isinstance(value, np.ndarray):
+                    self.arrays.append(value)
+                self._seen[id(value)] = value  # kept, so that no other object gets its id
+                self._visit(value, path)
+
+    def changes(self) -> list[Change]:
+        """What differs now, new entries last."""
+        found: list[Change] = []
+        for holder in self._holders:
+            after = holder.read()
+            for key, value in holder.before.items():
+                now = after.get(key, _MISSING)
+                if now is _MISSING or not same(value, now):
+                    now = None if now is _MISSING else now
+                    found.append(
+                        Change(holder.label(key), value, now, holder.owner, key, is_new=False)
+                    )
+            for key in after.keys() - holder.before.keys():
+                # `self.count += 1` reads a class attribute and writes one of the object.
+                before = _of_class(holder.owner, key)
+                if before is _MISSING or not same(before, after[key]):
+                    is_new = before is _MISSING
+                    before = None if is_new else before
+                    label = holder.label(key)
+                    found.append(Change(label, before, after[key], holder.owner, key, is_new))
+        return sorted(found, key=lambda change: change.is_new)
+
+    def restore(self, *, shared: bool = False) -> None:
+        """Puts back what it was, where that is possible.
+
+        Args:
+          shared: also what lies outside the object and its copies. Otherwise only tensors are taken
+            out of there, and lists stay, which someone may look at.
+        """
+        for cache, size in self._caches:
+            if cache.cache_info().currsize != size:  # it may hold tensors of the trace
+                cache.cache_clear()
+        for holder in self._holders:
+            if holder.write is None:
+                continue
+            now, before = holder.read(), holder.before
+            changed = [k for k in now.keys() | before.keys() if now.get(k) is not before.get(k)]
+            if holder.is_shared and not shared:
+                kept = isinstance(holder.owner, (list, collections.deque))
+                changed = [k for k in changed if has_tensor(now.get(k)) and not kept]
+            if changed:
+                holder.write(before)
+
+    # ---- what holds what
+
+    def _hold(
+        self,
+        path: str,
+        owner: Any,
+        read: Callable[[], dict],
+        write: Callable[[dict], None] | None,
+        label: Callable[[Any], str],
+    ) -> None:
+        before = read()
+        self._holders.append(_Holder(path, owner, read, write, label, before, self._is_shared))
+        for key, value in before.items():
+            if not isinstance(value, PLAIN):
+                self._reach((value, label(key)))
+
+    def _reach(self, *found: tuple[Any, str]) -> None:
+        """Looks at these later."""
+        self._pending.extend((value, path, self._is_shared) for value, path in found)
+
+    def _visit(self, value: Any, path: str) -> None:
+        if isinstance(value, nn.Module):
+            self._visit_module(value, path)
+        elif isinstance(value, types.FunctionType):
+            self._visit_function(value, path)
+        elif isinstance(value, types.MethodType):
+            self._reach(*[(value.__self__, path), (value.__func__, path)])
+        elif isinstance(value, functools.partial):
+            self._reach(*[(value.func, path), (value.args, path), (value.keywords, path)])
+        elif isinstance(value, type):
+            self._visit_class(value, path)
+        elif isinstance(value, types.CellType):
+            self._hold(path, value, lambda: _cell(value), _write_cell(value), lambda _: path)
+        elif isinstance(value, (tuple, frozenset)):
+            self._reach(*[(part, f"{path}[{i}]") for i, part in enumerate(value)])
+            self._visit_attributes(value, path)
+        elif isinstance(value, (dict, list, set, collections.deque)):
+            self._visit_container(value, path)
+        elif (token := token_of(value)) is not None:
+            self._hold(path, value, lambda: {"": token()}, token_writer(value), lambda _: path)
+        elif isinstance(value, functools._lru_cache_wrapper):
+            self._caches.append((value, value.cache_info().currsize))
+            self._reach((value.__wrapped__, path))
+        elif isinstance(value, threading.local):
+            self._visit_attributes(value, path)
+        elif isinstance(value, types.ModuleType):
+            pass  # of which the names in code are looked at
+        elif type(value).__module__.partition(".")[0] not in _OPAQUE:
+            self._visit_attributes(value, path)
+
+    def _visit_module(self, module: nn.Module, path: str) -> None:
+        attributes = vars(module)
+
+        def read() -> dict:
+            return {k: v for k, v in attributes.items() if k not in _REGISTERED}
+
+        def write(before: dict) -> None:
+            kept = {k: attributes[k] for k in _REGISTERED if k in attributes}
+            attributes.clear()
+            attributes.update({**kept, **before})
+
+        self._hold(path, module, read, write, lambda key: f"{path}.{key}")
+        children = module._modules
+
+        def write_children(before: dict) -> None:
+            children.clear()
+            children.update(before)
+
+        self._hold(
+            path, children, lambda: dict(children), write_children, lambda key: f"{path}.{key}"
+        )
+        self._reach(
+            *[
+                (tensor, f"{path}.{name}")
+                for table in (module._parameters, module._buffers)
+                for name, tensor in table.items()
+            ]
+        )
+        self._reach((type(module), type(module).__name__))
+
+    def _visit_attributes(self, value: Any, path: str) -> None:
+        """The attributes of any object, and its class."""
+        attributes = getattr(value, "__dict__", None)
+        if isinstance(attributes, dict):
+
+            def write(before: dict) -> None:
+                attributes.clear()
+                attributes.update(before)
+
+            self._hold(path, value, lambda: dict(attributes), write, lambda key: f"{path}.{key}")
+        names = [n for kind in type(value).__mro__ for n in _slots_of(kind)]
+        if names:
+
+            def read_slots() -> dict:
+                return {n: getattr(value, n) for n in names if hasattr(value, n)}
+
+            def write_slots(before: dict) -> None:
+                for name, part in before.items():
+                    object.__setattr__(value, name, part)
+
+            self._hold(path, value, read_slots, write_slots, lambda key: f"{path}.{key}")
+        self._reach((type(value), type(value).__name__))
+
+    def _visit_container(self, value: Any, path: str) -> None:
+        if len(value) > _LONG:
+            self._hold(path, value, lambda: {"length": len(value)}, None, lambda _: f"len({path})")
+        elif isinstance(value, dict):
+
+            def write_dict(before: dict) -> None:
+                value.clear()
+                value.update(before)
+
+            self._hold(
+                path, value, lambda: dict(value.items()), write_dict, lambda key: f"{path}[{key!r}]"
+            )
+        elif isinstance(value, set):
+
+            def write_set(before: dict) -> None:
+                value.clear()
+                value.update(before.values())
+
+            self._hold(
+                path, value, lambda: {set_key(v): v for v in value}, write_set, lambda _: path
+            )
+        else:
+
+            def write_list(before: dict) -> None:
+                value.clear()
+                value.extend(before.values())
+
+            self._hold(
+                path,
+                value,
+                lambda: dict(enumerate(value)),
+                write_list,
+                lambda key: f"{path}[{key}]",
+            )
+        if type(value).__module__ not in ("builtins", "collections"):
+            self._visit_attributes(value, path)
+
+    def _visit_function(self, function: types.FunctionType, path: str) -> None:
+        names = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        for name, cell in names.items():
+            self._reach((cell, f"{name} in the closure of {function.__qualname__}"))
+        defaults = f"a default argument of {function.__qualname__}"
+        self._reach(*[(function.__defaults__, defaults), (function.__kwdefaults__, defaults)])
+        attributes = function.__dict__
+
+        def write(before: dict) -> None:
+            attributes.clear()
+            attributes.update(before)
+
+        self._hold(
+            path,
+            function,
+            lambda: dict(attributes),
+            write,
+            lambda key: f"{function.__qualname__}.{key}",
+        )
+        if _is_users_file(function.__code__.co_filename):
+            self._visit_names(function.__globals__, _names_of(function.__code__))
+
+    def _visit_names(self, space: dict, names: frozenset[str]) -> None:
+        """The globals that code names, of its own file and of users' files that it imports."""
+        module = space.get("__name__", "")
+        for name in sorted(names):
+            value = space.get(name, _MISSING)
+            if value is _MISSING or (id(space), name) in self._seen:
+                continue
+            self._seen[id(space), name] = space
+            if isinstance(value, types.ModuleType):
+                if _is_users_file(getattr(value, "__file__", None) or ""):
+                    self._visit_names(vars(value), names)
+                continue
+
+            def read(name: str = name) -> dict:
+                return {name: space[name]} if name in space else {}
+
+            self._hold(module, space, read, space.update, lambda key: f"global {module}.{key}")
+
+    def _visit_class(self, kind: type, path: str) -> None:
+        del path
+        for base in kind.__mro__:
+            if base in (object, nn.Module) or (id(base) in self._seen and base is not kind):
+                continue
+            self._seen[id(base)] = base
+            file = getattr(sys.modules.get(base.__module__), "__file__", None)
+            if base.__module__ == "builtins" or not _is_users_file(file or ""):
+                continue
+
+            def read(base: type = base) -> dict:
+                return {k: v for k, v in vars(base).items() if _is_attribute(k, v)}
+
+            def write(before: dict, base: type = base, read: Callable = read) -> None:
+                for name in read().keys() - before.keys():
+                    delattr(base, name)
+                for name, value in before.items():
+                    if vars(base).get(name) is not value:
+                        setattr(base, name, value)
+
+            name = base.__qualname__
+            self._hold(name, base, read, write, lambda key, name=name: f"{name}.{key}")
+            for key, member in vars(base).items():
+                for function in _functions_in(member):
+                    self._reach((function, f"{name}.{key}"))
+
+
+def kept_change(state: Snapshot) -> Change | None:
+    """The first change that the next call would see; what is new may be a cache."""
+    for change in state.changes():
+        if change.is_growth or not (change.is_new or change.holds_tensors):
+            return change
+    return None
+
+
+def lengthen(changes: Iterable[Change]) -> None:
+    """Makes the lists that have grown as long as after very many calls."""
+    for change in changes:
+        if change.is_growth:
+            change.owner.extend([change.after] * _LONG)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _of_class(owner: object, key: Any) -> Any:
+    """The class attribute that an object's attribute hides."""
+    if not isinstance(key, str) or isinstance(owner, (dict, list, set, type)):
+        return _MISSING
+    value = inspect.getattr_static(type(owner), key, _MISSING)
+    return _MISSING if value is None or hasattr(value, "__get__") else value
+
+
+def _cell(cell: types.CellType) -> dict:
+    try:
+        return {"value": cell.cell_contents}
+    except ValueError:  # not assigned yet
+        return {}
+
+
+def _write_cell(cell: types.CellType) -> Callable[[dict], None]:
+    def write(before: dict) -> None:
+        if before:
+            cell.cell_contents = before["value"]
+        else:
+            del cell.cell_contents
+
+    return write
+
+
+# ---- code
+
+
+@functools.cache
+def _is_users_file(file: str) -> bool:
+    """Whether it is neither of Python, nor of an installed library, nor of this package."""
+    if not file:
+        return True  # of an interactive session
+    installed = "site-packages" in file or "dist-packages" in file
+    return not (installed or file.startswith(("<frozen", _STANDARD_LIBRARY, *_PACKAGES)))
+
+
+@functools.cache
+def _names_of(code: types.CodeType) -> frozenset[str]:
+    inner = (part for part in code.co_consts if isinstance(part, types.CodeType))
+    return frozenset(code.co_names).union(*(_names_of(part) for part in inner))
+
+
+def _is_attribute(name: str, value: Any) -> bool:
+    """Whether an entry of a class is a value, not a method or one of Python's own."""
+    own = name.startswith("__") or name in ("_abc_impl", "_parameters", "_buffers", "_modules")
+    return not own and not any(True for _ in _functions_in(value)) and not hasattr(value, "__get__")
+
+
+def _functions_in(member: Any) -> Iterator[Any]:
+    if isinstance(member, (staticmethod, classmethod)):
+        yield member.__func__
+    elif isinstance(member, property):
+        yield from (f for f in (member.fget, member.fset) if f is not None)
+    elif isinstance(member, functools.cached_property):
+        yield member.func
+    elif isinstance(member, types.FunctionType):
+        yield member
+
+
+def _slots_of(kind: type) -> tuple[str, ...]:
+    slots = kind.__dict__.get("__slots__", ())
+    names = (slots,) if isinstance(slots, str) else tuple(slots)
+    return tuple(
+        f"_{kind.__name__.lstrip('_')}{n}" if n.startswith("__") and not n.endswith("__") else n
+        for n in names
+        if n not in ("__dict__", "__weakref__")
+    )

@@ -1,0 +1,153 @@
+"""Values of Python: whether two are the same, and what shows that an object has changed inside."""
+
+import collections
+import itertools
+import operator
+import random
+import types
+import warnings
+import weakref
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+PLAIN = (type(None), bool, int, float, complex, str, bytes, range, slice, np.generic)
+_SAMPLE = 1 << 16
+"""Bytes of an array that are compared, evenly spread over a larger one."""
+_LONG = 1000
+
+
+def same(first: Any, second: Any, depth: int = 5) -> bool:
+    """Whether two values are the same object, or equal plain data."""
+    if first is second:
+        return True
+    if type(first) is not type(second) or depth == 0:
+        return False
+    if isinstance(first, PLAIN):
+        return bool(first == second) or bool(first != first and second != second)  # noqa: PLR0124
+    if isinstance(first, weakref.ReferenceType):
+        return True  # nn.LSTM makes these anew
+    if isinstance(first, types.MethodType):
+        return first.__func__ is second.__func__ and first.__self__ is second.__self__
+    if isinstance(first, np.ndarray):
+        return _digest(first) == _digest(second)
+    if isinstance(first, (list, tuple, collections.deque)):
+        return len(first) == len(second) and all(
+            same(a, b, depth - 1) for a, b in zip(first, second, strict=True)
+        )
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(
+            same(v, second[k], depth - 1) for k, v in first.items()
+        )
+    if isinstance(first, (set, frozenset)):
+        return {set_key(v) for v in first} == {set_key(v) for v in second}
+    if isinstance(first, (torch.dtype, torch.device, np.dtype)):
+        return first == second
+    attributes = getattr(first, "__dict__", None)
+    opaque = isinstance(first, (torch.Tensor, nn.Module, type, types.FunctionType))
+    if isinstance(attributes, dict) and attributes and not opaque:
+        return same(attributes, second.__dict__, depth - 1)
+    return False
+
+
+def has_tensor(value: Any, depth: int = 4) -> bool:
+    """Whether it is a tensor, or holds one in containers or attributes."""
+    if isinstance(value, torch.Tensor):
+        return True
+    if depth and isinstance(value, (list, tuple, set, frozenset, collections.deque)):
+        return any(has_tensor(v, depth - 1) for v in value)
+    if depth and isinstance(value, dict):
+        return any(has_tensor(v, depth - 1) for v in value.values())
+    attributes = getattr(value, "__dict__", None)
+    if depth and isinstance(attributes, dict) and not isinstance(value, (type, nn.Module)):
+        return any(has_tensor(v, depth - 1) for v in attributes.values())
+    return False
+
+
+def set_key(value: Any) -> Any:
+    """What stands for an element of a set."""
+    return value if isinstance(value, (PLAIN, tuple)) else id(value)
+
+
+def _digest(array: np.ndarray) -> tuple:
+    flat = array.reshape(-1)
+    step = max(1, flat.nbytes // _SAMPLE)
+    content = repr(flat[::step].tolist()) if array.dtype.hasobject else flat[::step].tobytes()
+    content = content.encode() if isinstance(content, str) else content
+    return (array.shape, array.dtype.str, zlib.crc32(content))
+
+
+def token_of(value: Any) -> Callable[[], object] | None:
+    """Reads what changes in an object of the standard library or NumPy without attributes."""
+    if isinstance(value, np.ndarray):
+        return lambda: _digest(value)
+    if isinstance(value, (np.random.Generator, np.random.RandomState)):
+        bits = value.bit_generator if isinstance(value, np.random.Generator) else value
+        state = (lambda: bits.state) if hasattr(bits, "state") else value.get_state
+        return lambda: repr(state())
+    if isinstance(value, np.random.BitGenerator):
+        return lambda: repr(value.state)
+    if isinstance(value, random.Random):
+        return lambda: hash(value.getstate())
+    if isinstance(value, torch.Generator):
+        return lambda: zlib.crc32(value.get_state().numpy().tobytes())
+    if isinstance(value, (itertools.count, itertools.repeat)):
+        return lambda: repr(value)
+    if isinstance(value, types.GeneratorType):
+        return lambda: _of_frame(value)
+    if isinstance(value, (bytearray, memoryview)) or type(value).__module__ == "array":
+        return lambda: zlib.crc32(bytes(value))
+    if isinstance(value, Iterator) and type(value).__module__ in (
+        "builtins",
+        "itertools",
+        "_collections",
+    ):
+        return lambda: _of_iterator(value)
+    return None
+
+
+def _of_frame(generator: types.GeneratorType) -> object:
+    frame = generator.gi_frame
+    if frame is None:
+        return None
+    numbers = {k: repr(v) for k, v in frame.f_locals.items() if isinstance(v, PLAIN)}
+    return (frame.f_lasti, repr(sorted(numbers.items())), operator.length_hint(generator, 0))
+
+
+def _of_iterator(value: Any) -> object:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            parts = value.__reduce__()
+        except (TypeError, AttributeError):
+            return operator.length_hint(value, 0)
+    # A cycle keeps what it has left in an iterator of its own.
+    parts = [p.__reduce__()[2:] if isinstance(p, Iterator) else p for p in _flat(parts)]
+    return repr([p for p in parts if isinstance(p, (*PLAIN, tuple))])
+
+
+def _flat(parts: Any) -> list:
+    if isinstance(parts, (tuple, list)):
+        return [p for part in parts for p in _flat(part)][:_LONG]
+    return [parts]
+
+
+def token_writer(value: Any) -> Callable[[dict], None] | None:
+    """Puts an object back to what it is now; None where that is not possible."""
+    if isinstance(value, np.ndarray) and value.nbytes <= _SAMPLE and value.flags.writeable:
+        copy = value.copy()
+        return lambda before: np.copyto(value, copy)
+    if isinstance(value, np.random.Generator):
+        state = value.bit_generator.state
+        return lambda before: setattr(value.bit_generator, "state", state)
+    if isinstance(value, np.random.RandomState):
+        legacy = value.get_state()
+        return lambda before: value.set_state(legacy)
+    if isinstance(value, random.Random):
+        python = value.getstate()
+        return lambda before: value.setstate(python)
+    return None

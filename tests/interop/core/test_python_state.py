@@ -1,0 +1,401 @@
+"""State that modules keep in Python: refused with its path, unless it is a cache."""
+
+import collections
+import dataclasses
+import functools
+import itertools
+import random
+import threading
+import types
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from jaxsr.interop import UnsupportedTorchError, to_jax
+
+X = np.random.default_rng(0).standard_normal((2, 4)).astype(np.float32)
+COUNT = 0
+TABLE: dict[str, Any] = {"n": 0}
+LOG: list[Any] = []
+CACHE: dict[Any, Any] = {}
+
+
+class Counter:
+    steps: ClassVar[int] = 0
+
+    def __init__(self) -> None:
+        self.n = 0
+        self.hidden: Any = None
+
+    def step(self) -> int:
+        self.n += 1
+        return self.n
+
+
+@dataclasses.dataclass
+class Progress:
+    step: int = 0
+
+
+class Slotted:
+    __slots__ = ("n",)
+
+    def __init__(self) -> None:
+        self.n = 0
+
+
+OBJECT, SLOTTED = Counter(), Slotted()
+THREAD = threading.local()
+NUMBERS = (float(i) for i in range(1000))
+
+
+class Net(nn.Module):
+    calls = 0
+
+    def __init__(self, code: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.code = code
+        self.schedule: dict[Any, Any] = {"step": 0}
+        self.seen: list[Any] = []
+        self.nested = [{"n": 0}]
+        self.text, self.pair, self.stage = "a", (0,), None
+        self.object, self.space = Counter(), types.SimpleNamespace(n=0)
+        self.counter, self.missing = collections.Counter(), collections.defaultdict(int)
+        self.queue, self.set = collections.deque([1.0, 2.0, 3.0]), set[int]()
+        self.count, self.cycle, self.items = (
+            itertools.count(),
+            itertools.cycle([1.0, 2.0]),
+            iter([1, 2]),
+        )
+        self.array, self.rng, self.python_rng = (
+            np.zeros(1),
+            np.random.default_rng(0),
+            random.Random(0),
+        )
+        self.bound, self.part = Counter().step, functools.partial(Counter().step)
+        self.layers, self.progress = nn.ModuleList(), Progress()
+        number = 0
+
+        def nonlocal_count() -> int:
+            nonlocal number
+            number += 1
+            return number
+
+        self.nonlocal_count = nonlocal_count
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.code(self, x)
+
+
+def dictionary(s: Any, x: Any) -> Any:
+    s.schedule["step"] += 1
+    return x * s.schedule["step"]
+
+
+def nested(s: Any, x: Any) -> Any:
+    s.nested[0]["n"] += 1
+    return x * s.nested[0]["n"]
+
+
+def growing(s: Any, x: Any) -> Any:
+    s.seen.append(1)
+    return x * len(s.seen)
+
+
+def growing_late(s: Any, x: Any) -> Any:
+    s.seen.append(1)
+    return x * (2 if len(s.seen) > 3 else 1)
+
+
+def text(s: Any, x: Any) -> Any:
+    s.text += "a"
+    return x * len(s.text)
+
+
+def toggle(s: Any, x: Any) -> Any:
+    s.text = "b" if s.text == "a" else "a"
+    return x * (2 if s.text == "a" else 1)
+
+
+def pair(s: Any, x: Any) -> Any:
+    s.pair = (s.pair[0] + 1,)
+    return x * s.pair[0]
+
+
+def counter(s: Any, x: Any) -> Any:
+    s.counter["k"] += 1
+    s.missing["k"] += 1
+    return x * s.counter["k"]
+
+
+def queue(s: Any, x: Any) -> Any:
+    s.queue.rotate(1)
+    return x * s.queue[0]
+
+
+def elements(s: Any, x: Any) -> Any:
+    s.set.add(len(s.set))
+    return x * len(s.set)
+
+
+def array(s: Any, x: Any) -> Any:
+    s.array += 1
+    return x * float(s.array[0])
+
+
+def space(s: Any, x: Any) -> Any:
+    s.space.n += 1
+    return x * s.space.n
+
+
+def slots(s: Any, x: Any) -> Any:
+    SLOTTED.n += 1
+    return x * SLOTTED.n
+
+
+def class_attribute(s: Any, x: Any) -> Any:
+    type(s).calls += 1
+    return x * type(s).calls
+
+
+def other_class(s: Any, x: Any) -> Any:
+    Counter.steps += 1
+    return x * Counter.steps
+
+
+def hidden_class_attribute(s: Any, x: Any) -> Any:
+    s.object.steps = s.object.steps + 1
+    return x * s.object.steps
+
+
+def global_number(s: Any, x: Any) -> Any:
+    global COUNT  # noqa: PLW0603
+    COUNT += 1
+    return x * COUNT
+
+
+def global_table(s: Any, x: Any) -> Any:
+    TABLE["n"] += 1
+    return x * TABLE["n"]
+
+
+def global_list(s: Any, x: Any) -> Any:
+    LOG.append(1)
+    return x * len(LOG)
+
+
+def default(s: Any, x: Any, count: list[int] = [0]) -> Any:  # noqa: B006
+    count[0] += 1
+    return x * count[0]
+
+
+def function_attribute(s: Any, x: Any) -> Any:
+    function_attribute.n = getattr(function_attribute, "n", 0) + 1
+    return x * function_attribute.n
+
+
+def once(s: Any, x: Any) -> Any:
+    if s.stage is None:
+        s.stage = "done"
+        return x * 2
+    return x
+
+
+def once_in_dictionary(s: Any, x: Any) -> Any:
+    if "k" not in s.schedule:
+        s.schedule["k"] = True
+        return x * 2
+    return x
+
+
+def tensor_in_object(s: Any, x: Any) -> Any:
+    y = x if s.object.hidden is None else x + s.object.hidden
+    s.object.hidden = x.mean()
+    return y
+
+
+def tensor_in_global(s: Any, x: Any) -> Any:
+    y = x + TABLE.get("hidden", 0)
+    TABLE["hidden"] = x.mean()
+    return y
+
+
+def deleted(s: Any, x: Any) -> Any:
+    if hasattr(s, "extra"):
+        del s.extra
+        return x
+    s.extra = "z"
+    return x * 2
+
+
+def per_thread(s: Any, x: Any) -> Any:
+    THREAD.n = getattr(THREAD, "n", 0) + 1
+    return x * THREAD.n
+
+
+def submodules(s: Any, x: Any) -> Any:
+    s.layers.append(nn.Identity())
+    return x * len(s.layers)
+
+
+def exhausted(s: Any, x: Any) -> Any:
+    return x * s.queue.pop()
+
+
+def replaced_dataclass(s: Any, x: Any) -> Any:
+    s.progress = dataclasses.replace(s.progress, step=s.progress.step + 1)
+    return x * s.progress.step
+
+
+STATE: dict[str, tuple[Callable, str]] = {
+    "dictionary": (dictionary, r"self\.schedule\['step'\]"),
+    "nested": (nested, r"self\.nested\[0\]\['n'\]"),
+    "growing list": (growing, r"self\.seen\[0\]"),
+    "growing list, read late": (growing_late, r"self\.seen\[0\]"),
+    "string": (text, r"self\.text` from 'a' to 'aa'"),
+    "toggle": (toggle, r"self\.text"),
+    "tuple": (pair, r"self\.pair"),
+    "Counter": (counter, r"self\.counter\['k'\]"),
+    "deque": (queue, r"self\.queue\[0\]"),
+    "set": (elements, r"self\.set"),
+    "NumPy array": (array, r"self\.array"),
+    "namespace": (space, r"self\.space\.n"),
+    "slots": (slots, r"SLOTTED\.n"),
+    "object": (lambda s, x: x * s.object.step(), r"self\.object\.n"),
+    "object in a global": (lambda s, x: x * OBJECT.step(), r"global .*\.OBJECT\.n"),
+    "bound method": (lambda s, x: x * s.bound(), r"self\.bound\.n"),
+    "partial": (lambda s, x: x * s.part(), r"self\.part\.n"),
+    "count": (lambda s, x: x * next(s.count), r"self\.count"),
+    "cycle": (lambda s, x: x * next(s.cycle), r"self\.cycle"),
+    "iterator": (lambda s, x: x * next(s.items), r"self\.items"),
+    "generator": (lambda s, x: x * next(NUMBERS), r"NUMBERS"),
+    "NumPy generator": (lambda s, x: x * float(s.rng.random()), r"self\.rng"),
+    "Python generator": (lambda s, x: x * s.python_rng.random(), r"self\.python_rng"),
+    "global generator": (lambda s, x: x * random.random(), "draws from random"),
+    "NumPy's global generator": (lambda s, x: x * float(np.random.rand()), r"from numpy\.random"),
+    "closure": (lambda s, x: x * s.nonlocal_count(), r"number in the closure of "),
+    "class attribute": (class_attribute, r"Net\.calls"),
+    "another class": (other_class, r"Counter\.steps"),
+    "class attribute by an object": (hidden_class_attribute, r"self\.object\.steps"),
+    "global number": (global_number, r"global .*\.COUNT"),
+    "global table": (global_table, r"global .*\.TABLE\['n'\]"),
+    "global list": (global_list, r"global .*\.LOG\["),
+    "default argument": (default, r"a default argument of default"),
+    "function attribute": (function_attribute, r"function_attribute\.n"),
+    "first call": (once, r"self\.stage"),
+    "first call in a dictionary": (once_in_dictionary, r"self\.schedule\['k'\]"),
+    "tensor in an object": (tensor_in_object, r"self\.object\.hidden"),
+    "tensor in a global": (tensor_in_global, r"TABLE\['hidden'\]"),
+    "thread": (per_thread, r"THREAD\.n"),
+    "submodules": (submodules, r"self\.layers\.1"),
+    "deque that empties": (exhausted, r"self\.queue\["),
+    "dataclass": (replaced_dataclass, r"self\.progress"),
+    "deleted attribute": (deleted, r"self\.extra"),
+}
+
+
+@pytest.mark.parametrize("name", STATE)
+def test_state_is_refused_with_its_path(name):
+    code, path = STATE[name]
+    jm = to_jax(Net(code))
+    with pytest.raises(UnsupportedTorchError, match=path):
+        jax.eval_shape(lambda x: jm.apply(jm.params, jm.buffers, x)[0], X)
+
+
+def table_in_global(s: Any, x: Any) -> Any:
+    key = tuple(x.shape)
+    if key not in CACHE:
+        CACHE[key] = torch.arange(float(x.shape[-1]))
+    return x * CACHE[key]
+
+
+def table_by_shape(s: Any, x: Any) -> Any:
+    if s.stage != x.shape:
+        s.table, s.stage = torch.arange(float(x.shape[-1])), x.shape
+    return x * s.table
+
+
+@functools.lru_cache
+def width(n: int) -> int:
+    return n * 2
+
+
+def numbers_by_shape(s: Any, x: Any) -> Any:
+    if x.shape not in s.schedule:
+        s.schedule[x.shape] = (1, x.shape[-1])
+    return x * s.schedule[x.shape][1]
+
+
+def written_first(s: Any, x: Any) -> Any:
+    s.object.hidden = x * 2
+    return s.object.hidden + 1
+
+
+def log(s: Any, x: Any) -> Any:
+    s.seen.append(tuple(x.shape))
+    return x
+
+
+def refilled(s: Any, x: Any) -> Any:
+    s.seen.clear()
+    s.seen += [2, 3]
+    return x * sum(s.seen)
+
+
+def new_object(s: Any, x: Any) -> Any:
+    s.object = Counter()
+    return x * s.object.step()
+
+
+def lazily_made(s: Any, x: Any) -> Any:
+    if s.stage is None:
+        s.stage = lambda v: v * 3
+    return s.stage(x)
+
+
+def global_log(s: Any, x: Any) -> Any:
+    LOG.append(x.shape)
+    return x * 2
+
+
+@functools.lru_cache
+def ramp(n: int) -> torch.Tensor:
+    return torch.arange(float(n))
+
+
+CACHES = {
+    "table in a global": table_in_global,
+    "table by shape": table_by_shape,
+    "lru_cache": lambda s, x: x * width(4),
+    "tensors in an lru_cache": lambda s, x: x * ramp(4),
+    "numbers by shape": numbers_by_shape,
+    "written first": written_first,
+    "log": log,
+    "log in a global": global_log,
+    "refilled": refilled,
+    "new object": new_object,
+    "made lazily": lazily_made,
+    "draw that decides nothing": lambda s, x: x if np.random.rand() < 2 else x * 2,
+    "weights": lambda s, x: x * s.weight,
+}
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_caches_and_logs_are_no_state(name):
+    CACHE.clear()
+    LOG.clear()
+    jm = to_jax(Net(CACHES[name]))
+    reference = Net(CACHES[name])
+    apply = jax.jit(lambda x: jm.apply(jm.params, jm.buffers, x)[0])
+    for x in (X, X, X[:1], X):
+        CACHE.clear()
+        expected = reference(torch.from_numpy(x)).detach()
+        CACHE.clear()
+        np.testing.assert_allclose(apply(x), expected, rtol=1e-6)
+    assert not CACHE  # no tensor of a trace stays there
