@@ -5,6 +5,8 @@ samples are compared by Kolmogorov's and Smirnov's statistic.
 """
 
 import math
+from collections.abc import Generator
+from contextlib import contextmanager
 from unittest import mock
 
 import jax
@@ -21,16 +23,20 @@ CHANCE = 1e-6
 """Of calling two equal distributions different; the keys and seeds are fixed."""
 
 
-def differing_draws(sample: Sample) -> str:
-    """How the draws of a sample differ from torch's; "" where they do not."""
+@contextmanager
+def unseeded() -> Generator[None]:
+    """Random operators without the seed that the database sets before each draw.
+
+    A module that seeds torch in forward is refused: its key decides.
+    """
     from torch.testing._internal import common_methods_invocations as database
 
-    # The database seeds torch before each draw.
     with mock.patch.object(database, "wrapper_set_seed", lambda op, *a, **k: op(*a, **k)):
-        return _difference(sample)
+        yield
 
 
-def _difference(sample: Sample) -> str:
+def differing_draws(sample: Sample) -> str:
+    """How the draws of an unseeded sample differ from torch's; "" where they do not."""
     torch.manual_seed(0)
     tensors = [*sample.arguments.tensors.values()]
     runs = JaxRuns(sample.module, sample.arguments)

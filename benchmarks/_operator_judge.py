@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks._child_process import NEEDS_X64, without_folders
-from benchmarks._operator_draws import differing_draws
+from benchmarks._operator_draws import differing_draws, unseeded
 from benchmarks._operator_forms import DRAWN_OTHERWISE, FACTORISATIONS, FORMS, uninitialised
 from benchmarks._operator_samples import Sample, check_layouts, samples
 from jaxsr.checking.comparison import TorchRuns
@@ -73,9 +73,10 @@ class _Traced:
 def judge(name: str, dtype: str) -> Iterator[Verdict]:
     """Verdicts on all samples of an operator; of a random one, also on its distribution."""
     wide: list[Sample] = []
-    yield from _judged(name, dtype, samples(name, dtype), wide)
-    with jax.enable_x64(True):
-        verdicts = [*_judged(name, dtype, wide)]
+    with unseeded():
+        yield from _judged(name, dtype, samples(name, dtype), wide)
+        with jax.enable_x64(True):
+            verdicts = [*_judged(name, dtype, wide)]
     yield from (dataclasses.replace(verdict, x64=True) for verdict in verdicts)
 
 

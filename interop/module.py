@@ -18,7 +18,7 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 from torch import nn
 
-from jaxsr.interop._core.explicit_axes import with_automatic_axes
+from jaxsr.interop._core.explicit_axes import explicit_mesh, with_automatic_axes
 from jaxsr.interop._core.functionalize import FunctionalModule, functionalize
 from jaxsr.interop._core.registry import Operator, register_user_lowering
 from jaxsr.interop._core.slots import array_of
@@ -102,7 +102,10 @@ class JaxModule:
                 None if self.lane_folding is None else FoldingRewriter(self.lane_folding),
             )
 
-        return with_automatic_axes(run, (params, buffers), (inputs, kwargs))
+        state, arguments = (params, buffers), (inputs, kwargs)
+        if (mesh := explicit_mesh((arguments, state))) is None:
+            return run(state, arguments)
+        return with_automatic_axes(run, mesh, state, arguments)
 
 
 def to_jax(

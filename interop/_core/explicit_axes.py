@@ -9,20 +9,23 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from jaxsr.interop.annotations import PyTree
 
 
-def with_automatic_axes(run: Callable[..., Any], state: PyTree, inputs: PyTree) -> Any:
-    """`run(state, inputs)`, its operations on automatic axes."""
-    shardings = [
-        jax.typeof(x).sharding for x in jax.tree.leaves((inputs, state)) if isinstance(x, jax.Array)
-    ]
-    explicit = [sharding for sharding in shardings if sharding.mesh.explicit_axes]
-    if not explicit:
-        return run(state, inputs)
-    mesh = explicit[0].mesh
+def explicit_mesh(arrays: PyTree) -> AbstractMesh | None:
+    """The mesh of the first array that lies on explicit axes; None if none does."""
+    for x in jax.tree.leaves(arrays):
+        if isinstance(x, jax.Array) and (mesh := jax.typeof(x).sharding.mesh).explicit_axes:
+            return mesh
+    return None
+
+
+def with_automatic_axes(
+    run: Callable[..., Any], mesh: AbstractMesh, state: PyTree, inputs: PyTree
+) -> Any:
+    """`run(state, inputs)`, its operations on automatic axes of the same mesh."""
     automatic = mesh.update_axis_types(dict.fromkeys(mesh.explicit_axes, AxisType.Auto))
     batches = {
         (x.shape[0], jax.typeof(x).sharding.spec[0])

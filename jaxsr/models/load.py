@@ -2,7 +2,7 @@
 
 A run folder of `jaxsr.train`, a weights file, a Hugging Face folder, a `.gguf` file,
 `package.module:Class`, a library's network (`jaxsr.models.build`), a torch module, a family's name
-for random weights, or `clean`, `photo` or nothing for the weights that come with jaxsr.
+for random weights, or `clean`, `photo`, `clean_x2` or nothing for the weights that come with jaxsr.
 
 A weights file is of the first of these whose names and shapes it fits exactly: what its metadata
 say, a family of jaxsr, an architecture of spandrel. Nothing in a weights file is run, and no module
@@ -41,7 +41,11 @@ from jaxsr.models.registry import (
 from jaxsr.models.spandrel_weights import freeze_merged, load_by_spandrel
 from jaxsr.models.weight_files import READERS, load_weights, read_weights
 
-SHIPPED = {"clean": "restore_x4.safetensors", "photo": "restore_x4_photo.safetensors"}
+SHIPPED = {
+    "clean": "restore_x4.safetensors",
+    "photo": "restore_x4_photo.safetensors",
+    "clean_x2": "restore_x2.safetensors",
+}
 """Files in the package's `weights` folder, by the words that users give; `clean` is the default."""
 
 

@@ -176,6 +176,8 @@ class _Run:
                     metrics = self.figures if validating and self.figures else None
                     self.checkpoints.save(done, engine.state(), metrics)
                 if stop and not last:
+                    if not validating:
+                        self._export(done, {})
                     self.checkpoints.wait()
                     self.records.say(
                         f"stopped by {stopping.signal_name} after step {done}; "
@@ -248,16 +250,23 @@ class _Run:
             self._keep_steps(done, phase)
             raise
         self.figures = dict(validation.metrics)
+        if jax.process_index() == 0:
+            if self.figures:
+                self.records.validation(done, self.figures, validation.picture)
+            if validation.picture is not None:
+                _write_picture(self.out / "validation" / f"step-{done:07d}.png", validation.picture)
+        self._export(done, self.figures)
+
+    def _export(self, done: int, figures: Mapping[str, float]) -> None:
+        """Writes the weights of this step, and keeps those of the best validation."""
         weights = self.engine.weights()  # a joint operation where parameters are split over hosts
         if jax.process_index():
             return
-        if self.figures:
-            self.records.validation(done, self.figures, validation.picture)
-        if validation.picture is not None:
-            _write_picture(self.out / "validation" / f"step-{done:07d}.png", validation.picture)
-        notes = {**self.task.describe(), "step": done, "validation": self.figures}
+        notes = {**self.task.describe(), "step": done, "validation": dict(figures)}
         newest = self.out / f"{self.task.exported}.safetensors"
         export_weights(newest, weights, metadata=notes)
+        if not figures:
+            return
         best = newest.with_suffix(".best.safetensors")
         if math.isnan(self.figures.get(self.task.metric or "", 0.0)):
             self.records.say(

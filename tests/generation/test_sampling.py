@@ -302,7 +302,7 @@ def test_log_probabilities_are_those_of_the_raw_logits():
         ({"top_p": 0.0}, r"top_p must lie in \(0, 1\]"),
         ({"typical_p": 1.5}, r"typical_p must lie in \(0, 1\]"),
         ({"min_p": -0.1}, r"min_p must lie in \[0, 1\]"),
-        ({"min_p": float("nan")}, r"min_p must lie in \[0, 1\]"),
+        ({"min_p": float("nan")}, "min_p must be finite, got nan"),
         ({"repetition_penalty": 0.0}, "repetition_penalty must be finite and above 0"),
         ({"repetition_penalty": float("inf")}, "repetition_penalty must be finite"),
         ({"presence_penalty": float("nan")}, "presence_penalty must be finite"),
