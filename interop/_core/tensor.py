@@ -363,7 +363,9 @@ class JaxTensor(torch.Tensor):
             home.viewed_by(self.views)
             return
         # From here on both see what is written into either; gradients go to this tensor's own.
-        old = before.array() if self.needs_grad else None
+        # An input's gradient is asked for by JAX: torch's requires_grad says nothing of it.
+        differentiable = self.dtype.is_floating_point or self.dtype.is_complex
+        old = before.array() if differentiable and before.cell_const is None else None
         view = View(
             memory,
             lambda value: stop_gradient(value) if old is None else straight_through(old, value),
