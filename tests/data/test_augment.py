@@ -6,11 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from PIL import Image, ImageFilter, ImageOps
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+from scipy import stats
 
 from jaxsr.data.augment import (
     IMAGENET,
     Placement,
+    change_light,
     draw_patch,
     draw_scale,
     make_augmentation,
@@ -196,6 +198,45 @@ def test_half_of_the_patches_hold_the_target_and_none_leaves_the_image():
     assert (corner >= 0).all() and (corner <= [180 - 32, 200 - 32]).all()
 
 
+@pytest.mark.parametrize("zoom", [1.0, 1.5])
+def test_zoom_draws_sizes_around_the_images_and_keeps_the_aim(zoom):
+    mask = np.zeros((1, 200, 200), np.uint8)
+    mask[0, 90:96, 150:156] = 1
+    count = 400
+    size = jnp.tile(jnp.array([[180, 200]]), (count, 1))
+    masks = jnp.broadcast_to(mask, (count, 200, 200))
+    p = draw_patch(jax.random.split(jax.random.key(1), count), size, masks, crop=32, zoom=zoom)
+    factor = np.asarray(p.size) / [180, 200]
+    np.testing.assert_allclose(factor[:, 0], factor[:, 1], atol=0.006)  # rounded to pixels
+    assert factor.min() >= 1 / zoom - 0.003 and factor.max() <= zoom + 0.003
+    if zoom > 1:  # evenly spread over the logarithm
+        spread = np.log(factor[:, 1]) / np.log(zoom)
+        assert stats.kstest(spread, "uniform", (-1, 2)).pvalue > 1e-3
+    image = jnp.zeros((count, 1, 200, 200), jnp.uint8)
+    _, got = jax.jit(partial(place, crop=32, blur=False))(image, masks, size, p)
+    assert 0.45 < np.asarray(got).any(axis=(1, 2)).mean() < 0.62
+
+
+def test_light_changes_as_pillow_enhances_contrast_and_brightness():
+    levels = np.random.default_rng(0).integers(60, 180, (40, 1, 8, 9)).astype(np.float32)
+    keys = jax.random.split(jax.random.key(0), 40)
+    got = np.asarray(change_light(keys, jnp.asarray(levels), 0.3))
+    gains = []
+    for before, after in zip(levels, got, strict=True):
+        fit = stats.linregress(before.ravel(), after.ravel())
+        assert fit.rvalue > 0.99999  # a line: no level was cut off
+        assert abs(after.mean() - before.mean()) <= 0.15 * 255
+        gains.append(fit.slope)
+        picture = Image.fromarray(np.uint8(before[0]))
+        theirs = ImageEnhance.Contrast(picture).enhance(fit.slope)
+        shift = after.mean() - before.mean()
+        # Pillow cuts its result to whole levels, and rounds the mean, of which 0.3 counts.
+        np.testing.assert_allclose(after[0] - shift, np.asarray(theirs), atol=1.16)
+    assert min(gains) >= 0.7 and max(gains) <= 1.3 and np.ptp(gains) > 0.4
+    bright = np.asarray(change_light(keys, jnp.full((40, 1, 2, 2), 250.0), 0.9))
+    assert bright.max() == 255
+
+
 def test_normalise_is_torchvisions_order():
     levels = np.random.default_rng(0).uniform(0, 255, (2, 3, 4, 5)).astype(np.float32)
     got = np.asarray(normalise(jnp.asarray(levels), IMAGENET))
@@ -209,9 +250,9 @@ def scenes():
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("kind", ["scale", "patch"])
-def test_resident_and_streamed_are_equal_on_any_mesh(scenes, kind):
-    prepare = make_augmentation(crop=32, base=48, kind=kind)
+@pytest.mark.parametrize("options", [{"kind": "scale"}, {"zoom": 1.5, "contrast": 0.4}])
+def test_resident_and_streamed_are_equal_on_any_mesh(scenes, options):
+    prepare = make_augmentation(crop=32, base=48, **{"kind": "patch", **options})
     key = jax.random.key(5)
     stream = partial(infrared_batches, scenes, global_batch=8, seed=3, start_step=2, channels=1)
     with stream() as streamed:
@@ -255,6 +296,8 @@ def test_a_sample_does_not_depend_on_its_batch(scenes):
         ({"crop": 40}, "crop"),
         ({"crop": 32, "kind": "none"}, "kind"),
         ({"crop": 32, "base": 1}, "base"),
+        ({"crop": 32, "kind": "scale", "zoom": 1.5}, "zoom must be from 1 to 4, and 1 with kind"),
+        ({"crop": 32, "contrast": 1.0}, "contrast must be from 0 to below 1, got 1.0"),
     ],
 )
 @pytest.mark.usefixtures("unchecked_types")

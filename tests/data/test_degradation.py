@@ -76,10 +76,15 @@ def test_both_orders_are_drawn_and_every_kind_comes_once(levels):
     assert (damaged != levels).any((1, 2, 3)).all()
 
 
-@pytest.mark.parametrize("jpeg", [None, pytest.param((40, 95), marks=pytest.mark.slow)])
-def test_a_sample_depends_on_its_key_alone(levels, jpeg):
+@pytest.mark.parametrize(
+    ("jpeg", "again"),
+    [(None, 0.0), (None, 0.5), pytest.param((40, 95), 0.5, marks=pytest.mark.slow)],
+)
+def test_a_sample_depends_on_its_key_alone(levels, jpeg, again):
     levels, keys = levels[:8, :, :16, :16], KEYS[:8]
-    damage = jax.jit(lambda x, k: degrade(x, k, Degradation(jpeg=jpeg, noise=3.0, blur=0.5)))
+    damage = jax.jit(
+        lambda x, k: degrade(x, k, Degradation(jpeg=jpeg, noise=3.0, blur=0.5, again=again))
+    )
     alone = [np.asarray(damage(levels[row : row + 1], keys[row : row + 1])) for row in range(8)]
     mesh = Mesh(np.array(jax.devices()), ("data",))
     rows = NamedSharding(mesh, PartitionSpec("data"))
@@ -90,6 +95,27 @@ def test_a_sample_depends_on_its_key_alone(levels, jpeg):
     assert "HloModule" in program
     for collective in ("all-gather", "all-reduce", "all-to-all", "collective-permute"):
         assert collective not in program
+
+
+def test_a_share_is_damaged_and_a_share_again(levels):
+    impulse = np.zeros((24, 1, 31, 31), np.float32)
+    impulse[..., 15, 15] = 255
+    some = (_degraded(impulse, blur=2.0, share=0.5) != impulse).any((1, 2, 3))
+    assert 5 <= some.sum() <= 19  # 3 standard deviations of 24 draws
+    once, often = (_degraded(levels, jpeg=(50, 50), again=share) for share in (0.0, 0.5))
+    assert often.dtype == np.uint8
+    changed = (once != often).any((1, 2, 3))
+    assert 5 <= changed.sum() <= 19
+    # JPEG comes last: saving it once more at that quality changes next to nothing.
+    for before, after in zip(levels[changed], often[changed], strict=True):
+        moved, saved_again = (
+            np.abs(_pillow(x, 50) - x.astype(int)).mean() for x in (before, after)
+        )
+        assert saved_again < 0.25 * moved
+    twice = _degraded(levels, jpeg=(50, 50), again=1.0)
+    np.testing.assert_array_equal(twice[changed], often[changed])
+    as_floats = _degraded(levels.astype(np.float32), jpeg=(90, 90), again=1.0)
+    assert as_floats.dtype == np.float32 and as_floats.min() >= 0 and as_floats.max() <= 255
 
 
 @pytest.mark.slow
@@ -114,6 +140,8 @@ def test_validation_is_damaged_alike_every_time():
         ({"jpeg": (0, 40)}, "jpeg must be two qualities"),
         ({"noise": -1.0}, "noise must be from 0 to 255 levels, got -1.0"),
         ({"blur": 9.0}, "blur must be from 0 to 5 pixels, got 9.0"),
+        ({"share": 1.5}, "share must be from 0 to 1, got 1.5"),
+        ({"again": -0.1}, "again must be from 0 to 1, got -0.1"),
     ],
 )
 def test_strengths_are_checked(kinds: dict[str, Any], message):
@@ -123,5 +151,7 @@ def test_strengths_are_checked(kinds: dict[str, Any], message):
 
 def test_options_of_a_run_give_it():
     assert QUICK.degradation is None
-    run = dataclasses.replace(QUICK, network="a:B", low_jpeg=(40, 95), low_noise=2.0)
-    assert run.degradation == Degradation(jpeg=(40, 95), noise=2.0)
+    run = dataclasses.replace(
+        QUICK, network="a:B", low_jpeg=(40, 95), low_noise=2.0, low_share=0.5, low_again=0.4
+    )
+    assert run.degradation == Degradation(jpeg=(40, 95), noise=2.0, share=0.5, again=0.4)

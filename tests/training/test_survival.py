@@ -130,6 +130,8 @@ def test_a_signal_saves_and_exits_0(tmp_path, number, name):
     assert stopped, errors
     saved = [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()]
     assert stopped[1] in saved
+    weights, notes = read_weights(tmp_path / "run" / "generator.safetensors")
+    assert notes["step"] == int(stopped[1]) and notes["validation"] == {} and weights
 
 
 def test_sigterm_before_the_first_step_is_said(tmp_path):
