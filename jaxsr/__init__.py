@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from jaxsr.runtime.xla_flags import disable_ynn_fusion
 
 if TYPE_CHECKING:
-    from jaxsr.check import check as check
+    from jaxsr.checking.check_module import check as check
     from jaxsr.restore import restore as restore
     from jaxsr.training.user_task import Task as Task
     from jaxsr.training.user_task import TaskConfig as TaskConfig
