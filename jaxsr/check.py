@@ -7,6 +7,7 @@ done in `jaxsr.checking`.
 import sys
 import types
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 from jaxsr.errors import InputError
@@ -14,22 +15,10 @@ from jaxsr.runtime.cli import parse_options, run_command, run_program
 
 
 class _CallableModule(types.ModuleType):
-    """`jaxsr.check` is this module, and the function in it, loaded when it is used.
-
-    The command's help needs neither torch nor JAX.
-    """
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("check", "__signature__"):
-            import inspect
-
-            from jaxsr.checking.check_module import check
-
-            return check if name == "check" else inspect.signature(check)
-        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+    """`jaxsr.check` is this module, and the function in it, which loads torch and JAX."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.check(*args, **kwargs)
+        return import_module("jaxsr.checking.check_module").check(*args, **kwargs)
 
 
 sys.modules[__name__].__class__ = _CallableModule
