@@ -296,8 +296,8 @@ class JaxTensor(torch.Tensor):
         return f"JaxTensor(shape={tuple(self.shape)}, dtype={self.dtype})"
 
     def __format__(self, spec: str) -> str:
-        if self.const is not None and self.dim() == 0 and spec:
-            return format(self.const.item(), spec)
+        if self.dim() == 0 and spec:  # of a value: refused where the program computes it
+            return format(self.item(), spec)
         return repr(self)
 
     @property

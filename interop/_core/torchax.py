@@ -24,7 +24,8 @@ def _tables() -> tuple[dict, dict]:
     Importing it switches off torch's fused attention path for the whole process, sets a telemetry
     variable and names a JAX client option: all three are put back. It also gives torch a device
     called `jax` that says it is available, at which `nn.DataParallel` and plain torch checkpoints
-    then stumble: it stays, saying that it is not.
+    then stumble: it stays, saying that it is not, and has no devices, whose random states
+    `torch.random.fork_rng` would ask for.
     """
     import jax
 
@@ -39,6 +40,7 @@ def _tables() -> tuple[dict, dict]:
             torch.backends.mha.set_fastpath_enabled(fast_path)
             if first_import and hasattr(torch, "jax"):
                 torch.jax.is_available = lambda: False
+                torch.jax.device_count = lambda: 0
             if telemetry is None:
                 os.environ.pop("ENABLE_RUNTIME_UPTIME_TELEMETRY", None)
             if client is not None:

@@ -233,11 +233,30 @@ def _is_bool(value: object) -> bool:
 def index_put(
     x: jax.Array, indices: Sequence[jax.Array | None], values: jax.Array, accumulate: bool = False
 ) -> jax.Array:
-    if not accumulate:
-        lowering = torchax.lowering(aten.index_put.default)
-        assert lowering is not None
+    if accumulate:
+        return _by_torchax(aten.index_put.default, x, indices, values, True)
+    lowering = torchax.lowering(aten.index_put.default)
+    assert lowering is not None
+
+    @jax.custom_jvp
+    def write(x: jax.Array, values: jax.Array) -> jax.Array:
         return lowering(x, indices, values)
-    return _by_torchax(aten.index_put.default, x, indices, values, True)
+
+    @write.defjvp
+    def _(primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]) -> tuple:
+        # torch's gradient of values is read where they were written, also of those that a later
+        # one of the same index replaced: the transpose of a sum.
+        written = lowering(jnp.zeros(x.shape, bool), indices, jnp.ones(values.shape, bool))
+        kept = jnp.where(written, 0, tangents[0])
+        return write(*primals), lowering(kept, indices, tangents[1], True)
+
+    return write(x, values)
+
+
+@lowers(aten.put.default)
+def put(x: jax.Array, index: jax.Array, source: jax.Array, accumulate: bool = False) -> jax.Array:
+    flat = index_put(x.reshape(-1), [index], source.reshape(index.shape), accumulate)
+    return flat.reshape(x.shape)
 
 
 @lowers(aten.scatter.reduce, aten.scatter.value_reduce)

@@ -163,6 +163,22 @@ def safe_softmax(x: jax.Array, dim: int, dtype: torch.dtype | None = None) -> ja
     return jnp.where(hidden, 0, out).astype(x.dtype)
 
 
+def _running(scan: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    def lowering(x: jax.Array, dim: int, *, dtype: torch.dtype | None = None) -> jax.Array:
+        if dtype is not None:
+            x = x.astype(to_jax_dtype(dtype))
+        elif not jnp.issubdtype(x.dtype, jnp.inexact):
+            # torch's result is int64; lax counts in the operand's own bits.
+            x = x.astype(jnp.promote_types(x.dtype, to_jax_dtype(torch.int64)))
+        return scan(x, axis=dim % x.ndim) if x.ndim else x
+
+    return lowering
+
+
+lowers(aten.cumsum.default)(_running(lax.cumsum))
+lowers(aten.cumprod.default)(_running(lax.cumprod))
+
+
 @lowers(aten.logcumsumexp.default)
 def logcumsumexp(x: jax.Array, dim: int) -> jax.Array:
     if x.ndim == 0:
