@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 import torch.utils.checkpoint
+from jax.custom_derivatives import SymbolicZero
 from torch.autograd.function import Function
 from torch.utils import _pytree as pytree
 
@@ -184,9 +185,9 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
     # Both passes may be traced later, when apply has long returned.
     from jaxsr.interop._core.trace_context import is_running, session
 
-    def run_forward(*arrays: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
+    def run_forward(*primals: Any) -> tuple[list[jax.Array], list[jax.Array]]:
         with nullcontext() if is_running(trace) else session(trace):
-            return forward(*arrays)
+            return forward(*(primal.value for primal in primals))
 
     def run_backward(residuals: list[jax.Array], cotangents: list) -> tuple:
         with session(trace), Region(writable=False).entered():
@@ -197,6 +198,10 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
             outputs: list[JaxTensor | None] = []
             for tensor in traced["outputs"]:
                 cotangent = next(remaining) if isinstance(tensor, JaxTensor) else None
+                if isinstance(cotangent, SymbolicZero):  # of an output that nothing reads
+                    cotangent = None
+                    if ctx.materialize and is_differentiable(tensor.meta):
+                        cotangent = jnp.zeros(tuple(tensor.shape), to_jax_dtype(tensor.dtype))
                 has_none = cotangent is None or cotangent.dtype == jax.dtypes.float0
                 outputs.append(None if has_none else _root(cotangent, tensor))
             grads = cls.backward(ctx, *outputs)
@@ -217,7 +222,7 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
                     result.append(cast(grad.array(), dtype))
             return tuple(result)
 
-    run.defvjp(run_forward, run_backward)
+    run.defvjp(run_forward, run_backward, symbolic_zeros=True)
     results = iter(run(*(args[i].array() for i in places)))
     differentiable = any(args[i].needs_grad for i in places) and torch.is_grad_enabled()
     out = []
