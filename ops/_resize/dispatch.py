@@ -144,7 +144,7 @@ def _transposed(passes: tuple[Pass, ...]) -> tuple[Pass, ...]:
 
 def _gathers_badly(image: jax.Array, passes: Sequence[Pass]) -> bool:
     """Whether gathered columns of pixels would evict each other before they are turned to rows."""
-    shape = list(image.shape)
+    shape: list[Any] = list(image.shape)
     if not all(isinstance(extent, int) for extent in shape):
         return False  # an exported program's batch, of any extent
     for step in passes:
