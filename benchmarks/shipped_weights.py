@@ -1,8 +1,8 @@
 """Gain of the shipped enlargers over bicubic, on photos outside their training set, also as JPEG.
 
 The photos are those that the recipe in `jaxsr/weights/README.md` holds out of the folder, and those
-of the wheels. Each is cut to a multiple of four, shrunk as MATLAB's imresize does, rounded to 8
-bits, saved as JPEG by Pillow or left as it is, and enlarged again. PSNR and SSIM are
+of the wheels. Each is cut to a multiple of the scale, shrunk as MATLAB's imresize does, rounded to
+8 bits, saved as JPEG by Pillow or left as it is, and enlarged again. PSNR and SSIM are
 scikit-image's, on MATLAB's Y of 8-bit pictures, 4 pixels cut from each border; LPIPS is AlexNet's,
 where its weights are installed.
 """
@@ -25,8 +25,8 @@ class Options(ReportOptions):
 
     photos: Path | None = None
     """Folder of the Kodak photos, 01.png to 24.png. Default: only those of the wheels."""
-    models: tuple[str, ...] = ("clean", "photo")
-    """Enlargers by ×4: words or files that `restore --model` takes."""
+    models: tuple[str, ...] = ("clean", "photo", "clean_x2")
+    """Enlargers: words or files that `restore --model` takes."""
     jpeg: tuple[int, ...] = (0, 90, 60, 30)
     """Qualities of the small pictures; 0 leaves them as they are."""
     ensemble: bool = False
@@ -71,6 +71,7 @@ def measure(options: Options) -> None:
     from jaxsr import restore
     from jaxsr.data.photos import open_training_photos
     from jaxsr.metrics.perceptual import lpips_if_installed
+    from jaxsr.restoration.models import find_model
     from jaxsr.training.span import RESTORE
 
     report = Report("shipped_weights", options)
@@ -81,26 +82,28 @@ def measure(options: Options) -> None:
         for index, name in enumerate(held_out.names):
             pictures["photos" if folder else "wheels", str(name)] = held_out.read(index)
     rows: list[Row] = []
+    scales = {model: find_model(model).scale for model in options.models}
+    cases = [(scale, quality) for scale in sorted({*scales.values()}) for quality in options.jpeg]
     for (folder, name), picture in pictures.items():
-        height, width = (n // 4 * 4 for n in picture.shape[:2])
-        truth = picture[:height, :width]
-        small = resized(truth, (height // 4, width // 4))
-        for quality in options.jpeg:
-            low = as_jpeg(small, quality)
+        for scale, quality in cases:
+            height, width = (n // scale * scale for n in picture.shape[:2])
+            truth = picture[:height, :width]
+            low = as_jpeg(resized(truth, (height // scale, width // scale)), quality)
             images = {"bicubic": resized(low, (height, width))}
-            for model in options.models:
+            for model in (model for model in options.models if scales[model] == scale):
                 restored = restore(low, model, ensemble=options.ensemble, engine=options.engine)
                 images[model] = np.asarray(restored)
             for contender, image in images.items():
-                row: Row = {"photo": name, "folder": folder, "jpeg": quality, "model": contender}
-                row |= judge(image, truth, lpips)
+                row: Row = {"photo": name, "folder": folder, "scale": scale, "jpeg": quality}
+                row |= {"model": contender, **judge(image, truth, lpips)}
                 rows.append(row)
                 report.add(row)
         print(f"{name} measured", flush=True)
-    for quality in options.jpeg:
-        print(f"JPEG {quality}" if quality else "no JPEG")
-        for contender in ("bicubic", *options.models):
-            same = [r for r in rows if r["jpeg"] == quality and r["model"] == contender]
+    for scale, quality in cases:
+        print(f"×{scale}, JPEG {quality}" if quality else f"×{scale}, no JPEG")
+        for contender in ("bicubic", *(m for m in options.models if scales[m] == scale)):
+            key = (scale, quality, contender)
+            same = [r for r in rows if (r["scale"], r["jpeg"], r["model"]) == key]
             means = {k: np.mean([r[k] for r in same]) for k in same[0] if k in _FIGURES}
             print(f"  {contender:<40}" + "".join(f"{k} {v:8.4f}  " for k, v in means.items()))
     report.write()

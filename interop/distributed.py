@@ -57,8 +57,8 @@ def start_if_asked(platform: str = "auto") -> int:
             )
         _check_address(coordinator)
         _allow_cpu_collectives()
-        said = f"waiting for {coordinator}, the coordinator of a job of {processes} processes"
-        waiting = threading.Timer(_SILENT_S, log.warning, (said,))
+        line = f"waiting for {coordinator}, the coordinator of a job of {processes} processes"
+        waiting = threading.Timer(_SILENT_S, log.warning, (line,))
         waiting.daemon = True
         waiting.start()
         try:

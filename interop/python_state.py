@@ -120,14 +120,14 @@ class Snapshot:
 
     def changes(self) -> list[Change]:
         """What differs now, new entries last."""
-        found: list[Change] = []
+        changes: list[Change] = []
         for holder in self._holders:
             after = holder.read()
             for key, value in holder.before.items():
                 now = after.get(key, _MISSING)
                 if now is _MISSING or not same(value, now):
                     now = None if now is _MISSING else now
-                    found.append(
+                    changes.append(
                         Change(holder.label(key), value, now, holder.owner, key, is_new=False)
                     )
             for key in after.keys() - holder.before.keys():
@@ -137,8 +137,8 @@ class Snapshot:
                     is_new = before is _MISSING
                     before = None if is_new else before
                     label = holder.label(key)
-                    found.append(Change(label, before, after[key], holder.owner, key, is_new))
-        return sorted(found, key=lambda change: change.is_new)
+                    changes.append(Change(label, before, after[key], holder.owner, key, is_new))
+        return sorted(changes, key=lambda change: change.is_new)
 
     def restore(self, *, shared: bool = False) -> None:
         """Puts back what it was, where that is possible.
@@ -177,9 +177,9 @@ class Snapshot:
             if not isinstance(value, PLAIN):
                 self._reach((value, label(key)))
 
-    def _reach(self, *found: tuple[Any, str]) -> None:
+    def _reach(self, *parts: tuple[Any, str]) -> None:
         """Looks at these later."""
-        self._pending.extend((value, path, self._is_shared) for value, path in found)
+        self._pending.extend((value, path, self._is_shared) for value, path in parts)
 
     def _visit(self, value: Any, path: str) -> None:
         if isinstance(value, nn.Module):
@@ -428,8 +428,9 @@ def _names_of(code: types.CodeType) -> frozenset[str]:
 
 def _is_attribute(name: str, value: Any) -> bool:
     """Whether an entry of a class is a value, not a method or one of Python's own."""
-    own = name.startswith("__") or name in ("_abc_impl", "_parameters", "_buffers", "_modules")
-    return not own and not any(True for _ in _functions_in(value)) and not hasattr(value, "__get__")
+    if name.startswith("__") or name in ("_abc_impl", "_parameters", "_buffers", "_modules"):
+        return False
+    return not any(True for _ in _functions_in(value)) and not hasattr(value, "__get__")
 
 
 def _functions_in(member: Any) -> Iterator[Any]:

@@ -40,7 +40,8 @@ def _check(name: str, value: float, least: float | None, most: float | None) -> 
         raise InputError(f"{name} must be finite, got {value}")
     if least is not None and value < least:
         raise InputError(f"{name} must be at least {least:,}, got {value}")
-    largest = most or (_LARGEST if isinstance(value, int) else _LARGEST_FLOAT)
+    free = _LARGEST if isinstance(value, int) else _LARGEST_FLOAT
+    largest = free if most is None else most
     if abs(value) > largest and math.isfinite(value):
         raise InputError(f"{name} must be at most {largest:,}, got {value}")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).parents[1]
+FIGURES = (("psnr", 2), ("ssim", 3))
 
 
 def rows_of(name: str) -> list[dict]:
@@ -26,22 +27,49 @@ def test_conformance():
     assert f"{agree} of {total}, {counts['refused']} refused by name" in line
 
 
-def test_shipped_weights():
-    psnr = {
-        (row["model"], row["folder"], row["photo"]): row["psnr"]
-        for row in rows_of("shipped_weights")
-        if row["jpeg"] == 0
-    }
-    gains = {
+def gains(model: str, *, scale: int, jpeg: int) -> dict[tuple[str, str], float]:
+    """Decibels over bicubic, by folder and photo."""
+    rows = [r for r in rows_of("shipped_weights") if (r["scale"], r["jpeg"]) == (scale, jpeg)]
+    psnr = {(r["model"], r["folder"], r["photo"]): r["psnr"] for r in rows}
+    return {
         (folder, photo): value - psnr["bicubic", folder, photo]
-        for (model, folder, photo), value in psnr.items()
-        if model == "clean"
+        for (name, folder, photo), value in psnr.items()
+        if name == model
     }
-    kodak = [gain for (folder, _), gain in gains.items() if folder == "photos"]
+
+
+def of_kodak(gain: dict[tuple[str, str], float]) -> list[float]:
+    values = [value for (folder, _), value in gain.items() if folder == "photos"]
+    assert len(values) == 6
+    return values
+
+
+def test_shipped_weights():
+    clean = gains("clean", scale=4, jpeg=0)
+    kodak = of_kodak(clean)
     line = line_of("| shipped ×4 weights")
-    assert len(kodak) == 6
     assert f"+{np.mean(kodak):.2f} dB" in line and f"(least {min(kodak):.2f})" in line
-    assert f"+{np.mean(list(gains.values())):.2f} dB with two photos from the wheels" in line
+    assert f"+{np.mean(list(clean.values())):.2f} dB with two photos from the wheels" in line
+
+
+def test_page_of_the_weights():
+    text = (ROOT / "jaxsr" / "weights" / "README.md").read_text()
+    at = {q: np.mean(of_kodak(gains("photo", scale=4, jpeg=q))) for q in (90, 60, 30)}
+    sentence = (
+        f"`photo` gains {at[90]:.2f} dB over bicubic at JPEG 90, {at[60]:.2f} at JPEG 60 and "
+        f"{at[30]:.2f} at JPEG 30."
+    )
+    assert sentence in " ".join(text.split())
+    twice = of_kodak(gains("clean_x2", scale=2, jpeg=0))
+    assert f"`clean_x2` gains {np.mean(twice):.2f} dB over bicubic on the six" in text
+    assert f"(least {min(twice):.2f})" in text
+    for jpeg, name in ((0, "as it is"), (90, "JPEG 90"), (60, "JPEG 60"), (30, "JPEG 30")):
+        cells = []
+        for model in ("bicubic", "clean", "photo"):
+            key = {"scale": 4, "jpeg": jpeg, "model": model}
+            same = [r for r in rows_of("shipped_weights") if key.items() <= r.items()]
+            cells.append(", ".join(f"{np.mean([r[k] for r in same]):.{d}f}" for k, d in FIGURES))
+        assert f"| {name} | {' | '.join(cells)} |" in text.replace("**", "")
 
 
 def test_generation():

@@ -9,7 +9,7 @@ values. A result of another shape than torch's raises, one of another dtype is c
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -26,7 +26,6 @@ from jaxsr.interop._core.dtypes import (
     cast,
     is_differentiable,
     to_jax_dtype,
-    to_torch_dtype,
 )
 from jaxsr.interop._core.forward_gradients import Gradients
 from jaxsr.interop._core.index_bounds import checked_indices
@@ -40,12 +39,11 @@ from jaxsr.interop._core.recipes import (
 )
 from jaxsr.interop._core.registry import Entry, Kind, is_overload
 from jaxsr.interop._core.schema import Schema, in_order_of, name_of, schema_of
-from jaxsr.interop._core.shared_memory import Originals, Window
 from jaxsr.interop._core.spreading import spread_numbers
-from jaxsr.interop._core.stored_tensors import store_decided
-from jaxsr.interop._core.tensor import Cell, JaxTensor, stop_gradient, straight_through
+from jaxsr.interop._core.stored_tensors import mark_whole, store_decided
+from jaxsr.interop._core.tensor import Cell, JaxTensor, straight_through
 from jaxsr.interop._core.torch_modes import DispatchMode, FunctionMode
-from jaxsr.interop._core.trace_scope import Region, plain_torch
+from jaxsr.interop._core.traced_tensors import TracedTensors
 from jaxsr.interop._core.views import make_views, without_grad
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.errors import UnsupportedTorchError, forget_refusal
@@ -67,8 +65,8 @@ PLACEMENT_OPTIONS = (
 """Arguments of operators that mean nothing to a JAX lowering."""
 
 
-class Trace:
-    """One run of `apply`: its random key, and the plain torch tensors that its code used."""
+class Trace(TracedTensors):
+    """One run of `apply`: its random key, its tensors, and who computes its operators."""
 
     def __init__(
         self,
@@ -76,22 +74,14 @@ class Trace:
         rewriter: Rewriter | None = None,
         gradients: Gradients | None = None,
     ) -> None:
+        super().__init__(gradients)
         self.rng = rng
-        self.gradients = gradients or Gradients()
-        self.gradients.begin()
         # A gradient is taken of operations on plain arrays.
         self.rewriter = None if self.gradients.recording else rewriter
         self.draws = 0
         self.state: set[Cell] = set()
         """The cells of parameters and buffers. Once written they differ from call to call."""
         self.thread: int | None = None
-        self.adopted: dict[int, tuple[torch.Tensor, JaxTensor]] = {}
-        self.originals = Originals({})
-        """Trained parameters of the module that was copied, which no code may read."""
-        self.windows: Mapping[int, Window] = {}
-        """By id, what stands for tensors in the memory of parameters."""
-        self.registered: Mapping[str, JaxTensor] = {}
-        """Parameters and buffers by name."""
         self.host_draws: list[str] = []
         """Generators of Python and NumPy that the code drew from."""
         self.dispatch_mode = DispatchMode(self)
@@ -110,74 +100,6 @@ class Trace:
             )
         self.draws += 1
         return jax.random.fold_in(self.rng, self.draws)
-
-    def wrap(self, array: Any, dtype: torch.dtype | None = None, owner: str = "") -> JaxTensor:
-        """A new root tensor around a JAX array."""
-        with plain_torch():
-            meta = torch.empty(
-                tuple(array.shape), dtype=dtype or to_torch_dtype(array.dtype), device="meta"
-            )
-        return JaxTensor(meta, Cell(self.gradients.distinct(array), None, owner))
-
-    def wrap_like(self, array: Any, meta: torch.Tensor, needs_grad: bool) -> JaxTensor:
-        """A new tensor around an array, a deferred one, or a function that makes the array."""
-        if not torch.is_grad_enabled():
-            array, needs_grad = stop_gradient(array), False
-        array = self.gradients.distinct(array)
-        return JaxTensor(meta, Cell(array, None), None, needs_grad and is_differentiable(meta))
-
-    def wrap_const(self, value: torch.Tensor, owner: str = "") -> JaxTensor:
-        """A new tensor whose value is a torch tensor that depends on no input."""
-        value = value.detach()
-        tensor = JaxTensor(value.to("meta"), Cell(None, value, owner))
-        return tensor.set_const(value)
-
-    def adopt(self, plain: torch.Tensor) -> JaxTensor:
-        """An ordinary torch tensor in the module's code: a constant, or a view of a parameter."""
-        window = self.windows.get(id(plain))
-        if window is not None and window.placeholder is plain:
-            return window.view(self, self.registered[window.name])
-        return self._adopt_constant(plain)
-
-    @plain_torch()
-    def _adopt_constant(self, plain: torch.Tensor) -> JaxTensor:
-        adopted = self.adopted.get(id(plain))
-        if adopted is None:
-            if plain.device.type == "meta":
-                raise UnsupportedTorchError(
-                    "a tensor on the meta device that is neither parameter nor buffer has no "
-                    "values; register it as a buffer, or build the module on the CPU"
-                )
-            name = self.originals.name_of(plain)
-            if name is not None:
-                raise UnsupportedTorchError(
-                    f"code reads {name} of the module as it was before the conversion, through a "
-                    "closure or a method bound to it (a forward or hook set on an instance), and "
-                    "would not see new values; make it a method, or take the module as argument"
-                )
-            value = plain.detach().cpu()
-            if value.is_sparse or value.is_quantized or value.layout != torch.strided:
-                raise UnsupportedTorchError(
-                    f"a {value.layout} or quantised tensor; convert it with .to_dense() first"
-                )
-            to_jax_dtype(value.dtype)
-            tensor = JaxTensor(
-                torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta"),
-                Cell(None, value, "a torch tensor that is neither parameter nor buffer"),
-            ).set_const(value)
-            # The plain tensor is kept alive, so that no other one gets its id.
-            adopted = self.adopted[id(plain)] = (plain, tensor)
-        return adopted[1]
-
-    def make_leaf(self, tensor: JaxTensor) -> None:
-        """Lets gradients end at this tensor, which its code marks with `requires_grad_`."""
-        if not self.gradients.recording:
-            return
-        array = self.gradients.distinct(tensor.array())
-        if tensor.view_of is None:
-            tensor.cell.value, tensor.cell.const = array, None
-        else:
-            tensor.cache = (tensor.cell.version, Region.current(), array)
 
     # ---- the dispatcher
 
@@ -441,8 +363,10 @@ class Trace:
                     f"{name_of(func)} failed to lower to JAX: {type(e).__name__}: {e}"
                 ) from e
         out = self.wrap_result(func, result, metas, any(t.needs_grad for t in tensors))
-        if isinstance(out, JaxTensor) and out.dtype == torch.int64:
-            out.cell.bounds = wide_integers.result_bounds(func, args)
+        if isinstance(out, JaxTensor):
+            mark_whole(func, args, kwargs, out)
+            if out.dtype == torch.int64:
+                out.cell.bounds = wide_integers.result_bounds(func, args)
         return out
 
     def wrap_result(self, func: Callable, result: Any, metas: Any, needs_grad: bool) -> Any:

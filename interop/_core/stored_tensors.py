@@ -22,11 +22,12 @@ DECIDING = {
         "floor", "ceil", "round", "trunc", "frac", "fmod", "remainder", "floor_divide",
         "bucketize", "searchsorted", "argmax", "argmin", "amax", "amin", "aminmax", "max", "min",
         "median", "nanmedian", "kthvalue", "mode", "topk", "sort", "cummax", "cummin",
-        "grid_sampler_2d", "grid_sampler_3d", "histc",
+        "histc",
     )
 }  # fmt: skip
 """Operators whose result jumps where their operand moves a little."""
 _CASTS = {aten._to_copy, aten.to}
+_ROUNDING = {aten.floor.default, aten.ceil.default, aten.round.default, aten.trunc.default}
 
 
 def store_decided(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> None:
@@ -42,10 +43,22 @@ def store_decided(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Non
             store(tensor)
 
 
+def mark_whole(func: torch._ops.OpOverload, args: tuple, kwargs: dict, result: JaxTensor) -> None:
+    """Notes results that are whole numbers, made of whole or stored ones: they round alike."""
+    if func in _ROUNDING:
+        result.cell.is_whole = True
+    elif func.overloadpacket in (aten.add, aten.sub) and not kwargs:
+        result.cell.is_whole = all(
+            isinstance(a, int) or (isinstance(a, JaxTensor) and a.cell.is_whole) for a in args
+        )
+
+
 def store(tensor: JaxTensor) -> None:
     """Stores the memory of a tensor of floats that this part of the trace has computed."""
     cell, region = tensor.cell, Region.current()
     if cell.const is not None or cell.deferred is not None or cell.region is not region:
+        return
+    if cell.is_whole:
         return
     # Inside of a region a new version of an argument would count as a write.
     if tensor.view_of is not None and region is not None:

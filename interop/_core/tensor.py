@@ -56,12 +56,13 @@ class Cell:
     `input_free` holds where the value follows from parameters, buffers and constants alone.
     `origin` is how a mask was computed (`selections.py`), as long as nothing has been written.
     `bounds` are those of integers, where the trace knows them (`wide_integers.py`).
-    `stored` is the value that was last stored for all its readers (`stored_tensors.py`).
+    `stored` is the value that was last stored for all its readers, `is_whole` says that floats
+    need not be, being whole numbers (`stored_tensors.py`).
     """
 
     __slots__ = (
-        "_lazy", "_settled", "_value", "bounds", "const", "input_free", "origin", "owner", "region",
-        "stored", "version",
+        "_lazy", "_settled", "_value", "bounds", "const", "input_free", "is_whole", "origin",
+        "owner", "region", "stored", "version",
     )  # fmt: skip
 
     _lazy: DeferredArray | Callable[[], jax.Array] | None
@@ -76,6 +77,7 @@ class Cell:
         self.origin: tuple | None = None
         self.stored: jax.Array | None = None
         self.bounds: tuple[int, int] | None = None
+        self.is_whole = False
         self.input_free = const is not None
         self.region = Region.current()
 
@@ -131,7 +133,7 @@ class Cell:
     def write(self, value: jax.Array) -> None:
         """Replaces the root's value; every view sees it at its next read."""
         self.before_write()
-        self.value, self.const, self.bounds = value, None, None
+        self.value, self.const, self.bounds, self.is_whole = value, None, None, False
         self.version += 1
 
     def before_write(self) -> None:

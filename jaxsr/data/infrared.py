@@ -360,8 +360,11 @@ def _root(folder: Path, split: SplitName | Path) -> Path:
     """The folder with images and masks: the data set's, or one of the split's own in it."""
     if isinstance(split, Path) or _find_subfolder(folder, IMAGE_FOLDERS):
         return folder
-    own = [p for p in sorted(folder.iterdir()) if p.is_dir() and p.name.lower() in LISTS[split]]
-    return next((p for p in own if _find_subfolder(p, IMAGE_FOLDERS)), folder)
+    for path in sorted(folder.iterdir()):
+        is_split = path.is_dir() and path.name.lower() in LISTS[split]
+        if is_split and _find_subfolder(path, IMAGE_FOLDERS):
+            return path
+    return folder
 
 
 def find_list(folder: Path, split: SplitName | Path, lists: str | None = None) -> Path:
@@ -458,8 +461,8 @@ def _find_subfolder(folder: Path, names: Iterable[str]) -> Path | None:
 
 
 def _subfolder(folder: Path, names: Sequence[str]) -> Path:
-    if (found := _find_subfolder(folder, names)) is not None:
-        return found
+    if (subfolder := _find_subfolder(folder, names)) is not None:
+        return subfolder
     raise MissingFileError(
         f"no folder {', '.join(names)} in {folder}; a data set has images/NAME.png and "
         "masks/NAME.png beside its lists"

@@ -446,8 +446,8 @@ def _refuse_overlap(photos: Photos, validation: Photos) -> None:
     ]
     if not shared:
         trained = {f"train/{n}": p for n, p in zip(photos.names, photos.paths, strict=True)}
-        held = {f"val/{n}": p for n, p in zip(validation.names, validation.paths, strict=True)}
-        pairs = same_photos(trained | held).items()
+        held_out = {f"val/{n}": p for n, p in zip(validation.names, validation.paths, strict=True)}
+        pairs = same_photos(trained | held_out).items()
         shared = [
             f"{name.removeprefix('val/')} (the same as {original.removeprefix('train/')})"
             for name, original in pairs

@@ -212,13 +212,13 @@ def _bank(draw: _Draws, level: np.ndarray, contrast: float) -> np.ndarray:
     texture = _octaves(draw, side, cell=side / draw.between(2, 24), count=5)
     body = level + contrast * (0.6 + draw.between(0.2, 1.2) * (texture - 0.4))
     if draw.chance(0.3):
-        body = body + _place_of(draw, side) * draw.between(-60, 60)
+        body = body + _slope(draw, side) * draw.between(-60, 60)
     if draw.chance(0.3):
         inside = inside[::-1]
     return level + inside * (body - level)
 
 
-def _place_of(draw: _Draws, side: int) -> np.ndarray:
+def _slope(draw: _Draws, side: int) -> np.ndarray:
     """A slope over the image, in -0.5…0.5, downwards or across."""
     place = np.arange(side) / side - 0.5
     return np.broadcast_to(place[:, None] if draw.chance(0.7) else place, (side, side))

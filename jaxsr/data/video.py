@@ -168,11 +168,11 @@ class Reading:
         if container.format.name in ("mpeg", "mpegts", "mpegvideo", "h264", "hevc", "ogg"):
             return None
         duration = container.duration or 0
-        whole = (duration + max(container.start_time or 0, 0)) / 1e6
-        missing = whole - self._end - (1.5 / float(rate) if rate else 0.1)
+        stated_s = (duration + max(container.start_time or 0, 0)) / 1e6
+        missing = stated_s - self._end - (1.5 / float(rate) if rate else 0.1)
         # Sound may be told to end a frame later than it does.
         if self._is_corrupt or missing > 0.1:
-            return f"cut short: {self._end:.2f} s of the {whole:.2f} s that its header states"
+            return f"cut short: {self._end:.2f} s of the {stated_s:.2f} s that its header states"
         return None
 
 
@@ -228,12 +228,14 @@ def add_encoder(
       codec: an encoder for colour pictures instead of the source's codec and pixel format.
     """
     coded = stream.codec_context
-    own = codec or _ENCODERS.get(coded.name)
-    if own == "libx264" and not codec and coded.format.is_rgb:
-        own = "libx264rgb"
-    names = dict.fromkeys(name for name in (own, *_OTHERWISE) if name is not None)
+    preferred = codec or _ENCODERS.get(coded.name)
+    if preferred == "libx264" and not codec and coded.format.is_rgb:
+        preferred = "libx264rgb"
+    names = dict.fromkeys(name for name in (preferred, *_OTHERWISE) if name is not None)
     encoder, name = _first_stream(out, names, rate=stream.average_rate or 25)
-    remarks = [] if name == own else [f"{coded.name} is written as {encoder.codec_context.name}"]
+    remarks = (
+        [] if name == preferred else [f"{coded.name} is written as {encoder.codec_context.name}"]
+    )
     if name in _RATE_FACTOR:
         encoder.options = {"crf": _RATE_FACTOR[name]}
     if name == "libvpx":  # its quality is bounded by a rate, 256 kbit/s by default

@@ -206,8 +206,8 @@ def _from_weights(path: Path, name: str, kind: Kind | None, trust_builder: bool)
     weights = read_weights(path)
     metadata = read_metadata(path) if path.suffix == ".safetensors" else {}
     if "builder" in metadata:
-        own = load_own_network(path, weights, metadata, name=name, trust_builder=trust_builder)
-        return _of_kind(own, path, kind)
+        model = load_own_network(path, weights, metadata, name=name, trust_builder=trust_builder)
+        return _of_kind(model, path, kind)
     refusals: list[str] = []
     for family_name in FAMILIES:
         family = find_family(family_name)

@@ -48,10 +48,10 @@ class SegmentationRun(PictureRunConfig):
     """Side in pixels of the square that the network trains on."""
     augment: Literal["scale", "patch"] = "scale"
     """scale: the paper's rescaling, flip and blur. patch: crops of the image as it is, turned."""
-    zoom: float = 1.0
+    zoom: float = number(1.0, least=1, most=4)
     """With augment=patch: each image is scaled by a factor between 1/zoom and zoom, at most 4."""
-    contrast: float = 0.0
-    """Contrast changes by up to this share, and brightness by half as much; below 1."""
+    contrast: float = number(0.0, least=0, most=0.99)
+    """Contrast changes by up to this share, at most 0.99, and brightness by half as much."""
     normalise: Literal["imagenet", "dataset"] = "imagenet"
     """Mean and deviation of the input: ImageNet's, or those of the training images' gray values."""
     evaluate: Literal["base", "native"] = "base"
@@ -73,6 +73,11 @@ class SegmentationRun(PictureRunConfig):
             value, multiple = getattr(self, name), self.side_multiple
             if value < 1 or value % multiple:
                 raise InputError(f"{name} must be a positive multiple of {multiple}, got {value}")
+        if self.zoom > 1 and self.augment != "patch":
+            raise InputError(
+                f"zoom={self.zoom:g} goes with augment=patch; augment={self.augment} scales "
+                "images by itself"
+            )
         if self.scenes < 4:
             raise InputError(f"scenes must be at least 4, got {self.scenes}")
 

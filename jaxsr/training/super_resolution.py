@@ -77,9 +77,9 @@ class PhotoRun(PictureRunConfig):
     """Maximum standard deviation of the noise of the network's input, in levels of 255."""
     low_jpeg: tuple[int, int] | None = None
     """Lowest and highest quality, as 40 95, of JPEG files that the network's input went through."""
-    low_share: float = 1.0
+    low_share: float = number(1.0, least=0, most=1)
     """Share of the samples that are blurred, and of those with noise."""
-    low_again: float = 0.0
+    low_again: float = number(0.0, least=0, most=1)
     """Share of the samples that are resized, sharpened and damaged a second time, as pictures from
     the web are."""
     held_out: float = 0.1

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import jaxsr
+from tests.merging_adapter import Merging
 
 COUNT = [0]
 
@@ -102,20 +103,6 @@ class Net(nn.Module):
             y = x @ self.weight
             self.weight.data = own
         return y
-
-
-class Merging(nn.Linear):
-    def __init__(self) -> None:
-        super().__init__(4, 4)
-        self.weight.requires_grad_(False)
-        self.adapter, self.merged = nn.Parameter(torch.randn(4, 4)), False
-
-    def train(self, mode: bool = True) -> Any:
-        super().train(mode)
-        if mode is self.merged:
-            self.weight.data += -self.adapter if mode else self.adapter
-            self.merged = not mode
-        return self
 
 
 @pytest.mark.parametrize(

@@ -446,8 +446,8 @@ def test_scenes_have_targets_of_few_pixels_to_hundreds_and_none():
             around = ndimage.binary_dilation(mask, iterations=4) & (mask == 0)
             brighter.append(image[mask > 0].mean() - image[around].mean())
     assert min(brighter) > 0
-    assert 8 <= without <= 50
-    assert min(areas) <= 3 and 100 <= max(areas) <= 500  # some may touch
+    assert 8 <= without <= 22  # 10 % of 150, by 3 standard deviations; few targets fall outside
+    assert min(areas) <= 2 and 100 <= max(areas) <= 500  # some may touch
     assert 8 < np.median(areas) < 40
 
 

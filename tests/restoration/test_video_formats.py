@@ -122,6 +122,14 @@ def facts(path: Path) -> dict:
     return found
 
 
+def copy_packets(source: Any, out: Any, copies: list) -> None:
+    """Copies every packet to the stream of `copies` that stands for its own."""
+    for packet in source.demux():
+        if packet.size:
+            packet.stream = copies[packet.stream.index]
+            out.mux(packet)
+
+
 @case("MP4, MOV, MKV, WebM", "rotation and mirroring (display matrix)", "kept")
 def rotation(tmp_path, ending, capsys):
     for degrees, mirrored in ((90, False), (180, False), (-90, True)):
@@ -203,10 +211,7 @@ def cover(tmp_path, ending, capsys):
         packet = av.Packet(picture.getvalue())
         packet.stream = image
         out.mux(packet)
-        for packet in source.demux():
-            if packet.size:
-                packet.stream = copies[packet.stream.index]
-                out.mux(packet)
+        copy_packets(source, out, copies)
     result, said = restored(path, capsys)
     with av.open(str(result)) as container:
         by_flag = {bool(s.disposition & 0x400): s for s in container.streams.video}
@@ -239,10 +244,7 @@ def subtitles(tmp_path, ending, capsys):
         packet.stream, packet.pts, packet.dts, packet.duration = words, 0, 0, 200
         packet.time_base = Fraction(1, 1000)
         out.mux(packet)
-        for packet in source.demux():
-            if packet.size:
-                packet.stream = copies[packet.stream.index]
-                out.mux(packet)
+        copy_packets(source, out, copies)
     result, said = restored(path, capsys)
     with av.open(str(result)) as container:
         (stream,) = container.streams.subtitles
@@ -442,10 +444,7 @@ def _index_first(path: Path) -> bytes:
         av.open(str(copy), "w", options={"movflags": "faststart"}) as out,
     ):
         copies = [out.add_stream_from_template(s, opaque=True) for s in source.streams]
-        for packet in source.demux():
-            if packet.size:
-                packet.stream = copies[packet.stream.index]
-                out.mux(packet)
+        copy_packets(source, out, copies)
     return copy.read_bytes()
 
 

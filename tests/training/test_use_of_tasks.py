@@ -14,6 +14,11 @@ from jaxsr import compare, detect, restore, train
 from jaxsr.errors import InputError
 from jaxsr.models.load import load_model
 
+DETECT = [
+    *("picture.png", "--model", "runs/own", "--trust-builder"),
+    *("--out", "marked", "--engine", "torch"),
+]
+"""Words of `jaxsr detect`."""
 FILE = """
 import jaxsr
 import torch
@@ -106,17 +111,7 @@ def test_restore_and_compare_take_the_run_folder(capsys):
 @pytest.mark.usefixtures("folder")
 def test_detect_takes_the_run_folder():
     file = _train("Marking")
-    words = [
-        "picture.png",
-        "--model",
-        "runs/own",
-        "--trust-builder",
-        "--out",
-        "marked",
-        "--engine",
-        "torch",
-    ]
-    assert detect.main([*words, "--size", "native"]) == 0
+    assert detect.main([*DETECT, "--size", "native"]) == 0
     assert [*Path("marked").rglob("*.png")]
     network = load_model("runs/own", trust_builder=True).network
     for name, value in load_file(file).items():
@@ -126,17 +121,7 @@ def test_detect_takes_the_run_folder():
 @pytest.mark.usefixtures("folder")
 def test_detect_refuses_a_network_of_pictures(capsys):
     _train("Sharpening")
-    words = [
-        "picture.png",
-        "--model",
-        "runs/own",
-        "--trust-builder",
-        "--out",
-        "marked",
-        "--engine",
-        "torch",
-    ]
-    assert detect.main(words) == 2
+    assert detect.main(DETECT) == 2
     line = capsys.readouterr().err.strip().splitlines()[-1]
     # The network doubles the 256² that detectors see by default.
     assert (

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from jaxsr.interop import UnsupportedTorchError, to_jax
+from tests.merging_adapter import Merging
 
 X = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
 
@@ -257,27 +258,6 @@ def test_what_would_part_company_is_refused(name):
     with pytest.raises(UnsupportedTorchError, match=message):
         jm = to_jax(Net(setup, code))
         jm.apply(jm.params, jm.buffers, X)
-
-
-class Merging(nn.Linear):
-    """Adds its adapter to the weight in evaluation, as loralib does."""
-
-    def __init__(self) -> None:
-        torch.manual_seed(0)
-        super().__init__(4, 4)
-        self.weight.requires_grad_(False)
-        self.adapter, self.merged = nn.Parameter(torch.randn(4, 4)), False
-
-    def train(self, mode: bool = True) -> Any:
-        super().train(mode)
-        if mode is self.merged:
-            self.weight.data += -self.adapter if mode else self.adapter
-            self.merged = not mode
-        return self
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        y = super().forward(input)
-        return y if self.merged else y + input @ self.adapter.T
 
 
 def test_a_mode_that_changes_weights_is_refused_and_may_be_set_before():
