@@ -94,3 +94,22 @@ def test_a_maximum_is_found_among_its_elements():
     model = to_jax(Peaks())
     run = jax.jit(lambda *arrays: model.apply(model.params, model.buffers, *arrays)[0])
     assert (np.asarray(run(a, b, c)) >= 1).all()
+
+
+def test_a_sum_with_a_factor_is_not_a_whole_number():
+    """It is stored like any other value; whole numbers round alike and are not."""
+
+    class Half(nn.Module):
+        def forward(self, x):
+            place = torch.add(x.floor(), x.floor(), alpha=0.3)
+            shifted = x.floor() + 1
+            return place.floor(), place - place.floor(), shifted.floor()
+
+    model = to_jax(Half())
+    x = np.random.default_rng(0).random((8, 8), np.float32) * 9
+    program = jax.make_jaxpr(lambda x: model.apply(model.params, model.buffers, x)[0])(x)
+    assert str(program).count("jaxsr_stored") == 2  # x and place, not shifted
+    for ours, theirs in zip(
+        model.apply(model.params, model.buffers, x)[0], Half()(torch.from_numpy(x)), strict=True
+    ):
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
