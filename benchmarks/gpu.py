@@ -44,7 +44,7 @@ PARTS = (
     Part(name="restoring", rows=_gpu_speed.restoring, timeout_s=150, timed=True),
     Part(name="conformance", rows=_gpu_parity.conformance, timeout_s=240),
     Part(name="zoo", rows=_gpu_parity.zoo, timeout_s=240),
-    Part(name="steps mshnet", rows=partial(_gpu_speed.steps, "mshnet"), timeout_s=240, timed=True),
+    Part(name="steps mshnet", rows=partial(_gpu_speed.steps, "mshnet"), timeout_s=400, timed=True),
 )
 """The most valuable first, those without timing before the others where there is time for both."""
 _NOT_RUN = "not run"

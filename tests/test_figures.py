@@ -27,6 +27,20 @@ def test_conformance():
     assert f"{agree} of {total}, {counts['refused']} refused by name" in line
 
 
+def test_mshnet_on_a_gpu():
+    rows = [row for row in rows_of("gpu_h200") if row["part"] == "steps mshnet" and row["name"]]
+    ms, kernels = (
+        {row["contender"]: row[key] for row in rows} for key in ("step_ms_median", "device_ms")
+    )
+    compiled, eager = "torch.compile, channels_last", "torch channels_last"
+    text = (ROOT / "docs" / "gpu.md").read_text()
+    (line,) = [x for x in text.splitlines() if x.startswith("| MSHNet step, 16 × 256², H200")]
+    assert f"| {ms['jaxsr']:.1f} ms |" in line
+    assert f"channels last {ms[compiled]:.1f}, of which kernels {kernels[compiled]:.1f}" in line
+    assert f"eager {ms[eager]:.1f} and {kernels[eager]:.1f}" in line
+    assert line.endswith(f"| {ms[compiled] / ms['jaxsr']:.2f} |")
+
+
 def gains(model: str, *, scale: int, jpeg: int) -> dict[tuple[str, str], float]:
     """Decibels over bicubic, by folder and photo."""
     rows = [r for r in rows_of("shipped_weights") if (r["scale"], r["jpeg"]) == (scale, jpeg)]
