@@ -16,6 +16,7 @@ from torch import nn
 from jaxsr.interop._core import index_bounds
 from jaxsr.interop._core.attributes import holds_inputs
 from jaxsr.interop._core.dtypes import constant_to_jax
+from jaxsr.interop._core.located_errors import users_frame
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace_scope import Region
 from jaxsr.interop.annotations import PyTree
@@ -23,7 +24,15 @@ from jaxsr.interop.annotations import PyTree
 Watch = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], AbstractContextManager[object]]
 """Gets the module that runs and its arguments; what it returns is entered around the run."""
 
-__all__ = ["Watch", "collecting_indices", "holds_inputs", "value_of", "watched", "watching"]
+__all__ = [
+    "Watch",
+    "collecting_indices",
+    "holds_inputs",
+    "users_frame",
+    "value_of",
+    "watched",
+    "watching",
+]
 
 collecting_indices = index_bounds.collecting_indices
 """Gathers the worst index of every operation that takes indices, for the program to return."""

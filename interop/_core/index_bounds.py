@@ -220,17 +220,12 @@ def _rule(func: Any, use: Use) -> str:
 
 def _place() -> str:
     """The innermost line that is neither of torch nor of this package."""
-    from jaxsr.interop._core.located_errors import is_users_file
+    from jaxsr.interop._core.located_errors import users_frame
 
-    frame = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if is_users_file(file):
-            return (
-                f" at {file}:{frame.f_lineno} `{linecache.getline(file, frame.f_lineno).strip()}`"
-            )
-        frame = frame.f_back
-    return ""
+    if (frame := users_frame(sys._getframe(1))) is None:
+        return ""
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    return f" at {file}:{line} `{linecache.getline(file, line).strip()}`"
 
 
 class _CheckedOperators(TorchDispatchMode):

@@ -106,6 +106,13 @@ def _is_users(entry: types.TracebackType) -> bool:
     return not between and is_users_file(code.co_filename)
 
 
+def users_frame(frame: types.FrameType | None) -> types.FrameType | None:
+    """This frame or the next outer one that is neither of torch, JAX nor this package."""
+    while frame is not None and not is_users_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
 def is_users_file(file: str) -> bool:
     """Whether code of this file is neither torch's, JAX's, this package's nor Python's own."""
     if file.startswith(_STANDARD_LIBRARY) and "site-packages" not in file:

@@ -276,6 +276,12 @@ class _Check:
     def _explain(self, modules: bool) -> None:
         """The first wrong submodule, and those that amplify rounding."""
         result = self.result
+        result.notes += [
+            f"{name}: {count} of {array.size} values are NaN in torch as well: these inputs say "
+            "nothing of them"
+            for name, array in self.evaluated.single.outputs.items()
+            if array.dtype.kind in "fc" and (count := int(np.isnan(array).sum()))
+        ]
         differing = [r for r in result.rows if r.status == "differs" and r.worst is not None]
         blamed = next((r for r in differing if r.name.split()[-1] in _BISECTED), None)
         if blamed is not None:

@@ -80,6 +80,8 @@ class Call:
     results: tuple[Result, ...]
     settings: str = ""
     """The other arguments, as text."""
+    source: str = ""
+    """File and line of the model's code that makes the call; empty where it has none."""
     program: Program | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -97,7 +99,8 @@ class Call:
         """The key in words."""
         repeat = f" (call {self.nth + 1})" if self.nth else ""
         step = f", step {self.step}" if self.step else ""
-        return f"{self.path or ROOT} · {self.operation}{repeat}{step}"
+        source = f" ({self.source})" if self.source else ""
+        return f"{self.path or ROOT} · {self.operation}{repeat}{step}{source}"
 
     def as_row(self) -> JsonObject:
         """Everything but the program, for a file."""
@@ -113,6 +116,7 @@ class Call:
         plain = ("order", "step", "path", "operation", "nth", "settings")
         return cls(
             **{name: row[name] for name in plain},
+            source=str(row.get("source", "")),  # traces of 0.3 and before have none
             operands=tuple(
                 Operand(kind, name, tuple(shape), dtype)
                 for kind, name, shape, dtype in row["operands"]

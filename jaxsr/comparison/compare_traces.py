@@ -17,7 +17,7 @@ from jaxsr.comparison.calls import Call
 from jaxsr.comparison.divergence import find_faults
 from jaxsr.comparison.metrics import EQUAL, INCOMPARABLE, ErrorMetrics, error_metrics, worst_of
 from jaxsr.comparison.result import Comparison, Row
-from jaxsr.comparison.statistics import Figures
+from jaxsr.comparison.statistics import Figures, describe, sample_places
 from jaxsr.comparison.thresholds import (
     logits_rounding,
     moves_only,
@@ -128,8 +128,13 @@ def compare_traces(
         first=first.header,
         second=second.header,
         rows=rows,
-        findings=find_faults(rows, local_checked=local_checked),
+        findings=find_faults(
+            rows, local_checked=local_checked, nan_weights=_nan_weights(first, second)
+        ),
         outputs=[error_metrics(a, b) for a, b in outputs],
+        nan_steps=[
+            step for step, pair in enumerate(outputs) if any(describe(side).nan for side in pair)
+        ],
         outputs_threshold=last.total_threshold if last else 0.0,
         steps=compare_logits(
             outputs if first.tokens else [], rounding=logits_rounding(unit, depth)
@@ -170,6 +175,7 @@ def _fill_totals(
             depth += 1
             deepest = max(deepest, depth)
         row.total_threshold = total_threshold(row.first, depth, unit=unit)
+        row.first_figures, row.second_figures = a.figures, b.figures
         if len(a.figures) == len(b.figures) and a.figures:
             row.total = _worst_sampled(a.figures, b.figures)
             totals[row.first.key] = row.total.relative
@@ -200,6 +206,8 @@ def sampled_error(first: Figures, second: Figures) -> ErrorMetrics:
     if not first.count:
         return EQUAL
     pair = error_metrics(first.sample, second.sample, rms=first.rms or None)
+    if pair.worst_at >= 0:
+        pair = replace(pair, worst_at=int(sample_places(first.count)[pair.worst_at]))
     scale = first.rms or second.rms
     if not scale or not np.isfinite(pair.worst):
         return pair
@@ -214,6 +222,11 @@ def sampled_error(first: Figures, second: Figures) -> ErrorMetrics:
         for a, b in ((first.low, second.low), (first.high, second.high))
     ]
     return replace(pair, relative=relative, peak=max(pair.peak, *ends))
+
+
+def _nan_weights(first: Trace, second: Trace) -> frozenset[str]:
+    sides = (first.weights, second.weights)
+    return frozenset(n for side in sides for n, (_, figures) in side.items() if figures.nan)
 
 
 def _weight_differences(first: Trace, second: Trace) -> list[tuple[str, float]]:

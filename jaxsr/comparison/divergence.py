@@ -3,25 +3,34 @@
 - A local error beyond rounding is a fault.
 - A total error is a fault if the inputs agreed and the error persists.
 - An operation that one side lacks is a fault if what follows it is wrong for no other reason.
+- An operation that makes NaN of operands without any is a fault, also where both sides do: from
+  there on nothing is compared.
 """
 
 import itertools
+from collections.abc import Callable
 
 from jaxsr.comparison.result import Finding, Row
 from jaxsr.errors import first_of
 
 
-def find_faults(rows: list[Row], *, local_checked: bool) -> list[Finding]:
+def find_faults(
+    rows: list[Row], *, local_checked: bool, nan_weights: frozenset[str] = frozenset()
+) -> list[Finding]:
     """In order of execution.
 
     Args:
       rows: all operations, totals and local errors filled in.
       local_checked: whether local errors were measured.
+      nan_weights: names of parameters and buffers that hold NaN.
     """
     persists = _Persistence(rows)
+    begins_nan = {row.number for row in origins(rows, lambda row: row.nan)}
     findings: list[Finding] = []
     for position, row in enumerate(rows):
-        if row.first is None or row.second is None:
+        if row.number in begins_nan:
+            findings.append(Finding(kind="nan", row=row, text=_nan_text(row, nan_weights)))
+        elif row.first is None or row.second is None:
             before = rows[position - 1] if position else None
             starts = before is None or not (before.first is None or before.second is None)
             if starts and _has_consequences(rows[position:], persists, local_checked=local_checked):
@@ -33,6 +42,47 @@ def find_faults(rows: list[Row], *, local_checked: bool) -> list[Finding]:
         elif row.inherited <= row.total_threshold and persists(row):
             findings.append(Finding(kind="total", row=row, text=_total_text(row)))
     return findings
+
+
+def origins(rows: list[Row], count: Callable[[Row], tuple[int, int]]) -> list[Row]:
+    """The operations whose results have elements of a kind that none of their operands has.
+
+    Args:
+      rows: all operations.
+      count: elements of that kind in a row's results, on either side.
+    """
+    seen: set[tuple[int, int, str]] = set()  # side, step, key of the operation
+    begins: list[Row] = []
+    for row in rows:
+        starts = False
+        for side, (call, elements) in enumerate(
+            zip((row.first, row.second), count(row), strict=True)
+        ):
+            if call is None or not elements:
+                continue
+            names = {o.name.partition("#")[0] for o in call.operands if o.kind == "operation"}
+            starts |= not any((side, row.step, name) in seen for name in names)
+            seen.add((side, row.step, call.key))
+        if starts:
+            begins.append(row)
+    return begins
+
+
+def on_sides(counts: tuple[int, int]) -> str:
+    """Where elements were counted, in words."""
+    if all(counts):
+        return "on both sides"
+    return f"on the {'first' if counts[0] else 'second'} side alone"
+
+
+def _nan_text(row: Row, nan_weights: frozenset[str]) -> str:
+    count = sum(figures.count for figures in row.first_figures or row.second_figures)
+    text = f"{max(row.nan)} of {count} values are NaN {on_sides(row.nan)}"
+    named = [o.name for o in row.call.operands if o.kind == "parameter" and o.name in nan_weights]
+    if named:
+        return f"{text}, from the weights: {first_of(named, 4)} holds NaN"
+    made = all(o.kind in ("operation", "parameter") for o in row.call.operands)
+    return f"{text}, from operands without any" if made and row.call.operands else text
 
 
 def _has_consequences(rows: list[Row], persists: "_Persistence", *, local_checked: bool) -> bool:
@@ -100,11 +150,14 @@ def _local_text(row: Row) -> str:
     assert local is not None
     if local.problem:
         return f"on equal inputs {local.problem}"
+    where = row.worst_element(local.error)
+    where = f"; {where}" if where else ""
     if local.error.unlike:
-        return f"on equal inputs {local.error.unlike} of {local.error.compared} values are unlike"
+        counts = f"{local.error.unlike} of {local.error.compared}"
+        return f"on equal inputs {counts} values are unlike{where}"
     return (
         f"local error {local.error.worst:.2e} on equal inputs, rounding explains "
-        f"{local.threshold:.2e}"
+        f"{local.threshold:.2e}{where}"
     )
 
 

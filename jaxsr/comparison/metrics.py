@@ -22,6 +22,12 @@ class ErrorMetrics:
     truth values that are not equal."""
     compared: int = 0
     """Elements looked at."""
+    result: int = 0
+    """Number of the result, of a call's several ones."""
+    worst_at: int = -1
+    """Flat place of the element that differs most, or of the first that is unlike; -1 for none."""
+    worst_pair: tuple[float, float] = (0.0, 0.0)
+    """Its value on either side."""
 
     @property
     def worst(self) -> float:
@@ -52,13 +58,16 @@ def error_metrics(
     equal = replace(EQUAL, compared=a.size)
     if exact:
         unlike = int(np.count_nonzero(a != b))
-        largest = float(np.abs(a - b).max())
         # One wrong index is a wrong result: no share of them is rounding.
-        return ErrorMetrics((unlike / a.size) ** 0.5, float(unlike > 0), largest, unlike, a.size)
+        share = (unlike / a.size) ** 0.5
+        error = ErrorMetrics(share, float(unlike > 0), float(np.abs(a - b).max()), unlike, a.size)
+        return _at(error, int(np.argmax(a != b)), a, b) if unlike else error
     kinds_a, kinds_b = _kinds(a), _kinds(b)
     if unlike := int(np.count_nonzero(kinds_a != kinds_b)):
-        return replace(INCOMPARABLE, unlike=unlike, compared=a.size)
+        error = replace(INCOMPARABLE, unlike=unlike, compared=a.size)
+        return _at(error, int(np.argmax(kinds_a != kinds_b)), a, b)
     inside = (kinds_a == 0) & (kinds_b == 0)
+    places = np.flatnonzero(inside)
     a, b = a[inside], b[inside]
     difference = np.abs(a - b)
     largest = float(difference.max(initial=0.0))
@@ -66,15 +75,26 @@ def error_metrics(
         return equal
     scale = float(np.sqrt(np.square(a).mean())) if rms is None else rms
     if scale == 0:
-        return replace(INCOMPARABLE, largest=largest, compared=first.size)
-    relative = float(np.sqrt(np.square(difference).mean())) / scale
-    peak = float((difference / (np.abs(a) + scale)).max())
-    return replace(equal, relative=relative, peak=peak, largest=largest)
+        worst = int(difference.argmax())
+        error = replace(INCOMPARABLE, largest=largest, compared=first.size)
+    else:
+        share = difference / (np.abs(a) + scale)
+        worst = int(share.argmax())
+        relative = float(np.sqrt(np.square(difference).mean())) / scale
+        error = replace(equal, relative=relative, peak=float(share[worst]), largest=largest)
+    return replace(
+        error, worst_at=int(places[worst]), worst_pair=(float(a[worst]), float(b[worst]))
+    )
+
+
+def _at(error: ErrorMetrics, place: int, a: np.ndarray, b: np.ndarray) -> ErrorMetrics:
+    return replace(error, worst_at=place, worst_pair=(float(a[place]), float(b[place])))
 
 
 def worst_of(pairs: list[ErrorMetrics]) -> ErrorMetrics:
     """The worst of a call's several results."""
-    return max(pairs, key=lambda pair: pair.worst, default=EQUAL)
+    numbered = (replace(pair, result=number) for number, pair in enumerate(pairs))
+    return max(numbered, key=lambda pair: pair.worst, default=EQUAL)
 
 
 def _kinds(values: np.ndarray) -> np.ndarray:

@@ -7,12 +7,15 @@ notice them.
 """
 
 import fnmatch
+import functools
 import re
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -26,6 +29,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 from jaxsr.comparison.calls import SLOT, Call, Operand, Program, Result, SourceKind
 from jaxsr.comparison.statistics import Figures, describe
 from jaxsr.interop.annotations import PyTree
+from jaxsr.interop.hooks import users_frame
+
+_FOLDER = Path(__file__).parent
 
 # Attributes that are tensors; reading any other attribute (`shape`, `grad`) is no operation.
 _TENSOR_ATTRIBUTES = ("T", "mT", "H", "mH", "data", "real", "imag")
@@ -166,6 +172,7 @@ class _Run(TorchFunctionMode):
             ),
             results=tuple(Result(tuple(t.shape), _dtype(t)) for t in results),
             settings=settings,
+            source=_calling_line(),
             program=program,
         )
         self.order += 1
@@ -267,6 +274,27 @@ def changes_first(func: object) -> bool:
     name = getattr(func, "__name__", "")
     writers = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__")
     return name in writers or (name.endswith("_") and not name.endswith("__"))
+
+
+def _calling_line() -> str:
+    """File and line of the model's code that runs, as reports name them."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    frame = users_frame(frame)
+    if frame is None or Path(frame.f_code.co_filename).parent == _FOLDER:
+        return ""  # torch's own modules have been run by this package
+    return f"{_shown_file(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+@functools.cache
+def _shown_file(file: str) -> str:
+    """The file's path within its package: machines install packages in other places."""
+    parts, packages = [Path(file).name], Path(file).parent
+    while (packages / "__init__.py").is_file():
+        parts.insert(0, packages.name)
+        packages = packages.parent
+    return "/".join(parts)
 
 
 def _tensors(tree: PyTree) -> list[torch.Tensor]:

@@ -7,10 +7,11 @@ import numpy as np
 
 from jaxsr.comparison.calls import Call
 from jaxsr.comparison.metrics import ErrorMetrics
+from jaxsr.comparison.statistics import Figures
 from jaxsr.comparison.tokens import Step, first_divergence
 from jaxsr.interop.annotations import JsonObject
 
-Kind = Literal["local", "total", "structure"]
+Kind = Literal["local", "total", "structure", "nan"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +54,37 @@ class Row:
     local: Local | None = None
     exact: tuple[float, float] | None = None
     """Total error of each side against float64, relative."""
+    first_figures: tuple[Figures, ...] = field(default=(), repr=False)
+    """Of the results on the first side; empty where they could not leave the program."""
+    second_figures: tuple[Figures, ...] = field(default=(), repr=False)
 
     @property
     def call(self) -> Call:
         call = self.first or self.second
         assert call is not None
         return call
+
+    @property
+    def nan(self) -> tuple[int, int]:
+        """Elements of the results that are not a number, on either side."""
+        return sum(f.nan for f in self.first_figures), sum(f.nan for f in self.second_figures)
+
+    @property
+    def infinite(self) -> tuple[int, int]:
+        """Elements of the results that are infinite, on either side."""
+        sides = (self.first_figures, self.second_figures)
+        first, second = (sum(f.infinite for f in side) for side in sides)
+        return first, second
+
+    def worst_element(self, error: ErrorMetrics) -> str:
+        """The element of the results in which an error is largest: index and both values."""
+        if error.worst_at < 0 or error.result >= len(self.call.results):
+            return ""
+        shape = self.call.results[error.result].shape
+        place = ", ".join(str(k) for k in np.unravel_index(error.worst_at, shape))
+        first, second = error.worst_pair
+        number = f" of result {error.result}" if len(self.call.results) > 1 else ""
+        return f"largest at [{place}]{number}: {first:.7g} against {second:.7g}"
 
     @property
     def total_above(self) -> bool:
@@ -98,6 +124,8 @@ class Comparison:
     """Of language models."""
     weights: list[tuple[str, float]]
     """Parameters and buffers that are not equal, with their relative difference, worst first."""
+    nan_steps: list[int]
+    """Steps whose results hold NaN on either side."""
     compared_steps: int
     local_checked: bool
     """Whether local errors were looked for."""
@@ -129,4 +157,5 @@ class Comparison:
         benign = self.divergence is None or self.divergence.tie
         # Local errors, where they were looked for, say more than an accumulated total.
         results_agree = self.local_checked or not self.outputs_above
-        return not self.findings and not self.weights and benign and results_agree
+        wrong = self.findings or self.weights or self.nan_steps
+        return not wrong and benign and results_agree

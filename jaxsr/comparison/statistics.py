@@ -32,6 +32,10 @@ class Figures:
     """Elements."""
     beyond: int
     """Elements that are not finite, or beyond ±`LIMIT`."""
+    nan: int = 0
+    """Elements that are not a number."""
+    infinite: int = 0
+    """Elements that are ±infinity."""
     mean: float
     std: float
     low: float
@@ -55,7 +59,9 @@ class Figures:
         """Reads what `as_row` wrote."""
         names = ("count", "beyond", "mean", "std", "low", "high", "norm")
         numbers: dict[str, Any] = {k: np.nan if row[k] is None else row[k] for k in names}
-        return cls(sample=sample, **numbers)
+        # Traces of 0.3 and before have no counts of these.
+        counts = {k: int(row.get(k, 0)) for k in ("nan", "infinite")}
+        return cls(sample=sample, **numbers, **counts)
 
 
 @functools.cache
@@ -84,6 +90,8 @@ def describe(array: np.ndarray) -> Figures:
     return Figures(
         count=flat.size,
         beyond=flat.size - count,
+        nan=_count(np.isnan, flat) if count < flat.size else 0,
+        infinite=_count(np.isinf, flat) if count < flat.size else 0,
         mean=mean,
         std=(spread / count) ** 0.5 if count else np.nan,
         low=low if count else np.nan,
@@ -91,6 +99,11 @@ def describe(array: np.ndarray) -> Figures:
         norm=square**0.5,
         sample=flat[sample_places(flat.size)].astype(np.float64),
     )
+
+
+def _count(kind: np.ufunc, flat: np.ndarray) -> int:
+    starts = range(0, flat.size, _BLOCK)
+    return sum(int(np.count_nonzero(kind(flat[k : k + _BLOCK].astype(np.float64)))) for k in starts)
 
 
 def _blocks(flat: np.ndarray) -> Iterator[np.ndarray]:

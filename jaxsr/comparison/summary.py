@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxsr.comparison.calls import ROOT
+from jaxsr.comparison.divergence import on_sides, origins
 from jaxsr.comparison.result import Comparison, Row
 from jaxsr.comparison.statistics import SAMPLE
+from jaxsr.comparison.thresholds import moves_only
 from jaxsr.comparison.tokens import Step, in_words
 
 _AROUND = 4  # operations shown before and after a finding
@@ -21,17 +23,25 @@ Word = Callable[[int], str]
 def headline(comparison: Comparison) -> str:
     """The outcome in one sentence, as sure as the evidence is."""
     checked, step = f"{comparison.checked} operations", comparison.divergence
+    weights = ""
+    if comparison.weights:
+        name, value = comparison.weights[0]
+        more = len(comparison.weights) - 1
+        others = f" and {more} more" if more else ""
+        weights = f"the two sides have different weights, {name} ({value:.1e}){others}"
     if comparison.findings:
         by = "" if comparison.local_checked else ", by figures and samples of their results"
-        place, text = comparison.findings[0].row.call.place, comparison.findings[0].text
-        return f"DIFFER: first found among {checked} checked{by}: {place}: {text}"
+        finding = comparison.findings[0]
+        place, text = finding.row.call.place, finding.text
+        verdict = "NOT A NUMBER" if finding.kind == "nan" else "DIFFER"
+        before = f"{weights}; " if weights else ""
+        return f"{verdict}: {before}first found among {checked} checked{by}: {place}: {text}"
     if not comparison.agree:
         what = "the results differ by more than rounding explains"
-        if comparison.weights:
-            name, value = comparison.weights[0]
-            more = len(comparison.weights) - 1
-            others = f" and {more} more" if more else ""
-            what = f"the two sides have other weights, {name} ({value:.1e}){others}"
+        if comparison.nan_steps:
+            what = f"the results of step {comparison.nan_steps[0]} hold NaN"
+        elif weights:
+            what = weights
         elif step is not None and not step.tie:
             what = f"the tokens part at step {step.step}"
         return f"DIFFER: {what}, though none of {checked} checked was found wrong by itself"
@@ -58,6 +68,10 @@ _BFLOAT16_NOTE = (
 _ILL_CONDITIONED_NOTE = (
     "ill-conditioned: {place} makes a total error of {total} out of inputs that differ by "
     "{inherited} (condition {condition:.0f}): large terms cancel, on either side"
+)
+_INFINITE_NOTE = (
+    "infinite: {place} makes {count} infinite values {sides} of finite operands; from there on "
+    "these are compared as equal or unlike only"
 )
 _FUSION_NOTE = (
     "the results differ by more than the runs' rounding should add up to, and no operation by "
@@ -87,6 +101,13 @@ def notes(comparison: Comparison) -> list[str]:
                 inherited=number(row.inherited), condition=condition(row),
             )
         )  # fmt: skip
+    for row in origins(comparison.rows, lambda row: row.infinite)[:_MOST_NOTES]:
+        if not moves_only(row.call.operation):  # masks are filled with infinities
+            lines.append(
+                _INFINITE_NOTE.format(
+                    place=row.call.place, count=max(row.infinite), sides=on_sides(row.infinite)
+                )
+            )
     missing = [row for row in comparison.rows if row.first is None or row.second is None]
     if missing:
         only = sum(row.second is None for row in missing)
@@ -119,7 +140,8 @@ def ill_conditioned(comparison: Comparison) -> list[Row]:
         for row in comparison.rows
         if row.total_above
         and row.number not in finding_numbers
-        and row.inherited <= row.total_threshold
+        and 0 < row.inherited <= row.total_threshold
+        and not moves_only(row.call.operation)
     ]
     return sorted(rows, key=condition, reverse=True)
 

@@ -68,6 +68,7 @@ def _row_json(row: Row) -> JsonObject:
         "path": call.path,
         "operation": call.operation,
         "nth": call.nth,
+        "source": call.source,
         "sides": "both" if row.first and row.second else "first" if row.first else "second",
         "results": call.results,
     }

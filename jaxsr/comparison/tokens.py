@@ -31,9 +31,12 @@ class Step:
     allowed: float
     """What rounding may move a logit by, for the depth and dtypes of the run."""
 
+    nan: bool = False
+    """Whether logits of either side are NaN: then no figure of them means anything."""
+
     @property
     def agree(self) -> bool:
-        return self.first_token == self.second_token
+        return self.first_token == self.second_token and not self.nan
 
     @property
     def tie(self) -> bool:
@@ -43,7 +46,7 @@ class Step:
         the logits moved by, as far as rounding explains that: a fault makes no tie.
         """
         margin = max(self.first_margin, self.second_margin)
-        return not self.agree and margin <= 2 * min(self.moved, self.allowed)
+        return not self.agree and not self.nan and margin <= 2 * min(self.moved, self.allowed)
 
     def as_row(self) -> JsonObject:
         return asdict(self) | {"agree": self.agree, "tie": self.tie}
@@ -65,19 +68,29 @@ def compare_logits(
 
 
 def _step(number: int, first: np.ndarray, second: np.ndarray, rounding: float) -> Step:
+    if np.isnan(first).any() or np.isnan(second).any():
+        lost = float("inf")
+        return Step(
+            step=number, first_token=int(first.argmax()), second_token=int(second.argmax()),
+            first_margin=0.0, second_margin=0.0, moved=lost, overlap=0.0, divergence=lost,
+            allowed=0.0, nan=True,
+        )  # fmt: skip
     top = min(TOP, len(first))
     best = [set(np.argpartition(-logits, top - 1)[:top].tolist()) for logits in (first, second)]
-    log_p, log_q = log_softmax(first), log_softmax(second)
+    # Suppressed tokens have -inf, often on both sides.
+    finite = np.isfinite(first)
+    log_p, log_q = log_softmax(first)[finite], log_softmax(second)[finite]
+    moved = np.subtract(first, second, where=first != second, out=np.zeros_like(first))
     return Step(
         step=number,
         first_token=int(first.argmax()),
         second_token=int(second.argmax()),
         first_margin=_margin(first),
         second_margin=_margin(second),
-        moved=float(np.abs(first - second).max()),
+        moved=float(np.abs(moved).max()),
         overlap=len(best[0] & best[1]) / top,
         divergence=max(0.0, float((np.exp(log_p) * (log_p - log_q)).sum())),
-        allowed=rounding * float(np.sqrt(np.square(first).mean())),
+        allowed=rounding * float(np.sqrt(np.square(first[finite]).mean())),
     )
 
 
@@ -93,6 +106,8 @@ def first_divergence(steps: Sequence[Step]) -> Step | None:
 
 def in_words(step: Step, word: Callable[[int], str]) -> str:
     """One sentence about a step whose tokens differ."""
+    if step.nan:
+        return f"the logits of step {step.step} hold NaN: no token can be chosen by them"
     kind = (
         "a benign tie: on both sides the two best logits lie closer than rounding moves them"
         if step.tie

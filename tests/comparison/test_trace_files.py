@@ -216,7 +216,7 @@ def test_stored_traces_of_other_weights_differ_whatever_their_results(tmp_path, 
     )  # fmt: skip
     for status, out, _ in (stored, live):
         assert status == 1
-        assert "DIFFER: the two sides have other weights" in " ".join(out.split())
+        assert "DIFFER: the two sides have different weights" in " ".join(out.split())
     assert not json.loads((tmp_path / "c" / "comparison.json").read_text())["agree"]
 
 
