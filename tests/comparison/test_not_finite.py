@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from jaxsr.checking import check
+from jaxsr.checking.check_module import check
 from jaxsr.comparison.backend_spec import BackendSpec
 from jaxsr.comparison.compare_engines import compare_engines
 from jaxsr.comparison.compare_traces import compare_traces

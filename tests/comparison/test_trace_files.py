@@ -281,7 +281,9 @@ def test_a_fault_is_status_1_and_its_tensors_are_kept(tmp_path, capsys):
         tmp_path / "out",
     )  # fmt: skip
     assert status == 1
-    assert "DIFFER: first found among 44 operations checked: blocks.2.c1_r · conv2d" in out
+    text = " ".join(out.split())
+    assert "DIFFER: the two sides have different weights, blocks.2.c1_r.bias" in text
+    assert "first found among 44 operations checked: blocks.2.c1_r · conv2d" in text
     assert "1 parameters or buffers differ: blocks.2.c1_r.bias" in " ".join(out.split())
     with safe_open(tmp_path / "out" / "suspects.safetensors", framework="np") as file:
         key = "step0/blocks.2.c1_r:conv2d:0"
