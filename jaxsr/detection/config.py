@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import tyro
 
@@ -16,7 +17,9 @@ from jaxsr.runtime.options import AotOptions, ComputeOptions, LaneFoldingOptions
 class DetectorOptions(ModelOptions, LaneFoldingOptions, ComputeOptions):
     """Which network, and how pictures are sized."""
 
-    out: Path
+    model_required: ClassVar[bool] = False
+
+    out: Path = Path("detected")
     """Folder for the results."""
     threshold: float = 0.5
     """Probability above which a pixel belongs to a target."""
@@ -35,6 +38,10 @@ class DetectorOptions(ModelOptions, LaneFoldingOptions, ComputeOptions):
 
     def detector(self) -> Detector:
         """Loads the network; JAX's platform must be fixed already; see `load_detector`."""
+        if self.model is None:
+            print(
+                "weights: jaxsr's own, trained on drawn infrared scenes alone; --model names others"
+            )
         return load_detector(
             self.model,
             weights=self.weights,
@@ -66,6 +73,8 @@ class DetectConfig(DetectorOptions, AotOptions):
 class EvaluateConfig(DetectorOptions):
     """IoU, nIoU, precision, recall, F1, Pd, Fa and ROC of a detector on a split."""
 
+    out: Path = Path("evaluated")
+    """Folder for the results."""
     data: tyro.conf.Positional[Path]
     """Folder of the data set."""
     split: str = "test"

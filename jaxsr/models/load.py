@@ -2,7 +2,8 @@
 
 A run folder of `jaxsr.train`, a weights file, a Hugging Face folder, a `.gguf` file,
 `package.module:Class`, a library's network (`jaxsr.models.build`), a torch module, a family's name
-for random weights, or `clean`, `photo`, `clean_x2` or nothing for the weights that come with jaxsr.
+for random weights, or `clean`, `photo`, `clean_x2`, `targets` or nothing for the weights that come
+with jaxsr.
 
 A weights file is of the first of these whose names and shapes it fits exactly: what its metadata
 say, a family of jaxsr, an architecture of spandrel. Nothing in a weights file is run, and no module
@@ -45,8 +46,13 @@ SHIPPED = {
     "clean": "restore_x4.safetensors",
     "photo": "restore_x4_photo.safetensors",
     "clean_x2": "restore_x2.safetensors",
+    "targets": "detect_targets.safetensors",
 }
-"""Files in the package's `weights` folder, by the words that users give; `clean` is the default."""
+"""Files in the package's `weights` folder, by the words that users give."""
+_DEFAULTS = {"detector": "targets"}
+"""The word that stands for no model, by the kind asked for; `clean` for others."""
+_TRAINED_BY = {"targets": "mshnet"}
+"""Task that trains weights like a word's; `span` for others."""
 
 
 def load_model(
@@ -66,7 +72,7 @@ def load_model(
     """The model that a user names.
 
     Args:
-      model: see the module's docstring. None: `clean`.
+      model: see the module's docstring. None: `targets` for a detector, else `clean`.
       kind: what the caller needs; another kind is refused. A user's class may be anything.
       weights: file for `package.module:Class` or a module.
       options: keyword arguments of the class.
@@ -120,7 +126,7 @@ def load_model(
             f"a run folder or a file by itself is --model {weights or name}"
         )
     if model is None:
-        name = "clean"
+        name = _DEFAULTS.get(kind or "", "clean")
     if name in SHIPPED:
         return _from_weights(_shipped(name), f"jaxsr's own, {name}", kind, trust_builder)
     if not path.exists() and path.suffix not in READERS:
@@ -159,9 +165,9 @@ def _shipped(word: str) -> Path:
     path = _shipped_path(word)
     if not path.is_file():
         raise MissingFileError(
-            f"this installation holds no weights {word!r} of jaxsr's own; train some with "
-            "`python -m jaxsr.train span --out runs/mine` and give --model runs/mine, or name a "
-            "weights file"
+            f"this installation has no weights {word!r} of jaxsr's own; train some with `python -m "
+            f"jaxsr.train {_TRAINED_BY.get(word, 'span')} --out runs/mine` and give --model "
+            "runs/mine, or name a weights file"
         )
     return path
 
