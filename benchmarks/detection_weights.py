@@ -24,7 +24,10 @@ def measure(options: Options) -> None:
     from jaxsr.data.infrared import open_split
     from jaxsr.detection.detector import load_detector
     from jaxsr.metrics.evaluation import evaluate
+    from jaxsr.runtime.options import ComputeOptions
+    from jaxsr.runtime.setup import setup_compute
 
+    setup_compute(ComputeOptions())
     report = Report("detection_weights", options)
     images = open_split(options.data, "test")
     for model in options.models:

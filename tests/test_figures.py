@@ -15,9 +15,26 @@ def rows_of(name: str) -> list[dict]:
 
 
 def line_of(start: str) -> str:
-    """README's only line that begins so."""
-    (line,) = [x for x in (ROOT / "README.md").read_text().splitlines() if x.startswith(start)]
+    """The only line of the page of figures that begins so."""
+    text = (ROOT / "docs" / "measured.md").read_text()
+    (line,) = [x for x in text.splitlines() if x.startswith(start)]
     return line
+
+
+def test_readme_has_the_figures_of_the_page_of_figures():
+    """Each of README's five, without what the page says besides."""
+    rows = [x.split(" | ") for x in (ROOT / "README.md").read_text().splitlines()]
+    figures = {
+        row[0].removeprefix("| "): row[1].removesuffix(" |") for row in rows if len(row) == 2
+    }
+    programs, weights = "| torch programs that agree", "| shipped ×4 weights"
+    assert figures["torch programs that agree with plain torch"] in line_of(programs)
+    gain = figures["shipped ×4 weights over bicubic, six unseen Kodak photos"]
+    assert all(part in line_of(weights) for part in gain.split(" dB "))
+    text = figures["SmolLM2-135M on two CPU cores, against transformers, batch 1"]
+    assert f"{text} (batch 1)" in line_of("| SmolLM2-135M, float32, greedy")
+    step = figures["MSHNet's training step on an H200, against `torch.compile`"]
+    assert f"| {step.removesuffix(' ×')} |" in (ROOT / "docs" / "gpu.md").read_text()
 
 
 def test_conformance():
@@ -39,6 +56,22 @@ def test_mshnet_on_a_gpu():
     assert f"channels last {ms[compiled]:.1f}, of which kernels {kernels[compiled]:.1f}" in line
     assert f"eager {ms[eager]:.1f} and {kernels[eager]:.1f}" in line
     assert line.endswith(f"| {ms[compiled] / ms['jaxsr']:.2f} |")
+
+
+def test_detection_weights():
+    text = (ROOT / "docs" / "detect.md").read_text()
+    names = {"targets": "`targets`"} | {f"sirst-seed-{n}": f"seed {n}" for n in range(3)}
+    rows = {row["model"]: row for row in rows_of("detection_weights")}
+    assert rows.keys() == names.keys()
+    for model, name in names.items():
+        (line,) = [x for x in text.splitlines() if x.startswith(f"| {name} |")]
+        assert line.endswith(detection_cells(rows[model]))
+
+
+def detection_cells(row: dict) -> str:
+    shares = ("iou", "niou", "precision", "recall", "pd")
+    cells = [f"{100 * row[name]:.1f}" for name in shares]
+    return f" | {' | '.join(cells)} | {row['fa_1e6']:.1f} |"
 
 
 def gains(model: str, *, scale: int, jpeg: int) -> dict[tuple[str, str], float]:

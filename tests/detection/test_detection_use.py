@@ -186,6 +186,25 @@ def test_command_writes_masks_overlays_and_tables(weights, tmp_path):
         assert sum(areas) == (mask > 0).sum()
 
 
+def test_without_a_model_the_shipped_weights_find_targets_they_never_saw(
+    tmp_path, monkeypatch, capsys
+):
+    scenes = open_scenes(12, seed=0, side=128, split="test")
+    pairs = {f"{number:02}": scenes.load(name) for number, name in enumerate(scenes.names)}
+    (tmp_path / "in").mkdir()
+    for name, (image, _) in pairs.items():
+        Image.fromarray(image).save(tmp_path / "in" / f"{name}.png")
+    monkeypatch.chdir(tmp_path)
+    assert _detect("in") == 0
+    assert "trained on drawn infrared scenes alone" in capsys.readouterr().out
+    shared = union = 0
+    for name, (_, mask) in pairs.items():
+        predicted = np.asarray(Image.open(tmp_path / "detected" / "masks" / f"{name}.png")) > 0
+        shared += np.count_nonzero(predicted & (mask > 0))
+        union += np.count_nonzero(predicted | (mask > 0))
+    assert shared / union > 0.6
+
+
 def _film(path, *, frames=5, size=(48, 64), codec="ffv1", pixels="gray", rotation=0):
     """A spot that moves, on frames whose times have a gap."""
     av = pytest.importorskip("av", reason="videos need PyAV")

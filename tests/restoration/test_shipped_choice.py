@@ -99,5 +99,5 @@ def test_the_command_takes_one_for_each_file(photos, tmp_path, capsys):
 
 def test_a_word_whose_weights_are_not_there(monkeypatch, tmp_path):
     monkeypatch.setattr(load.resources, "files", lambda package: tmp_path)
-    with pytest.raises(MissingFileError, match="holds no weights 'photo'"):
+    with pytest.raises(MissingFileError, match="has no weights 'photo'"):
         load_model("photo")
