@@ -163,6 +163,12 @@ def _named(name: str) -> object:
 
 
 def _unknown(name: str, names: list[str]) -> InputError:
+    written = name.removeprefix("torch.ops.").replace("::", ".")
+    if written in registry.ABSENT or f"{written}.default" in registry.ABSENT:
+        return InputError(
+            f"torch {torch.__version__} has no operator {name!r}, which jaxsr computes in releases "
+            "of torch that have it"
+        )
     similar = difflib.get_close_matches(name, names, n=4)
     hint = f"; similar: {', '.join(similar)}" if similar else ""
     return InputError(f"there is no torch operator or function {name!r}{hint}")

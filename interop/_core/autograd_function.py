@@ -7,7 +7,6 @@ leave it as additional results.
 
 import functools
 import inspect
-import types
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -26,6 +25,7 @@ from jaxsr.interop._core.deferred import ChannelArray
 from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.dtypes import cast, is_differentiable, to_jax_dtype
 from jaxsr.interop._core.entry_points import ANY_FLEX_ATTENTION, entry_point, replaced
+from jaxsr.interop._core.function_entry import traced_apply
 from jaxsr.interop._core.host_draws import refusing_seeds
 from jaxsr.interop._core.tensor import Cell, JaxTensor
 from jaxsr.interop._core.trace_scope import Region, plain_torch
@@ -301,47 +301,6 @@ _TRANSFORMATIONS: Mapping[str, Callable] = {
 """What computes torch's own transformations here, by their names in `ENTRY_POINTS`."""
 
 
-_APPLY: types.FunctionType = Function.__dict__["apply"].__func__
-"""The function behind `Function.apply`, which every bound method of it calls: an alias at module
-level, an attribute, a `functools.partial`."""
-_TORCH_APPLY = types.FunctionType(
-    _APPLY.__code__, _APPLY.__globals__, _APPLY.__name__, _APPLY.__defaults__, _APPLY.__closure__
-)
-
-
-def _traced_apply_code() -> types.CodeType:
-    """The code that `_APPLY` gets in a trace. It runs among torch's globals, so it imports."""
-    __class__: Any = None  # torch's has this free variable, and so must this one
-
-    def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
-        from jaxsr.interop._core.autograd_function import apply_in_trace
-
-        return apply_in_trace(__class__, cls, args, kwargs)
-
-    return apply.__code__
-
-
-def apply_in_trace(base: object, cls: type[Function], args: tuple, kwargs: dict) -> Any:
-    """`cls.apply` while something is traced, perhaps by another thread."""
-    from jaxsr.interop._core.trace_context import running_trace
-
-    del base
-    trace = running_trace()
-    if not trace.is_tracing_thread():
-        return _TORCH_APPLY(cls, *args, **kwargs)
-    return apply_function(trace, cls, args, kwargs)
-
-
-@contextmanager
-def _traced_apply() -> Generator[None]:
-    before = _APPLY.__code__
-    _APPLY.__code__ = _traced_apply_code()
-    try:
-        yield
-    finally:
-        _APPLY.__code__ = before
-
-
 @contextmanager
 def _refusing_saved_tensors_hooks(trace: Trace) -> Generator[None]:
     """Refuses `torch.autograd.graph.saved_tensors_hooks`, but for moving them to another device."""
@@ -414,7 +373,7 @@ def patched(trace: Trace) -> Generator[None]:
     functions = {name: redirected(name, ours) for name, ours in _TRANSFORMATIONS.items()}
     try:
         with (
-            _traced_apply(),
+            traced_apply(),
             _refusing_saved_tensors_hooks(trace),
             refusing_seeds(trace),
             replaced({**functions, **ANY_FLEX_ATTENTION, "checks of values": traced_check}),

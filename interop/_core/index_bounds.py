@@ -20,11 +20,10 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace_scope import Region, plain_torch
 from jaxsr.interop.errors import IndexOutsideError
-
-aten = torch.ops.aten
 
 
 class Use(NamedTuple):

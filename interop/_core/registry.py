@@ -19,6 +19,7 @@ import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
 from jaxsr.interop._core import custom_ops, torchax
+from jaxsr.interop._core.operators import AbsentOperator
 from jaxsr.interop._core.schema import functional_of, is_composite, name_of, schema_of
 from jaxsr.interop.errors import InputError, UnsupportedTorchError
 
@@ -222,6 +223,10 @@ def register_user_lowering(func: Operator, lowering: Function) -> None:
         _register(overload, entry)
 
 
+ABSENT: set[str] = set()
+"""Names of operators that something is registered for and this torch does not have."""
+
+
 def _register(func: object, entry: Entry) -> None:
     slot = entry.kind if entry.kind in _BESIDE else None
     for target in _overloads(func):
@@ -251,6 +256,9 @@ def _aliases(func: Overload) -> str:
 
 def _overloads(func: object) -> list[object]:
     """The overloads of an operator. A name whose library is not imported yet stands for itself."""
+    if isinstance(func, AbsentOperator):
+        ABSENT.add(func.name)
+        return []
     if isinstance(func, str):
         namespace, separator, name = func.partition("::")
         name, _, overload = name.partition(".")

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import torch
 from torch.utils import _pytree as pytree
 
+from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.row_rules import (
     LIKE_POINTWISE,
     LOSSES,
@@ -29,8 +30,6 @@ from jaxsr.interop._core.selections import (
 )
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop.errors import UnsupportedTorchError
-
-aten = torch.ops.aten
 
 
 def run(trace: Any, func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:

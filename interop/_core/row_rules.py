@@ -9,11 +9,10 @@ from collections.abc import Callable
 
 import torch
 
+from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.schema import Call
 from jaxsr.interop._core.selections import selected
 from jaxsr.interop._core.tensor import JaxTensor
-
-aten = torch.ops.aten
 
 
 def _other_dims(call: Call, first: JaxTensor) -> bool:

@@ -21,11 +21,10 @@ import torch.nn.functional as F
 from jax import lax
 from torch.utils import _pytree as pytree
 
+from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.errors import UnsupportedTorchError
-
-aten = torch.ops.aten
 
 REFUSAL = (
     "on rows that a mask selects, whose number depends on values; use torch.where(mask, …, 0) and "

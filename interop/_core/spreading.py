@@ -6,10 +6,10 @@ So the sum is that of a channel, which torch computes in programs for CPUs.
 
 import torch
 
+from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop.annotations import PyTree
 
-aten = torch.ops.aten
 _SPREADING = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
 _LEAST = 1 << 15
 """Elements from which on torch sums them."""

@@ -10,11 +10,10 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace_scope import Region
 from jaxsr.ops._stored import stored
-
-aten = torch.ops.aten
 
 DECIDING = {
     getattr(aten, name)

@@ -17,12 +17,11 @@ import torch
 from jax import lax
 
 from jaxsr.interop._core.dtypes import to_jax_dtype
+from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import views
 from jaxsr.interop._core.schema import Call
 from jaxsr.interop._core.tensor import JaxTensor, View, stop_gradient, straight_through
 from jaxsr.interop._core.trace_scope import Region, plain_torch
-
-aten = torch.ops.aten
 
 Metas = list[torch.Tensor]
 Form = Callable[[JaxTensor, Call, Metas], list[View] | None]

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 from jaxsr.interop._core.dtypes import x64
+from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.schema import name_of
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop.errors import UnsupportedTorchError
 
-aten = torch.ops.aten
 Bounds = tuple[int, int]
 _INT32 = -(1 << 31), (1 << 31) - 1
 _PRODUCTS = {

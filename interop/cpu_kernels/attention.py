@@ -11,11 +11,11 @@ import torch
 from jax import lax
 
 from jaxsr.interop._core.dtypes import wide_dtype
+from jaxsr.interop._core.operators import aten
 from jaxsr.interop.cpu_kernels import panel_product
 from jaxsr.interop.cpu_kernels.torch_calls import float_bits, float_of, torch_call, torch_kernel
 from jaxsr.ops._cpu_calls import Attributes
 
-aten = torch.ops.aten
 Tensors = Sequence[torch.Tensor]
 
 # B batch, T queries, S keys, K heads of keys, G heads of queries for each of them, D features

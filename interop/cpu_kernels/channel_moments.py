@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
+from jaxsr.interop._core.operators import aten
 from jaxsr.interop.cpu_kernels.torch_calls import torch_call, torch_kernel
 from jaxsr.ops._cpu_calls import Attributes
 
-aten = torch.ops.aten
 Tensors = Sequence[torch.Tensor]
 
 _LANES = 1024

@@ -10,12 +10,12 @@ from typing import Any
 import jax
 import torch
 
+from jaxsr.interop._core.operators import aten
 from jaxsr.interop.cpu_kernels import onednn, patches
 from jaxsr.interop.cpu_kernels.choice import weight_by_patches
 from jaxsr.interop.cpu_kernels.torch_calls import float_bits, float_of, torch_call, torch_kernel
 from jaxsr.ops._cpu_calls import Attributes
 
-aten = torch.ops.aten
 Tensors = Sequence[torch.Tensor]
 
 

@@ -17,11 +17,11 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from jaxsr.interop._core.operators import aten
 from jaxsr.interop.cpu_kernels.torch_calls import threads_per_call, torch_kernel
 from jaxsr.ops import _cpu_calls as cpu_calls
 from jaxsr.ops._cpu_calls import Attributes
 
-aten = torch.ops.aten
 Tensors = Sequence[torch.Tensor]
 
 GROUP = 32

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import torch
 
 from jaxsr.interop._core.dispatch import PLACEMENT_OPTIONS
+from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import Kind, resolve
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop.folding.layout import (
@@ -27,8 +28,6 @@ from jaxsr.interop.folding.layout import (
 )
 from jaxsr.interop.folding.pixel_shuffle import Shuffled
 from jaxsr.interop.folding.policy import LaneFolding
-
-aten = torch.ops.aten
 
 LANEWISE = (Kind.USER, Kind.LOWERING, Kind.TORCHAX)
 """Kinds whose function computes one element at a time on lanes as well."""

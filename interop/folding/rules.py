@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.dtypes import cast, to_jax_dtype, wide_dtype, widened
+from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import Kind, folding_rule, folds, overrides, resolve
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace_scope import plain_torch
@@ -37,8 +38,6 @@ from jaxsr.interop.folding.policy import LaneFolding
 from jaxsr.interop.folding.resize import enlarge, pool, shuffle
 from jaxsr.interop.lowerings.convolution import per_axis
 from jaxsr.interop.lowerings.resample import resize_images
-
-aten = torch.ops.aten
 
 Rule = Callable[..., Any]
 

@@ -4,16 +4,13 @@ import math
 
 import jax
 import jax.numpy as jnp
-import torch
 from jax import lax
 
 from jaxsr.interop._core.dtypes import is_nan, widened
+from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import lowers
 from jaxsr.interop.lowerings.elementwise import clamp, with_partials
 from jaxsr.ops._stored import stored
-
-aten = torch.ops.aten
-
 
 # ---- rectifiers
 

@@ -16,13 +16,11 @@ from torch import nn
 from jaxsr.interop._core.deferred import ChannelArray
 from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.dtypes import cast, wide_dtype
+from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import handles
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop.errors import UnsupportedTorchError
 from jaxsr.interop.lowerings.channel_moments import affine, moments
-
-aten = torch.ops.aten
-
 
 # ---- statistics of a part of the batch
 

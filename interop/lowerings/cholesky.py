@@ -7,14 +7,12 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import torch
 from jax import lax
 
+from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import lowers
 from jaxsr.interop._core.tensor import straight_through
 from jaxsr.interop.errors import UnsupportedTorchError
-
-aten = torch.ops.aten
 
 
 def _adjoint(a: jax.Array) -> jax.Array:

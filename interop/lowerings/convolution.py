@@ -16,10 +16,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import torch
 from jax import lax
 from jax.interpreters import ad, batching
 
+from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import lowers
 from jaxsr.interop.cpu_kernels.choice import convolves_by_torch, weight_by_xla
 from jaxsr.interop.cpu_kernels.convolution import convolution_by_torch
@@ -27,8 +27,6 @@ from jaxsr.interop.cpu_kernels.operands import alike, varying_axes
 from jaxsr.interop.lowerings.channel_moments import shape_option, spread
 from jaxsr.interop.lowerings.precision import matmul_precision
 from jaxsr.ops._cpu_primitives import cpu_primitive
-
-aten = torch.ops.aten
 
 
 def per_axis(value: int | Sequence[int], n: int) -> tuple[int, ...]:

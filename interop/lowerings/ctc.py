@@ -12,10 +12,9 @@ import torch
 import torch.nn.functional as F
 
 from jaxsr.interop._core.dispatch import Trace
+from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import handles, overrides
 from jaxsr.interop._core.tensor import JaxTensor
-
-aten = torch.ops.aten
 
 _NAMES = ("log_probs", "targets", "input_lengths", "target_lengths")
 _IMPOSSIBLE = -1e30

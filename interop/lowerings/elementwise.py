@@ -18,12 +18,10 @@ from jax.typing import ArrayLike
 
 from jaxsr.interop._core import torchax
 from jaxsr.interop._core.dtypes import is_nan, wide_dtype, widened
+from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import lowers
 from jaxsr.interop._core.tensor import straight_through
 from jaxsr.interop.lowerings.masked_product import masked_product
-
-aten = torch.ops.aten
-
 
 # ---- derivatives that torch defines where calculus does not
 

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import torch
 
 from jaxsr.interop._core.dispatch import Trace
+from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import handles
 from jaxsr.interop._core.tensor import JaxTensor
 
-aten = torch.ops.aten
 _NAMES = (
     "weight", "indices", "offsets", "scale_grad_by_freq", "mode", "sparse", "per_sample_weights",
     "include_last_offset", "padding_idx",

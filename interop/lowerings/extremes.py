@@ -15,12 +15,11 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from jaxsr.interop._core.dtypes import is_nan, widened
+from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import lowers
 from jaxsr.interop._core.tensor import straight_through
 from jaxsr.interop.lowerings.elementwise import common_dtype, with_partials
 from jaxsr.ops._stored import stored
-
-aten = torch.ops.aten
 
 Comparison = Callable[[jax.Array, jax.Array], jax.Array]
 

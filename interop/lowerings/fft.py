@@ -12,9 +12,8 @@ from jax._src.interpreters import mlir
 from jax._src.lax import fft as jax_fft
 
 from jaxsr.interop._core.dispatch import Trace
+from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import lowers, overrides
-
-aten = torch.ops.aten
 
 
 def _on_cpu(

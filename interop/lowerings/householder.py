@@ -2,12 +2,10 @@
 
 import jax
 import jax.numpy as jnp
-import torch
 from jax import lax
 
+from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import lowers
-
-aten = torch.ops.aten
 
 
 def _reflected(a: jax.Array, tau: jax.Array, x: jax.Array, *, transpose: bool) -> jax.Array:

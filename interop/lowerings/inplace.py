@@ -11,12 +11,11 @@ from jax import lax
 
 from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.dtypes import is_differentiable
+from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import handles, overrides
 from jaxsr.interop._core.schema import name_of
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop.errors import UnsupportedTorchError
-
-aten = torch.ops.aten
 
 
 @handles(aten.copy_.default)

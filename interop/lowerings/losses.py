@@ -5,14 +5,12 @@
 
 import jax
 import jax.numpy as jnp
-import torch
 from jax import lax
 
 from jaxsr.interop._core.dtypes import widened
+from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import lowers
 from jaxsr.interop.lowerings.elementwise import absolute, with_partials
-
-aten = torch.ops.aten
 
 
 def reduced(losses: jax.Array, reduction: int) -> jax.Array:

@@ -5,13 +5,11 @@ torch's decompositions clamp there, whose gradient includes the bound.
 
 import jax
 import jax.numpy as jnp
-import torch
 
 from jaxsr.interop._core.dtypes import widened
+from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import lowers
 from jaxsr.interop.lowerings.losses import reduced
-
-aten = torch.ops.aten
 
 
 def _above_zero(x: jax.Array) -> jax.Array:

@@ -4,15 +4,13 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import torch
 from jax import lax
 from jax.typing import ArrayLike
 
 from jaxsr.interop._core.dtypes import widened
+from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import lowers
 from jaxsr.interop.lowerings.elementwise import common_dtype
-
-aten = torch.ops.aten
 
 Step = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
 

@@ -9,17 +9,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
 from jax import lax
 
 from jaxsr.interop._core.dtypes import widened
+from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import lowers
 from jaxsr.interop._core.tensor import straight_through
 from jaxsr.interop.lowerings.convolution import per_axis
 from jaxsr.interop.lowerings.extremes import lowest
 from jaxsr.interop.lowerings.resample import resize_images
-
-aten = torch.ops.aten
 
 
 def _max_pool(

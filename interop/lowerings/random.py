@@ -10,12 +10,11 @@ import torch
 
 from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.dtypes import cast, to_jax_dtype, wide_dtype
+from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import handles
 from jaxsr.interop._core.schema import name_of
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop.errors import UnsupportedTorchError
-
-aten = torch.ops.aten
 
 
 def _uniform(key: jax.Array, shape: tuple, dtype: np.dtype, low: float, high: float) -> jax.Array:

@@ -7,9 +7,8 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from jaxsr.interop._core.dtypes import to_jax_dtype
+from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import lowers
-
-aten = torch.ops.aten
 
 
 @lowers(aten.linspace.Tensor_Tensor, aten.linspace.Tensor_Scalar, aten.linspace.Scalar_Tensor)

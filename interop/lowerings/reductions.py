@@ -12,13 +12,12 @@ import torch.nn.functional as F
 from jax import lax
 
 from jaxsr.interop._core.dtypes import to_jax_dtype, widened
+from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import lowers
 from jaxsr.interop._core.tensor import straight_through
 from jaxsr.interop.lowerings.elementwise import absolute, common_dtype, with_partials
 from jaxsr.interop.lowerings.extremes import extreme
 from jaxsr.interop.lowerings.linalg import lowers_function
-
-aten = torch.ops.aten
 
 
 def _reduced(reduce: Callable[..., jax.Array]) -> Callable[..., jax.Array]:

@@ -5,11 +5,10 @@ Also torchax's lowerings that are not used. A new refusal is one line of a table
 
 import torch
 
+from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import refuse, skip_torchax
 from jaxsr.interop._core.tensor import BACKWARD_IN_FORWARD
 from jaxsr.interop.errors import GradientInForwardError
-
-aten = torch.ops.aten
 
 _MEMORY = "{} changes a tensor's memory; make a new tensor instead"
 _HOOK = (

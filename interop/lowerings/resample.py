@@ -9,10 +9,9 @@ import jax.numpy as jnp
 import torch
 
 from jaxsr.interop._core import torchax
+from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import decomposes, lowers
 from jaxsr.ops._stored import stored
-
-aten = torch.ops.aten
 
 
 def resize_images(

@@ -11,13 +11,11 @@ import torch
 import torch.nn.functional as F
 
 from jaxsr.interop._core.dispatch import Trace
+from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.recipes import known_value
 from jaxsr.interop._core.registry import handles, overrides
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop.errors import UnsupportedTorchError
-
-aten = torch.ops.aten
-
 
 # ---- functions whose Python body looks at values
 
