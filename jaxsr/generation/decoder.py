@@ -18,6 +18,9 @@ from jaxsr.models.cache_entries import has_slots
 UNFILLED = -1
 """Stands where there is no token: after a row's outputs, and before a row's prompt."""
 
+NO_TOKEN = -2
+"""Ends a row's outputs where its logits are NaN or infinite, so that no token can be chosen."""
+
 LOGPROBS = ("logprobs", "top_logprobs", "top_tokens")
 """Of the chosen tokens (B, N), of the likeliest ones (B, N, K), and their ids."""
 

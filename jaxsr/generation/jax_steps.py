@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxsr.generation import beams, prompt_lookup, sampling
 from jaxsr.generation.cache_layouts import CacheLayout
-from jaxsr.generation.decoder import LOGPROBS, UNFILLED, empty_logprobs
+from jaxsr.generation.decoder import LOGPROBS, NO_TOKEN, UNFILLED, empty_logprobs
 from jaxsr.generation.logits_processors import History, Settings, is_stop
 from jaxsr.generation.padding import Padding
 
@@ -109,14 +109,16 @@ class Steps:
             history = History(state["prompt"], state["outputs"], state["count"])
             chosen_B = sampling.choose(logits_BV, state["keys"], history, settings)
         running_B = self.running(state, settings)
+        sound_B = sampling.is_sound(logits_BV, chosen_B, greedy=plain)
         # A row that has ended keeps its last token, so that a saved batch ends as it should.
         token_B = jnp.where(running_B, chosen_B, state["token"])
+        output_B = jnp.where(sound_B, token_B, NO_TOKEN)
         rows = jnp.arange(len(token_B))
         at = (rows, jnp.where(running_B, state["count"], state["outputs"].shape[1]))
         changed = {
             "token": token_B,
-            "done": state["done"] | (running_B & is_stop(token_B, settings)),
-            "outputs": state["outputs"].at[at].set(token_B, mode="drop"),
+            "done": state["done"] | (running_B & (is_stop(token_B, settings) | ~sound_B)),
+            "outputs": state["outputs"].at[at].set(output_B, mode="drop"),
             "count": state["count"] + running_B,
         }
         if recorded := [name for name in LOGPROBS if name in state]:
@@ -178,11 +180,13 @@ class Steps:
             partial(self.run, weights), state, tokens_BT, left=left
         )
         greedy_BT = jnp.argmax(logits_BTV, -1).astype(jnp.int32)
+        sound_BT = sampling.is_sound(logits_BTV, greedy_BT, greedy=True)
+        greedy_BT = jnp.where(sound_BT, greedy_BT, NO_TOKEN)
         most_B = jnp.where(running_B, settings["max_new_tokens"] - state["count"], 0)
         new_B = prompt_lookup.accepted(proposed_BN, greedy_BT, most_B, settings)
         last_B1 = jnp.maximum(new_B - 1, 0)[:, None]
-        token_B = jnp.take_along_axis(greedy_BT, last_B1, 1)[:, 0]
-        token_B = jnp.where(running_B, token_B, state["token"])
+        output_B = jnp.take_along_axis(greedy_BT, last_B1, 1)[:, 0]
+        token_B = jnp.where(running_B, jnp.maximum(output_B, 0), state["token"])
         place = jnp.arange(proposals + 1)
         columns = jnp.where(
             place < new_B[:, None], state["count"][:, None] + place, state["outputs"].shape[1]
@@ -194,7 +198,8 @@ class Steps:
             state = {**state, "draft": {**draft, **taken}}
         return state | {
             "token": token_B,
-            "done": state["done"] | (running_B & is_stop(token_B, settings)),
+            "done": state["done"]
+            | (running_B & (is_stop(token_B, settings) | (output_B == NO_TOKEN))),
             "outputs": state["outputs"].at[rows, columns].set(greedy_BT, mode="drop"),
             "count": state["count"] + new_B,
             "cache": written(token_B),

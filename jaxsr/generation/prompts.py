@@ -12,9 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jaxsr.errors import InputError, MissingFileError, one_line
+from jaxsr.errors import InputError, MissingFileError, first_of, one_line
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
+"""Role, content, and other keys that chat templates read: reasoning_content, tool_calls."""
+
+_PROMPTS = ("prompt", "text", "messages", "conversations")
+_OTHERS = ("seed", "tools", "documents", "id")
+"""What else a line may have. Of a chat data set's columns, `id` alone changes nothing."""
 
 _ROLES = {"human": "user", "gpt": "assistant"}
 
@@ -29,6 +34,10 @@ class Prompt:
     """For the chat template."""
     seed: int | None = None
     """Of its random draws; None for the command's."""
+    tools: Sequence[Any] | None = None
+    """Descriptions of functions, for the chat template."""
+    documents: Sequence[Any] | None = None
+    """Texts to answer from, for the chat template."""
 
     def __post_init__(self) -> None:
         try:
@@ -98,13 +107,20 @@ def _from_json(line: str, where: str, system: str | None) -> Prompt:
     seed = value.get("seed")
     if seed is not None and (type(seed) is not int or not -(2**31) <= seed < 2**31):
         raise InputError(f"{where} must have a whole number of 32 bits as seed, got {seed!r}")
-    for name in ("prompt", "text"):
-        if name in value:
-            return replace(_checked(value[name], where, system), seed=seed)
-    for name in ("messages", "conversations"):
-        if name in value:
-            return replace(_chat(value[name], where, system), seed=seed)
-    raise InputError(f"{where} has none of prompt, text, messages; it has {', '.join(value)}")
+    name = next((name for name in _PROMPTS if name in value), None)
+    if name is None:
+        raise InputError(f"{where} has none of prompt, text, messages; it has {', '.join(value)}")
+    if unknown := [key for key in value if key not in (*_PROMPTS, *_OTHERS)]:
+        raise InputError(
+            f"{where} has {first_of(unknown, 4)}, which generate does not read; take that out, and "
+            "give options such as --temperature and --max-new-tokens to the command"
+        )
+    more = {key: value.get(key) for key in ("tools", "documents")}
+    for key, entries in more.items():
+        if not (entries is None or isinstance(entries, list)):
+            raise InputError(f"{where} must have a list as {key}, got {type(entries).__name__}")
+    read = _checked if name in ("prompt", "text") else _chat
+    return replace(read(value[name], where, system), seed=seed, **more)
 
 
 def _checked(text: Any, where: str, system: str | None) -> Prompt:
@@ -123,9 +139,14 @@ def _chat(value: Any, where: str, system: str | None) -> Prompt:
             entry.get("role", entry.get("from")),
             entry.get("content", entry.get("value")),
         )
-        if not isinstance(role, str) or not isinstance(content, str):
+        if isinstance(content, list):
+            content = _joined(content, where)
+        if not isinstance(role, str) or not (
+            isinstance(content, str) or (content is None and entry.get("tool_calls"))
+        ):
             raise InputError(f"{where} has a message without role and content as text")
-        messages.append({"role": _ROLES.get(role, role), "content": content})
+        others = {k: v for k, v in entry.items() if k not in ("from", "value")}
+        messages.append({**others, "role": _ROLES.get(role, role), "content": content})
     # An answer that the data set brings along is what is to be generated.
     while messages and messages[-1]["role"] == "assistant":
         messages.pop()
@@ -133,7 +154,19 @@ def _chat(value: Any, where: str, system: str | None) -> Prompt:
         raise InputError(f"{where} has no message to answer")
     if system and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
-    return Prompt(text=messages[-1]["content"], messages=tuple(messages))
+    return Prompt(text=messages[-1]["content"] or "", messages=tuple(messages))
+
+
+def _joined(parts: list[Any], where: str) -> str:
+    """The text of content in parts, as OpenAI's interface takes it."""
+    texts = [part.get("text") for part in parts if isinstance(part, dict)]
+    kinds = {part.get("type", "text") for part in parts if isinstance(part, dict)}
+    if len(texts) < len(parts) or kinds - {"text"} or not all(isinstance(t, str) for t in texts):
+        raise InputError(
+            f"{where} has content in parts that are not all text; language models here read text "
+            "alone"
+        )
+    return "".join(str(text) for text in texts)
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxsr.generation.decoder import UNFILLED, Engine, Snapshot
+from jaxsr.errors import InputError
+from jaxsr.generation.decoder import NO_TOKEN, UNFILLED, Engine, Snapshot
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.padding import Padding, cache_slots
 from jaxsr.generation.prompt_pool import Request
@@ -46,6 +47,13 @@ class Completion:
 
 OnDone = Callable[[Completion], None]
 """Called as soon as an output has ended."""
+
+
+def _no_token(prompt: int, place: str) -> InputError:
+    return InputError(
+        f"prompt {prompt}: the model's logits are NaN or infinite at {place}, so that none can be "
+        "chosen; get the weights again, or use --dtype float32 where float16 overflows"
+    )
 
 
 @dataclass
@@ -221,6 +229,10 @@ class Rounds:
             padding=padding,
         )
         seconds = time.perf_counter() - begin - (self.engine.compile_s - compiled)
+        for row, request in enumerate(first):
+            # Scores that are NaN are never the best: then no output has ended.
+            if not np.isfinite(scores[row]).all() or outputs[row, 0, 0] == UNFILLED:
+                raise _no_token(request.index, "some token of its beams")
         length = int((outputs[: len(first), 0] != UNFILLED).sum())
         for row, request in enumerate(first):
             best = range(self.options.num_return_sequences)
@@ -256,6 +268,9 @@ class Rounds:
         """Reports new tokens and outputs that ended; returns the rows of these."""
         outputs, running = self.engine.outputs(batch), self.engine.running(batch)
         tokens = {row: [int(t) for t in outputs[row] if t != UNFILLED] for row in live}
+        for row, state in live.items():
+            if NO_TOKEN in tokens[row]:
+                raise _no_token(state.request.index, f"token {tokens[row].index(NO_TOKEN) + 1}")
         ends = {}
         if self.stop_text is not None:
             lengths = {r: self.stop_text.length(tokens[r], live[r].length) for r in live}

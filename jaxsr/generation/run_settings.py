@@ -117,4 +117,8 @@ def prompt_ids(
                 )
     if config.raw or tokenizer.template is None:
         return [tokenizer.encode(prompt.text) for prompt in prompts]
-    return [tokenizer.encode(tokenizer.chat(prompt.messages), raw=False) for prompt in prompts]
+    chats = [
+        tokenizer.chat(prompt.messages, tools=prompt.tools, documents=prompt.documents)
+        for prompt in prompts
+    ]
+    return [tokenizer.encode(chat, raw=False) for chat in chats]

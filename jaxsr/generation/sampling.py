@@ -73,6 +73,19 @@ def choose(
     return jax.lax.cond(plain, greedy, processed, logits_BV)
 
 
+def is_sound(logits_BV: jax.Array, chosen_B: jax.Array, *, greedy: bool) -> jax.Array:
+    """Whether tokens could be chosen, (B,): the largest logit is finite, and none is NaN.
+
+    Args:
+      logits_BV: what the network gives.
+      chosen_B: tokens that were chosen of them.
+      greedy: they are the largest, of which NaN counts as one: nothing else is read.
+    """
+    if not greedy:
+        return jnp.isfinite(logits_BV.max(-1))
+    return jnp.isfinite(jnp.take_along_axis(logits_BV, chosen_B[..., None], -1)[..., 0])
+
+
 def _draw(logits_V: jax.Array, key_data: jax.Array, number: jax.Array) -> jax.Array:
     key = jax.random.fold_in(jax.random.wrap_key_data(key_data), number)
     return jax.random.categorical(key, logits_V).astype(jnp.int32)

@@ -28,12 +28,16 @@ class StreamPrinter:
     def __call__(self, index: int, new: list[int]) -> None:
         """Prints what `new` tokens add to the output."""
         self._ids += [token for token in new if token not in self._stop_ids]
-        # An unfinished character decodes to U+FFFD; it is printed when it is complete.
-        self._print(self._texts.printable(self._ids).removesuffix("\ufffd"))
+        # Each byte of an unfinished character decodes to U+FFFD; it is printed when it is complete.
+        self._print(self._texts.printable(self._ids).rstrip("\ufffd"))
 
     def end(self) -> None:
         """Prints the rest of an output that has ended."""
-        self._print(self._texts.text(self._ids))
+        text = self._texts.text(self._ids)
+        if not text.startswith(self._printed):  # a decoder that changes what came before
+            self._printed = ""
+            print()
+        self._print(text)
         print("\n", flush=True)
         self._ids, self._printed = [], ""
 

@@ -18,6 +18,7 @@ from jaxsr.generation import beams
 from jaxsr.generation.decoder import (
     ENDED,
     LOGPROBS,
+    NO_TOKEN,
     UNFILLED,
     Engine,
     Snapshot,
@@ -143,9 +144,11 @@ class TorchEngine(Engine):
             of_chosen = all_BV.gather(1, self._integers(chosen)[:, None])[:, 0]
             for name, value in zip(LOGPROBS, (of_chosen, top.values, top.indices), strict=True):
                 batch.logprobs[name][at] = value.cpu().numpy()[rows]
-        batch.token[rows] = batch.outputs[at] = chosen[rows]
+        sound = logits_BV.amax(-1).isfinite().cpu().numpy()
+        batch.token[rows] = chosen[rows]
+        batch.outputs[at] = np.where(sound, chosen, NO_TOKEN)[rows]
         batch.count[rows] += 1
-        batch.done[rows] |= np.isin(chosen[rows], batch.stop_ids)
+        batch.done[rows] |= np.isin(chosen[rows], batch.stop_ids) | ~sound[rows]
 
     @torch.no_grad()
     def admit(

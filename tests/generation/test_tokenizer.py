@@ -52,6 +52,65 @@ def test_templates_get_what_transformers_gives_them(model_folder, hf_tokenizer, 
         load_tokenizer(folder).chat(messages)
 
 
+def test_truncation_and_padding_of_the_file_are_not_of_prompts(model_folder, tmp_path):
+    """A script that called the tokenizer with both has saved them in tokenizer.json."""
+    transformers = pytest.importorskip("transformers")
+    folder = shutil.copytree(model_folder("llama"), tmp_path / "m")
+    saved = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    saved.backend_tokenizer.enable_truncation(4)
+    saved.backend_tokenizer.enable_padding(length=64, pad_id=0, pad_token="<pad>")
+    saved.backend_tokenizer.save(str(folder / "tokenizer.json"))
+    assert json.loads((folder / "tokenizer.json").read_text())["truncation"]["max_length"] == 4
+    again = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    text = "a prompt that is longer than four tokens"
+    assert load_tokenizer(folder).encode(text) == again.encode(text)
+
+
+TOOLS = [{"type": "function", "function": {"name": "now", "parameters": {}}}]
+SOURCES = (
+    "{% if tools is none %}none{% endif %}{{ documents is none }}{{ tools is defined }}",
+    "{% for t in tools or [] %}{{ t.function | tojson(indent=1) }}{% endfor %}",
+    "{{ cls_token }}{{ sep_token }}|{{ bos_token }}|{{ image_token }}",
+    "{% for m in messages %}{{ m.reasoning_content }}{{ m.tool_calls }}{% endfor %}",
+    "{% for m in messages %}{% generation %}[{{ m.content }}]{% endgeneration %}{% endfor %}",
+    "{{ messages | tojson(ensure_ascii=True, sort_keys=True) }}",
+)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("tools", [None, TOOLS], ids=["none", "tools"])
+def test_variables_of_templates_are_transformers(model_folder, tmp_path, source, tools):
+    transformers = pytest.importorskip("transformers")
+    folder = shutil.copytree(model_folder("llama"), tmp_path / "m")
+    for path in folder.glob("chat_template*"):
+        path.unlink()
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text()) | {"chat_template": source, "cls_token": "<c>"}
+    config["extra_special_tokens"] = {"image_token": "<img>"}
+    path.write_text(json.dumps(config))
+    theirs = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    messages = [
+        {"role": "user", "content": "é"},
+        {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [{"a": 1}]},
+    ]
+    want = theirs.apply_chat_template(
+        messages, tools=tools, tokenize=False, add_generation_prompt=True
+    )
+    assert load_tokenizer(folder).chat(messages, tools=tools) == want
+
+
+def test_a_token_that_only_the_map_of_special_tokens_has(model_folder, tmp_path):
+    folder = shutil.copytree(model_folder("llama"), tmp_path / "m")
+    for path in folder.glob("chat_template*"):
+        path.unlink()
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text()) | {"chat_template": "{{ bos_token }}"}
+    config.pop("bos_token", None)
+    path.write_text(json.dumps(config))
+    (folder / "special_tokens_map.json").write_text(json.dumps({"bos_token": {"content": "<s>"}}))
+    assert load_tokenizer(folder).chat([{"role": "user", "content": "a"}]) == "<s>"
+
+
 def test_missing_and_broken_files_are_named(model_folder, tmp_path):
     folder = shutil.copytree(model_folder("llama"), tmp_path / "m")
     (folder / "tokenizer.json").write_text("{}")

@@ -27,8 +27,12 @@ class Renderer:
     def __init__(self, template: str) -> None:
         self._template, self._process = template, None
 
-    def render(self, messages: Sequence[Mapping[str, str]], special: Mapping[str, str]) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
         """The text of a chat, up to where the model's answer begins.
+
+        Args:
+          messages: role, content and whatever else the template reads of each.
+          variables: what else it finds by name: special tokens, tools, documents.
 
         Raises:
           TemplateFailure: the template fails, or takes more than its time, memory or output.
@@ -46,7 +50,7 @@ class Renderer:
                 start_new_session=True,  # Ctrl-C is for the command
             )
         assert self._process.stdin is not None and self._process.stdout is not None
-        request = {"template": self._template, "messages": list(messages), "special": {**special}}
+        request = {"template": self._template, "messages": list(messages), "variables": variables}
         try:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
@@ -86,16 +90,30 @@ def _environment() -> Any:
     from datetime import datetime
 
     import jinja2
-    from jinja2.ext import loopcontrols
+    import jinja2.nodes
+    from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """`{% generation %}…{% endgeneration %}` marks answers for training: here, its content."""
+
+        tags = {"generation"}  # noqa: RUF012  (what jinja2 asks for)
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return jinja2.nodes.Scope(body, lineno=line)
+
+    def to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
     def refuse(message: str) -> None:
         raise jinja2.TemplateError(message)
 
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation]
     )
-    environment.filters["tojson"] = lambda value, **kw: json.dumps(value, ensure_ascii=False, **kw)
+    environment.filters["tojson"] = to_json
     environment.globals["raise_exception"] = refuse
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment
@@ -104,12 +122,15 @@ def _environment() -> Any:
 def _answer(request: Mapping[str, Any]) -> dict[str, str]:
     import jinja2
 
-    most = MOST_CHARACTERS + 4 * sum(len(str(m.get("content"))) for m in request["messages"])
+    variables = request["variables"]
+    given = [message.get("content") for message in request["messages"]]
+    given += [variables[name] for name in ("tools", "documents") if variables[name]]
+    most = MOST_CHARACTERS + 4 * sum(len(str(one)) for one in given)
     parts, length = [], 0
     try:
         template = _environment().from_string(request["template"])
         for part in template.generate(
-            messages=request["messages"], add_generation_prompt=True, **request["special"]
+            messages=request["messages"], add_generation_prompt=True, **variables
         ):
             parts.append(part)
             length += len(part)

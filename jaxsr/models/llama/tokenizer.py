@@ -17,6 +17,11 @@ from jaxsr.models.llama.gguf_file import GGUFFile, open_gguf
 from jaxsr.models.llama.hf_folder import read_json
 
 # What a tokenizer was kept in before tokenizer.json.
+_SPECIAL = (
+    *("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"),
+    "additional_special_tokens",
+)
+"""Special tokens that chat templates may name."""
 _OLDER = ("tokenizer.model", "spiece.model", "vocab.json", "merges.txt", "vocab.txt")
 
 
@@ -30,7 +35,7 @@ class Tokenizer:
     """Put before a raw prompt where the file asks for it and `inner` does not do it by itself."""
     template: str | None = None
     """Jinja source of the chat template."""
-    special: Mapping[str, str] = field(default_factory=dict)
+    special: Mapping[str, Any] = field(default_factory=dict)
     """Text of the special tokens that templates name: bos_token, eos_token, …"""
 
     def encode(self, text: str, *, raw: bool = True) -> list[int]:
@@ -56,8 +61,19 @@ class Tokenizer:
         """Text of the ids, special tokens left out."""
         return self.inner.decode(list(ids), skip_special_tokens=True)
 
-    def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Any] | None = None,
+        documents: Sequence[Any] | None = None,
+    ) -> str:
         """The messages as the model was trained to see them, up to where its answer begins.
+
+        Args:
+          messages: role, content, and other keys that the template may read.
+          tools: descriptions of functions, for templates that know them.
+          documents: texts to answer from, for templates that know them.
 
         Raises:
           ValueError: the model has no chat template, or its template refuses the messages.
@@ -65,7 +81,8 @@ class Tokenizer:
         if self.template is None:
             raise InputError("this model has no chat template; use --raw")
         try:
-            return self._renderer.render(messages, self.special)
+            variables = {**self.special, "tools": tools, "documents": documents}
+            return self._renderer.render([_with_reasoning(m) for m in messages], variables)
         except TemplateFailure as error:
             raise InputError(f"the model's chat template failed: {one_line(error)}") from error
 
@@ -111,7 +128,8 @@ def _from_folder(folder: Path, path: Path) -> Tokenizer:
     config = read_json(config_path) if config_path.is_file() else {}
     template = config.get("chat_template")
     beside = folder / "chat_template.jinja"
-    names = ("bos_token", "eos_token", "pad_token", "unk_token")
+    map_path = folder / "special_tokens_map.json"
+    older = read_json(map_path) if map_path.is_file() else {}
     try:
         if isinstance(template, list):
             named = {entry["name"]: entry["template"] for entry in template}
@@ -120,13 +138,33 @@ def _from_folder(folder: Path, path: Path) -> Tokenizer:
             template = read_bounded(beside).decode()
         if not isinstance(template, str | None):
             raise TypeError(f"a chat template that is a {type(template).__name__}")
-        tokens = {
-            n: v["content"] if isinstance(v, dict) else v for n in names if (v := config.get(n))
-        }
+        named = {name: config.get(name) or older.get(name) for name in _SPECIAL}
+        extra = config.get("extra_special_tokens") or older.get("extra_special_tokens")
+        named |= extra if isinstance(extra, dict) else {}
+        tokens = {name: _text(value) for name, value in named.items() if value}
     except (KeyError, TypeError, UnicodeDecodeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise InputError(f"{config_path} or {beside.name} is damaged ({reason})") from error
     return Tokenizer(inner=inner, template=template, special=tokens)
+
+
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names of a message's reasoning; templates read the first, those of gpt-oss the second."""
+
+
+def _with_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The message with its reasoning under the names that templates read, as transformers does."""
+    for name in _REASONING:
+        if (reasoning := message.get(name)) is not None:
+            return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+    return message
+
+
+def _text(token: Any) -> Any:
+    """A special token's text, or the texts of several."""
+    if isinstance(token, list):
+        return [_text(one) for one in token]
+    return token["content"] if isinstance(token, dict) else token
 
 
 def _inner(folder: Path, path: Path) -> Any:
@@ -142,7 +180,7 @@ def _inner(folder: Path, path: Path) -> Any:
                     "or give another with --tokenizer"
                 )
         try:
-            return tokenizers.Tokenizer.from_file(str(path))
+            inner = tokenizers.Tokenizer.from_file(str(path))
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # bare Exception, or a panic of Rust
@@ -150,6 +188,11 @@ def _inner(folder: Path, path: Path) -> Any:
                 f"{path} is not a tokenizer ({one_line(error)}); get it again, or give another "
                 "with --tokenizer"
             ) from error
+        # Whoever saved it with these has called it with them once; as in AutoTokenizer, a prompt
+        # is neither cut nor padded.
+        inner.no_truncation()
+        inner.no_padding()
+        return inner
     older = [name for name in _OLDER if (folder / name).is_file()]
     if not older:
         raise MissingFileError(

@@ -1,0 +1,100 @@
+"""Logits that are NaN or infinite end a run with one line; unfinished characters are held back."""
+
+import copy
+import dataclasses
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+
+from jaxsr.errors import InputError
+from jaxsr.generation.generate_loop import complete
+from jaxsr.generation.jax_decoder import JaxEngine
+from jaxsr.generation.options import SamplingOptions
+from jaxsr.generation.stop_text import StopText
+from jaxsr.generation.streaming import StreamPrinter
+from jaxsr.generation.torch_decoder import TorchEngine
+
+GREEDY = SamplingOptions(max_new_tokens=6)
+KINDS = {
+    "greedy": GREEDY,
+    "drawn": dataclasses.replace(GREEDY, temperature=0.8, top_k=20, top_p=0.9),
+    "lookup": dataclasses.replace(GREEDY, prompt_lookup=3),
+    "beams": dataclasses.replace(GREEDY, num_beams=2),
+    "logprobs": dataclasses.replace(GREEDY, logprobs=2),
+}
+PROMPTS = [[5, 6, 7], [8, 9, 10, 11]]
+
+
+@pytest.fixture(scope="module")
+def broken(network):
+    """The network with one weight of its last norm out of order."""
+
+    def make(value):
+        copied = copy.deepcopy(network("llama-plain"))
+        with torch.no_grad():
+            copied.model.norm.weight[3] = value
+        return copied
+
+    return make
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf], ids=["nan", "infinite"])
+@pytest.mark.parametrize(
+    ("engine", "options"),
+    [
+        *(pytest.param(JaxEngine, options, id=f"jax-{name}") for name, options in KINDS.items()),
+        *(
+            pytest.param(TorchEngine, KINDS[name], id=f"torch-{name}")
+            for name in ("greedy", "drawn", "beams")
+        ),
+    ],
+)
+def test_no_token_is_chosen_of_logits_that_are_not_finite(broken, engine, options, value):
+    with pytest.raises(InputError, match=r"prompt \d: the model's logits are NaN or infinite at"):
+        complete(engine(broken(value)), PROMPTS, options, batch_size=2)
+
+
+def test_finished_prompts_are_reported_before_the_one_that_fails(network, monkeypatch):
+    """The second prompt's own token makes NaN; the first has been handed over."""
+    copied = copy.deepcopy(network("llama-plain"))
+    with torch.no_grad():
+        copied.model.embed_tokens.weight[300] = torch.nan
+    done = []
+    with pytest.raises(InputError, match="prompt 1: .* at token 1"):
+        complete(
+            TorchEngine(copied),
+            [[5, 6, 7], [300, 4]],
+            GREEDY,
+            batch_size=1,
+            on_done=lambda completion: done.append(completion.index),
+        )
+    assert done == [0]
+
+
+class Texts:
+    """Decodes tokens that are bytes, as tokenizers with byte fallback do: U+FFFD for each byte."""
+
+    def text(self, ids):
+        raw = bytes(ids)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError as error:
+            return raw[: error.start].decode() + "\ufffd" * (len(raw) - error.start)
+
+    printable = text
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 5])
+@pytest.mark.parametrize("text", ["er 🙂 und 漢字 é", "👩‍👩‍👧‍👦!", "plain"])
+def test_streamed_text_is_the_final_text(capsys, text, chunk):
+    printer = StreamPrinter(cast(StopText, Texts()), stop_ids=())
+    ids = list(text.encode())
+    for start in range(0, len(ids), chunk):
+        printer(0, ids[start : start + chunk])
+        shown = capsys.readouterr().out
+        assert "\ufffd" not in shown
+        printer_text = shown if start == 0 else printer_text + shown
+    printer.end()
+    assert printer_text + capsys.readouterr().out == text + "\n\n"
