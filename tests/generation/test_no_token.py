@@ -62,7 +62,7 @@ def test_finished_prompts_are_reported_before_the_one_that_fails(network, monkey
     with torch.no_grad():
         copied.model.embed_tokens.weight[300] = torch.nan
     done = []
-    with pytest.raises(InputError, match="prompt 1: .* at token 1"):
+    with pytest.raises(InputError, match=r"prompt 1: .* at token 1"):
         complete(
             TorchEngine(copied),
             [[5, 6, 7], [300, 4]],
@@ -90,11 +90,11 @@ class Texts:
 @pytest.mark.parametrize("text", ["er 🙂 und 漢字 é", "👩‍👩‍👧‍👦!", "plain"])
 def test_streamed_text_is_the_final_text(capsys, text, chunk):
     printer = StreamPrinter(cast(StopText, Texts()), stop_ids=())
-    ids = list(text.encode())
+    ids, printed = list(text.encode()), ""
     for start in range(0, len(ids), chunk):
         printer(0, ids[start : start + chunk])
         shown = capsys.readouterr().out
         assert "\ufffd" not in shown
-        printer_text = shown if start == 0 else printer_text + shown
+        printed += shown
     printer.end()
-    assert printer_text + capsys.readouterr().out == text + "\n\n"
+    assert printed + capsys.readouterr().out == text + "\n\n"
