@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from jaxsr.errors import InputError, UserError, printable
+from jaxsr.interop.lost_process import LostProcessError, lost_process_error
 from jaxsr.interop.out_of_memory import out_of_memory_error
 from jaxsr.runtime.allocator import keep_freed_memory
 from jaxsr.runtime.environment import check_environment
@@ -95,8 +96,9 @@ def run_command(
     """Runs a command; what a user can correct becomes one line on stderr and exit status 2.
 
     That is a `UserError`, a device out of memory, or an error of the operating system: disk full,
-    permission denied, a name too long. A closed pipe, as of `| head`, ends it quietly. Any other
-    exception is a fault of jaxsr and keeps its traceback.
+    permission denied, a name too long. A job that lost a process is one line and exit status 1. A
+    closed pipe, as of `| head`, ends it quietly. Any other exception is a fault of jaxsr and keeps
+    its traceback.
     `JAXSR_TRACEBACK=1` shows the traceback of both.
 
     Args:
@@ -119,14 +121,15 @@ def run_command(
     except KeyboardInterrupt as interrupt:
         return _say_interrupt(interrupt)
     except Exception as error:
-        shown = out_of_memory_error(error, advice=_SMALLER) or error
+        shown = out_of_memory_error(error, advice=_SMALLER) or lost_process_error(error) or error
         of_system = isinstance(shown, OSError) and shown.errno is not None
         if not isinstance(shown, UserError) and not of_system:
             raise  # from Python code
         if os.environ.get("JAXSR_TRACEBACK"):
             traceback.print_exc()
         print(f"jaxsr: {_one_line(shown)}", file=sys.stderr)
-        return ExitStatus.WRONG_INPUT
+        lost = isinstance(shown, LostProcessError)
+        return ExitStatus.FAILED if lost else ExitStatus.WRONG_INPUT
 
 
 def _say_interrupt(interrupt: KeyboardInterrupt) -> ExitStatus:

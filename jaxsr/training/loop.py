@@ -78,6 +78,7 @@ def train(task: Trainable, out: Path, record: RunRecord | None = None) -> bool:
                 batch=config.batch,
                 tensorboard=config.tensorboard,
                 sample_name=task.sample_name,
+                branched=config.branch_from is not None,
             )
         stack.callback(records.close)
         for line in task.summary():

@@ -33,6 +33,7 @@ class Records:
       batch: samples per step, for the rate.
       sample_name: what samples are called in the rate, in the plural.
       tensorboard: also write TensorBoard events.
+      branched: the run began at another one's checkpoint, whose steps have no lines here.
     """
 
     def __init__(
@@ -44,9 +45,10 @@ class Records:
         batch: int,
         tensorboard: bool,
         sample_name: str = "images",
+        branched: bool = False,
     ) -> None:
         self._path = folder / "metrics.jsonl"
-        self._drop_after(start_step)
+        self._drop_after(start_step, branched=branched)
         self._file = self._path.open("a", encoding="utf-8")
         self._writer = None
         if tensorboard:
@@ -62,9 +64,9 @@ class Records:
 
             self._bar = tqdm(total=total_steps, initial=start_step, unit="step", dynamic_ncols=True)
 
-    def _drop_after(self, step: int) -> None:
+    def _drop_after(self, step: int, *, branched: bool) -> None:
         if not self._path.exists():
-            if step > 0:
+            if step > 0 and not branched:
                 log.warning("%s is gone: it has no line of the steps up to %s", self._path, step)
             return
         lines = self._path.read_bytes().splitlines(keepends=True)
@@ -80,9 +82,14 @@ class Records:
         earlier = [
             line for line, s in zip(lines, steps, strict=True) if s is not None and s <= step
         ]
-        last = max((s for s in steps if s is not None and s <= step), default=0)
-        if last < step:
-            log.warning("%s ends at step %s: those up to %s are missing", self._path, last, step)
+        # A validation's line has no phase: it does not stand for the step itself.
+        recorded = {
+            s for line, s in zip(lines, steps, strict=True) if s is not None and b'"phase"' in line
+        }
+        first = min(recorded, default=step) if branched else 1
+        missing = [s for s in range(first, step + 1) if s not in recorded]
+        if missing:
+            log.warning("%s has no lines of steps %s", self._path, _ranges(missing))
         if earlier != lines:
             atomic_write(self._path, b"".join(earlier))
 
@@ -189,6 +196,14 @@ def _step_of(line: bytes) -> int | None:
         return int(unseal(line, source="a line")["step"])
     except (DamagedFileError, KeyError, TypeError):
         return None
+
+
+def _ranges(steps: list[int], most: int = 5) -> str:
+    """Ascending steps as `3, 7 to 12`; the first few ranges."""
+    starts = [s for n, s in enumerate(steps) if n == 0 or steps[n - 1] != s - 1]
+    ends = [s for n, s in enumerate(steps, 1) if n == len(steps) or steps[n] != s + 1]
+    words = [str(a) if a == b else f"{a} to {b}" for a, b in zip(starts, ends, strict=True)]
+    return ", ".join(words[:most]) + (", …" if len(words) > most else "")
 
 
 def _clock(seconds: float) -> str:
