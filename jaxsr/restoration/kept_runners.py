@@ -82,4 +82,4 @@ def _content(tensor: torch.Tensor) -> str:
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
         return f"{form} {id(tensor)} {tensor._version}"
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return f"{form} {hashlib.sha256(plain.reshape(-1).view(torch.uint8).numpy()).hexdigest()}"
+    return f"{form} {hashlib.sha256(plain.reshape(-1).view(torch.uint8).numpy().data).hexdigest()}"

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import jaxsr
+from jaxsr.errors import DeviceError
 from jaxsr.restoration import kept_runners
 from tests.restoration import networks
 
@@ -81,6 +82,13 @@ def test_a_changed_network_is_not_taken_for_the_earlier_one(change, monkeypatch)
     want = np.asarray(jaxsr.restore(PICTURE, network, engine="torch"))
     assert np.abs(second.astype(int) - want).max() <= 1  # sums in another order
     assert np.abs(second.astype(int) - np.asarray(first)).max() > 1
+
+
+@pytest.mark.parametrize("engine", ["jax", "torch"])
+def test_tiles_beyond_the_memory_are_refused_before_they_are_made(monkeypatch, engine):
+    monkeypatch.setattr("jaxsr.interop.out_of_memory.free_memory_bytes", lambda: 2**20)
+    with pytest.raises(DeviceError, match=r"4096 tiles of .* lower --batch or --tile"):
+        jaxsr.restore(PICTURE, networks.Small(), batch=4096, tile=16, engine=engine)
 
 
 def test_what_is_kept_is_bounded(monkeypatch):

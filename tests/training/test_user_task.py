@@ -209,6 +209,14 @@ def test_a_resume_names_the_steps_that_metrics_lack(tmp_path, caplog, lost, word
     assert not caplog.messages
 
 
+@pytest.mark.parametrize("engine", ["jax", "torch"])
+def test_a_batch_beyond_the_memory_is_refused_at_once(folder, capsys, monkeypatch, engine):
+    monkeypatch.setattr("jaxsr.interop.out_of_memory.free_memory_bytes", lambda: 2**12)
+    assert main(["fit_task:Fit", "--batch", "4096", "--engine", engine]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "4096 items of Fit.train_data need at least" in line and "smaller --batch" in line
+
+
 def test_weights_whose_metric_is_nan_give_way_to_others(folder, capfd):
     Path("counting.py").write_text(
         "import torch\n"
