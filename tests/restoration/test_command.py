@@ -1,6 +1,7 @@
 """`jaxsr.restore` as a function and as a command: what arrives, what is kept, what is said."""
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -364,6 +365,19 @@ def test_benchmark_measures_what_is_asked(weights, capsys):
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [(row["width"], row["height"]) for row in result["rows"]] == [(64, 48), (80, 80)]
     assert all(row["repeats"] >= 1 and row["first_s"] > 0 for row in result["rows"])
+
+
+def test_report_of_a_name_that_is_not_utf_8(tmp_path, weights, capsys):
+    name = os.fsdecode(b"a\xff.png")
+    for folder, side in (("in", 10), ("truth", 20)):
+        (tmp_path / folder).mkdir()
+        Image.fromarray(noise(side, side, 3)).save(tmp_path / folder / name)
+    out = tmp_path / "out"
+    assert restored([tmp_path / "in"], out, weights, "--truth", str(tmp_path / "truth")) == 0
+    assert (out / name).is_file() and "a\\udcff.png" in capsys.readouterr().out
+    (figures,) = json.loads((out / "report" / "figures.json").read_text())["pictures"]
+    assert figures["name"].encode(errors="surrogateescape") == b"a\xff.png"
+    assert b"a\xff.png" in (out / "report" / "figures.txt").read_bytes()
 
 
 def test_report_compares_with_the_truth(tmp_path, weights, capsys):

@@ -173,6 +173,10 @@ def test_a_resume_with_other_code_or_variables_says_so(folder, monkeypatch, caps
     said = capsys.readouterr().err
     assert "resumed with other code in fit_task: the run goes on as the code is now" in said
     assert "resumed with JAXSR_CPU_KERNELS='xla', before ''" in said
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_min_max=true")
+    assert main([*run, "--resume", "--steps", "5"]) == 0
+    said = capsys.readouterr().err
+    assert "resumed with XLA_FLAGS='--xla_cpu_enable_fast_min_max=true', before ''" in said
     Path("run/metrics.jsonl").unlink()
     assert main([*run, "--resume", "--steps", "6"]) == 0
     assert "metrics.jsonl is gone: it has no line of the steps up to 5" in caplog.text
