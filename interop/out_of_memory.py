@@ -18,12 +18,12 @@ from jaxsr.interop.errors import DeviceError
 LESS_MEMORY = "use a smaller batch, --accumulate, --remat, bfloat16, or more devices"
 """For training steps."""
 
-_UNITS = {"": 0, "B": 0, "K": 1, "M": 2, "G": 3, "T": 4}
-_SIZE = r"([\d.]+) ?(?:([KMGT]?)i?B?|bytes)"
+_UNITS = {"": 0, "B": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
+_SIZE = r"([\d.]+) ?(?:([KMGTPE]?)i?B?|bytes)"
 _PROGRAM = re.compile(rf"Used {_SIZE} of {_SIZE} (\w+)")
 _ASKED = re.compile(
     rf"(?:trying to allocate|[Oo]ut of memory allocating|Attempting to (?:allocate|reserve)"
-    rf"|Tried to allocate) {_SIZE}"
+    rf"|Tried to allocate|Unable to allocate) {_SIZE}"
 )
 _FREE = re.compile(rf"(?:There are {_SIZE} free|of which {_SIZE} is free)")
 
@@ -45,7 +45,9 @@ class Shortage:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether XLA or torch raised it for want of memory on a device."""
+    """Whether XLA or torch raised it for want of memory on a device, or NumPy on the host."""
+    if isinstance(error, MemoryError):
+        return True
     kind = type(error).__name__
     if kind in ("JaxRuntimeError", "XlaRuntimeError"):
         return "RESOURCE_EXHAUSTED" in str(error)

@@ -236,7 +236,10 @@ def finished_result(source: Source, config: RestoreConfig) -> Path | None:
     if format is None and source.path.suffix.lower() in READ_ONLY_ENDINGS:
         format = "PNG"
     target = target_path(source, config.out, suffix=config.suffix, format=format)
-    return target if target.exists() and not is_source(source, target) else None
+    try:
+        return target if target.exists() and not is_source(source, target) else None
+    except OSError:  # a name too long; whoever restores the picture says so
+        return None
 
 
 def _reason(error: Exception) -> str:

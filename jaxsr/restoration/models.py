@@ -5,6 +5,7 @@ the intensities of its `value_range`.
 """
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,9 +84,10 @@ def restoration_model(
             "gray) and 3 (RGB): wrap the network in a module that takes one of these"
         )
     low, high = value_range or loaded.value_range
-    if not low < high:
+    if not (low < high and math.isfinite(high - low)):
         raise InputError(
-            f"value_range must be (black, white) with black below white, got {low}, {high}"
+            "value_range must be (black, white), finite numbers with black below white, got "
+            f"{low}, {high}"
         )
     return RestorationModel(**{**vars(loaded), "value_range": (low, high), "channels": channels})
 

@@ -63,6 +63,8 @@ def run(config: RestoreConfig) -> int:
 
         return benchmark(model, config)
     check_folder(config.out)
+    if config.report is not None:
+        check_folder(config.report, "--report")
     _print_tiling(model, config)
     status = _restore(works, config, inputs, began)
     if config.truth is not None:

@@ -2,8 +2,10 @@
 
 import atexit
 import contextlib
+import dataclasses
 import gc
 import io
+import itertools
 import logging
 import os
 import re
@@ -11,7 +13,8 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Any, NoReturn, get_args, get_type_hints
 
 from jaxsr.errors import InputError, UserError, printable
 from jaxsr.interop.lost_process import LostProcessError, lost_process_error
@@ -183,6 +186,7 @@ def parse_options(
     """
     import tyro
 
+    _check_not_empty(kind, arguments)
     box = io.StringIO()
     try:
         with contextlib.redirect_stderr(box):
@@ -196,6 +200,23 @@ def parse_options(
             if any(word.partition("=")[0] == option for word in arguments):
                 raise InputError(f"{option} is now {successor}; see {prog} --help") from None
         raise InputError(f"{_unboxed(box.getvalue())}; see {prog} --help") from None
+
+
+def _check_not_empty(kind: Any, arguments: Sequence[str]) -> None:
+    """Refuses an empty text for a path or model, as of a variable that is not set.
+
+    As a path it would be the current folder.
+
+    Raises:
+      InputError: an option has one.
+    """
+    types = get_type_hints(kind) if dataclasses.is_dataclass(kind) else {}
+    for word, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=None):
+        option, equals, value = str(word).partition("=")
+        declared = types.get(option.removeprefix("--").replace("-", "_"))
+        is_path = declared is Path or Path in get_args(declared) or option == "--model"
+        if option.startswith("--") and is_path and (value if equals else following) == "":
+            raise InputError(f"{option} got an empty text; give a name, or leave {option} out")
 
 
 def _unboxed(text: str) -> str:

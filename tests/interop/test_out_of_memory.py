@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 
@@ -88,6 +89,14 @@ def test_a_real_shortage_is_named():
         naming_out_of_memory(rows=1),
     ):
         jnp.zeros((1 << 51,), jnp.float32).block_until_ready()
+
+
+def test_numpys_shortage_is_named():
+    with (
+        pytest.raises(OutOfMemoryError, match=r"16777216.00 GiB are asked for at once, .* free"),
+        naming_out_of_memory(rows=1),
+    ):
+        np.zeros(1 << 54, np.uint8)
 
 
 def test_other_errors_pass():

@@ -323,3 +323,40 @@ def test_a_name_that_is_not_utf_8(tmp_path, weights):
     assert done.returncode == 1 and b"Traceback" not in done.stderr, done.stderr
     assert b"bad\\udcff.png: zero bytes" in done.stderr and b"pipe\\udcff.png" in done.stdout
     assert (out / name).is_file()
+
+
+def test_a_suffix_that_makes_names_too_long_ends_no_batch(tmp_path, weights, capsys):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name in ("a.png", f"{'b' * 248}.png"):
+        Image.fromarray(noise(10, 10, 3)).save(folder / name)
+    arguments = [str(folder), "--weights", str(weights), *MODEL, "--out", str(tmp_path / "out")]
+    assert main([*arguments, "--suffix", "_larger_x2"]) == 1
+    assert (tmp_path / "out" / "a_larger_x2.png").is_file()
+    errors = capsys.readouterr().err
+    assert "not restored: 1" in errors and "File name too long" in errors
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--out", ""], "--out got an empty text"),
+        (["--truth="], "--truth got an empty text"),
+        (["--model", ""], "--model got an empty text"),
+        (["--report", "FILE", "--truth", "."], "choose another --report"),
+        (["--value-range", "-inf", "inf"], "finite numbers with black below white"),
+    ],
+)
+def test_options_without_sense_are_one_line(tmp_path, weights, capsys, options, message):
+    Image.fromarray(noise(10, 10, 3)).save(tmp_path / "a.png")
+    (tmp_path / "FILE").write_text("notes")
+    options = [str(tmp_path / "FILE") if word == "FILE" else word for word in options]
+    arguments = [str(tmp_path / "a.png"), "--out", str(tmp_path / "out"), "--weights", str(weights)]
+    assert main([*arguments, *MODEL, *options]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_an_empty_name_is_not_the_current_folder(weights, capsys):
+    assert main(["", "--weights", str(weights), *MODEL]) == 2
+    assert "'': an empty name" in capsys.readouterr().err
