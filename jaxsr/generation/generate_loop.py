@@ -11,6 +11,7 @@ whose tile is 1, alone. So the same executable sees the same numbers in sums of 
 whatever the batch, the row's place in it, the padding, the mesh, and the other prompts.
 """
 
+import math
 import zlib
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
@@ -192,12 +193,9 @@ def _slot_bytes(config: Any) -> int:
 
     0 where the configuration does not say: some networks keep states instead.
     """
-    layers, heads = (
-        getattr(config, name, None) for name in ("num_hidden_layers", "num_key_value_heads")
-    )
-    width = getattr(config, "head_dim", None)
-    known = all(isinstance(size, int) for size in (layers, heads, width))
-    return 4 * layers * heads * width if known else 0
+    names = ("num_hidden_layers", "num_key_value_heads", "head_dim")
+    sizes = [getattr(config, name, None) for name in names]
+    return 4 * math.prod(sizes) if all(isinstance(size, int) for size in sizes) else 0
 
 
 def _requests_of(

@@ -5,18 +5,15 @@ from weights, metadata and classes that are equal. All that its programs were ma
 it was: tensors by their content, attributes and globals by `jaxsr.interop.python_state`.
 """
 
-import hashlib
 import os
 import threading
 from collections import OrderedDict
 from typing import NamedTuple
 
-import torch
-
 from jaxsr.interop.python_state import Snapshot
 from jaxsr.restoration.config import RestoreConfig
 from jaxsr.restoration.models import RestorationModel
-from jaxsr.restoration.reach_cache import architecture_digest
+from jaxsr.restoration.reach_cache import tensor_digest
 from jaxsr.restoration.restorer import open_tile_runner
 from jaxsr.runtime.runner import Runner
 
@@ -47,7 +44,7 @@ def kept_runner(model: RestorationModel, config: RestoreConfig, *, is_module: bo
     if config.engine != "jax":  # nothing is compiled
         return open_tile_runner(model, config)
     key = (
-        id(model.network) if is_module else model_digest(model),
+        id(model.network) if is_module else model.digest,
         *(model.value_range, config.ensemble, config.mesh, config.dtype, config.lane_folding),
         os.environ.get("JAXSR_CPU_KERNELS"),
     )
@@ -56,7 +53,7 @@ def kept_runner(model: RestorationModel, config: RestoreConfig, *, is_module: bo
     if kept is None or len(kept.runner.programs) >= _PROGRAMS or not _is_unchanged(kept):
         runner = open_tile_runner(model, config)
         state = Snapshot(model.network)  # keeps the module, so that no other gets its id
-        kept = _Kept(runner, state, [*map(_content, state.tensors)])
+        kept = _Kept(runner, state, [*map(tensor_digest, state.tensors)])
     with _lock:
         _kept[key] = kept
         while len(_kept) > _RUNNERS:
@@ -64,22 +61,6 @@ def kept_runner(model: RestorationModel, config: RestoreConfig, *, is_module: bo
     return kept.runner
 
 
-def model_digest(model: RestorationModel) -> str:
-    """Tells loaded networks apart, weights and what they were built with included."""
-    weights = model.network.state_dict().values()
-    built = (repr(model.metadata), repr(model.value_range), str(model.channels))
-    return architecture_digest(model.network, *built, *map(_content, weights))
-
-
 def _is_unchanged(kept: _Kept) -> bool:
-    contents = [*map(_content, kept.state.tensors)]
+    contents = [*map(tensor_digest, kept.state.tensors)]
     return contents == kept.contents and not kept.state.changes()
-
-
-def _content(tensor: torch.Tensor) -> str:
-    """Tells values of a tensor apart."""
-    form = f"{tensor.dtype} {tuple(tensor.shape)}"
-    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
-        return f"{form} {id(tensor)} {tensor._version}"
-    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return f"{form} {hashlib.sha256(plain.reshape(-1).view(torch.uint8).numpy().data).hexdigest()}"

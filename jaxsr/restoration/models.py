@@ -17,7 +17,7 @@ from torch import nn
 from jaxsr.errors import InputError
 from jaxsr.models.load import load_model
 from jaxsr.models.registry import LoadedModel
-from jaxsr.restoration.reach_cache import remembered_reach
+from jaxsr.restoration.reach_cache import network_digest, remembered_reach
 from jaxsr.restoration.receptive_field import Reach
 
 
@@ -37,6 +37,12 @@ class RestorationModel(LoadedModel):
             least_side=self.least_side,
             side_multiple=self.side_multiple,
         )
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Tells models apart: classes, weights, and what a file says of their use."""
+        uses = (repr(self.metadata), repr(self.value_range), str(self.channels))
+        return network_digest(self.network, *uses)
 
     @property
     def scale(self) -> int:

@@ -18,6 +18,8 @@ from PIL import Image
 
 from benchmarks._hostile_seeds import mutated, pictures, tiffs
 from jaxsr.data.picture_file import ENDINGS
+from jaxsr.restoration import restore_files
+from jaxsr.restoration.made_by import RECORD
 from jaxsr.restoration.pictures import Picture, PictureError, read_picture
 from jaxsr.restore import main
 from tests.restoration import networks
@@ -64,7 +66,7 @@ def test_a_batch_of_everything(tmp_path, weights, capsys):
     (source / "picture.png").mkdir()  # a folder that is named like one
     assert main([str(source), "--out", str(out), "--weights", str(weights), *MODEL]) == 1
     sizes = {}
-    for path in out.rglob("*.*"):
+    for path in out.rglob("[!.]*.*"):
         with Image.open(path) as image:
             sizes[path.name] = image.size, image.mode
     assert sizes == {
@@ -117,7 +119,7 @@ def test_no_space_left(tmp_path, weights, capsys):
             Image.fromarray(noise(300, 300, 3)).save(tmp_path / name)
         inputs = [str(tmp_path / name) for name in ("a.png", "big.png", "big.jpg", "big.tif")]
         assert main([*inputs, "--out", str(small), "--weights", str(weights), *MODEL]) == 1
-        assert [path.name for path in small.iterdir()] == ["a.png"]
+        assert [path.name for path in small.glob("[!.]*")] == ["a.png"]
         assert capsys.readouterr().err.count("No space left on device") == 3
     finally:
         subprocess.run(["umount", str(small)], check=True)
@@ -146,7 +148,7 @@ def test_a_full_disk_leaves_nothing(tmp_path, weights, monkeypatch, capsys, form
     inputs = [str(tmp_path / f"{name}{ending}") for name in ("big", "small")]
     out = tmp_path / "out"
     assert main([*inputs, "--out", str(out), "--weights", str(weights), *MODEL]) == 1
-    assert [path.name for path in out.iterdir()] == [f"small{ending}"]
+    assert [path.name for path in out.glob("[!.]*")] == [f"small{ending}"]
     assert "No space left on device" in capsys.readouterr().err
 
 
@@ -251,7 +253,7 @@ def test_five_hundred_mutated_files_go_through_the_command(tmp_path, weights):
     assert done.returncode == 1, done.stderr[-2000:]
     assert "Traceback" not in done.stderr
     listed = done.stderr.split("not restored: ")[1].splitlines()
-    results = [path for path in out.rglob("*") if path.is_file()]
+    results = [path for path in out.rglob("[!.]*") if path.is_file()]
     assert int(listed[0]) + len(results) == 520
     assert not left_over(out)
     for path in results:
@@ -294,19 +296,19 @@ def test_a_rerun_beside_the_sources_restores_nothing_twice(tmp_path, weights, ca
     folder = tmp_path / "b"
     folder.mkdir()
     (tmp_path / "a.png").rename(folder / "a.png")
-    (tmp_path / "a_x2.png").rename(folder / "a_x2.png")
-    from jaxsr.restoration import restore_files
+    for name in ("a_x2.png", RECORD):
+        (tmp_path / name).rename(folder / name)
 
-    def no_model(config):
-        raise AssertionError("a rerun with nothing to do loads no network")
+    def no_restorer(*_, **__):
+        raise AssertionError("a rerun with nothing to do opens no runner")
 
-    monkeypatch.setattr(restore_files, "configured_model", no_model)
+    monkeypatch.setattr(restore_files, "make_restorer", no_restorer)
     options[1] = str(folder)
     capsys.readouterr()
     assert main([str(folder), *options]) == 0
     printed = capsys.readouterr().out
     assert "left alone: 1 results" in printed and "1 results of an earlier run" in printed
-    assert sorted(path.name for path in folder.iterdir()) == ["a.png", "a_x2.png"]
+    assert sorted(path.name for path in folder.glob("[!.]*")) == ["a.png", "a_x2.png"]
 
 
 def test_a_name_that_is_not_utf_8(tmp_path, weights):
