@@ -73,7 +73,7 @@ def run(config: RestoreConfig) -> int:
     if config.truth is not None:
         from jaxsr.restoration.quality_report import write_report
 
-        write_report(config, inputs.sources, model)
+        write_report(config, inputs.sources, model, made_by)
     return status
 
 

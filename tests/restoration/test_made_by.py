@@ -1,5 +1,6 @@
 """Results of an earlier run are left alone only where this run would make the same."""
 
+import json
 import os
 import shutil
 import time
@@ -83,6 +84,19 @@ def test_a_name_by_which_the_format_is_not_known(pictures, capsys):
     assert run() in (1, 2)
     assert "--overwrite replaces" in capsys.readouterr().err
     assert [path.read_bytes() for path in (pictures / "out").glob("a.*")] == before
+
+
+def test_a_report_has_no_figures_of_results_that_failed(pictures, capsys):
+    os.mkdir("truth")
+    for name in ("a.png", "b.png"):
+        Image.new("RGB", (28, 24)).save(f"truth/{name}")
+    assert run() == 0
+    long_ago = time.time() - 1000
+    os.utime("out/a.png", (long_ago, long_ago))
+    (pictures / "in" / "a.png").write_bytes(b"damaged")
+    assert run("--overwrite", "--truth", "truth", weights="b.pth") == 1
+    (figures,) = json.loads((pictures / "out" / "report" / "figures.json").read_text())["pictures"]
+    assert figures["name"] == "b.png"
 
 
 def test_a_record_that_is_a_link_is_not_followed(pictures, capsys):

@@ -213,6 +213,17 @@ def test_a_resume_names_the_steps_that_metrics_lack(tmp_path, caplog, lost, word
     assert not caplog.messages
 
 
+def test_a_resume_of_a_mistyped_folder_says_that_a_run_begins(folder, capsys):
+    run = ["fit_task:Fit", "--engine", "torch", "--steps", "2"]
+    assert main([*run, "--out", "runs/mine"]) == 0
+    capsys.readouterr()
+    assert main([*run, "--out", "runs/mne", "--resume"]) == 0
+    said = capsys.readouterr().err
+    assert "no run in runs/mne: a new one begins at step 0; runs has the runs mine" in said
+    assert main([*run, "--out", "runs/mne", "--resume"]) == 0
+    assert "begins at step 0" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("engine", ["jax", "torch"])
 def test_a_batch_beyond_the_memory_is_refused_at_once(folder, capsys, monkeypatch, engine):
     monkeypatch.setattr("jaxsr.interop.out_of_memory.free_memory_bytes", lambda: 2**12)
