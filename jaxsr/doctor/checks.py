@@ -23,6 +23,10 @@ class Finding:
     """The result, with its figures."""
     advice: str | None = None
     """What to do about it; always there for a failure."""
+    is_detail: bool = False
+    """Whether it is printed with --verbose alone, as a failure that jaxsr avoids."""
+    is_summary: bool = False
+    """Whether it sums up its section, for those who do not ask for --verbose."""
 
 
 Check = Callable[[], Iterator[Finding]]
