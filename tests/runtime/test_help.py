@@ -34,4 +34,4 @@ def test_a_mistyped_word_loads_no_framework(command):
     done = answered([*command.split(), "--mispelt"])
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
-    assert line.startswith("jaxsr: ") and line.endswith("--help")
+    assert line.startswith("jaxsr: ")
