@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import dataclasses
 import gc
+import inspect
 import io
 import itertools
 import logging
@@ -19,11 +20,13 @@ from typing import Any, NoReturn, get_args, get_type_hints
 from jaxsr.errors import InputError, UserError, printable
 from jaxsr.interop.lost_process import LostProcessError, lost_process_error
 from jaxsr.interop.out_of_memory import out_of_memory_error
+from jaxsr.runtime import activity
 from jaxsr.runtime.allocator import keep_freed_memory
 from jaxsr.runtime.environment import check_environment
 from jaxsr.runtime.exit_status import ExitStatus
 from jaxsr.runtime.interrupts import end_on_signals, ignore_signals
 
+_EVERYWHERE = "--quiet: no progress, only results and problems. --version: of jaxsr."
 _SMALLER = "use smaller inputs, fewer at once, or --dtype bfloat16 where the command has it"
 
 
@@ -48,6 +51,7 @@ def run_program(main: Callable[[], int], command: str) -> NoReturn:
         sys.stdout.reconfigure(errors="backslashreplace")  # file names need not be UTF-8
     try:
         end_on_signals()  # one that comes before `run_command` is said, too
+        activity.tell(command)
         status = main()
         sys.stdout.flush()
     except BrokenPipeError:
@@ -58,6 +62,7 @@ def run_program(main: Callable[[], int], command: str) -> NoReturn:
     except Exception:
         traceback.print_exc()
         status = ExitStatus.FAILED
+    activity.finish()
     ignore_signals()
     ended_alone = status not in (ExitStatus.OK, ExitStatus.STOPPED) and _others_wait()
     if status == ExitStatus.INTERRUPTED or ended_alone:
@@ -110,8 +115,15 @@ def run_command(
     """
     try:
         with _few_collections():
+            words = list(sys.argv[1:] if arguments is None else arguments)
+            if "--version" in words:
+                print(f"jaxsr {version()}")
+                return ExitStatus.OK
+            if "--quiet" in words:
+                words.remove("--quiet")
+                activity.be_quiet()
             try:
-                status = command(list(sys.argv[1:] if arguments is None else arguments))
+                status = command(words)
             except SystemExit as stop:  # --help
                 if isinstance(stop.code, str):
                     raise
@@ -133,6 +145,13 @@ def run_command(
         print(f"jaxsr: {_one_line(shown)}", file=sys.stderr)
         lost = isinstance(shown, LostProcessError)
         return ExitStatus.FAILED if lost else ExitStatus.WRONG_INPUT
+
+
+def version() -> str:
+    """Of jaxsr."""
+    import jaxsr
+
+    return jaxsr.__version__
 
 
 def _say_interrupt(interrupt: KeyboardInterrupt) -> ExitStatus:
@@ -188,6 +207,9 @@ def parse_options(
 
     _check_not_empty(kind, arguments)
     box = io.StringIO()
+    if description is None:
+        description = inspect.cleandoc(kind.__doc__ or "")
+    description = f"{description.strip()}\n\n{_EVERYWHERE}"
     try:
         with contextlib.redirect_stderr(box):
             return tyro.cli(

@@ -15,6 +15,7 @@ import numpy as np
 from jaxsr.errors import DamagedFileError
 from jaxsr.interop.atomic_write import atomic_write, set_aside
 from jaxsr.interop.sealed_json import seal, unseal
+from jaxsr.runtime.activity import is_quiet, now
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class Records:
         self._total, self._batch, self._samples = total_steps, batch, sample_name
         self._began = (time.perf_counter(), start_step)
         self._bar = None
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not is_quiet():
             from tqdm import tqdm
 
             self._bar = tqdm(total=total_steps, initial=start_step, unit="step", dynamic_ncols=True)
@@ -93,6 +94,11 @@ class Records:
         if earlier != lines:
             atomic_write(self._path, b"".join(earlier))
 
+    def compiled(self, done: int) -> None:
+        """Leaves the time until now, in which a step was compiled, out of the rate."""
+        now(None)
+        self._began = (time.perf_counter(), done - 1)
+
     def steps(self, done: int, phase: str, records: Mapping[int, Mapping[str, float]]) -> None:
         """Records the metrics of several steps; the last of them goes to the terminal."""
         elapsed = time.perf_counter() - self._began[0]
@@ -106,7 +112,7 @@ class Records:
         if self._bar is not None:
             self._bar.update(done - self._bar.n)
             self._bar.set_postfix_str(f"{phase}  {rate:.1f} {self._samples}/s  {text}")
-        else:
+        elif not is_quiet():
             left = (self._total - done) * self._batch / max(rate, 1e-9)
             self.say(
                 f"step {done}/{self._total}  {phase}  {rate:.1f} {self._samples}/s  "
@@ -121,7 +127,8 @@ class Records:
         if picture is not None:
             self._event("add_image", "validation", picture, step, dataformats="HWC")
         text = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-        self.say(f"validation at step {step}:  {text}")
+        if not is_quiet():
+            self.say(f"validation at step {step}:  {text}")
         self._began = (time.perf_counter(), step)
 
     def _write(self, step: int, figures: Mapping[str, Any]) -> None:
@@ -162,6 +169,9 @@ class Records:
 
 class NoRecords:
     """Stands in on every host but the first."""
+
+    def compiled(self, done: int) -> None:
+        """Does nothing."""
 
     def steps(self, done: int, phase: str, records: Mapping[int, Mapping[str, float]]) -> None:
         """Does nothing."""
