@@ -14,7 +14,6 @@ from jaxsr.doctor.devices import check_devices
 from jaxsr.doctor.installation import check_installation
 from jaxsr.doctor.models import check_models
 from jaxsr.doctor.storage import check_storage
-from jaxsr.runtime.activity import now
 from jaxsr.runtime.exit_status import ExitStatus
 from jaxsr.runtime.options import ComputeOptions, Platform
 from jaxsr.runtime.setup import setup_compute
@@ -25,9 +24,7 @@ _MARKS = {"ok": "ok  ", "note": "note", "fail": "FAIL"}
 def diagnose(config: DoctorConfig) -> int:
     """Runs every check and prints its findings; returns the exit status."""
     sections: dict[str, list[Finding]] = {}
-    checks = _checks(config)
-    now(f"checking {', '.join(checks)}")
-    for name, finding in run_checks(checks):
+    for name, finding in run_checks(_checks(config)):
         if not config.json and name not in sections:
             _print_right(sections, config)
             print(name, flush=True)

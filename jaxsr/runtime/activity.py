@@ -15,7 +15,7 @@ from typing import Any, cast
 QUIET = "JAXSR_QUIET"
 """Variable that silences all progress, in processes that a command starts as well."""
 SWITCH = "JAXSR_ACTIVITY"
-_PATIENCE_S = 1.5
+_PATIENCE_S = 1.0
 _FRAME_S = 0.1
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
@@ -134,12 +134,12 @@ def finish() -> None:
 def _watch_compiler(teller: _Teller) -> None:
     """Lets JAX say which program it compiles, once it is loaded."""
     logger = logging.getLogger("jax._src.interpreters.pxla")
-    if "jax" not in sys.modules or any(isinstance(h, _Compiling) for h in logger.handlers):
+    if "jax" not in sys.modules or any(isinstance(f, _Compiling) for f in logger.filters):
         return
     import jax
 
+    logger.addFilter(_Compiling(teller, logger.getEffectiveLevel()))
     logger.setLevel(logging.DEBUG)
-    logger.addHandler(_Compiling(teller))
 
     def compiled(event: str, duration_secs: float, **_: str | int) -> None:
         if event == "/jax/core/compile/backend_compile_duration":
@@ -148,15 +148,21 @@ def _watch_compiler(teller: _Teller) -> None:
     jax.monitoring.register_event_duration_secs_listener(compiled)
 
 
-class _Compiling(logging.Handler):
-    """Reads from JAX's log which program it begins to compile."""
+class _Compiling(logging.Filter):
+    """Reads from JAX's log which program it begins to compile; passes what passed before.
 
-    def __init__(self, teller: _Teller) -> None:
-        super().__init__(logging.DEBUG)
-        self._teller = teller
+    Args:
+      teller: says it.
+      level: of the logger, before it logged this.
+    """
 
-    def emit(self, record: logging.LogRecord) -> None:
-        if str(record.msg).startswith("Compiling ") and record.args:
-            name = str(record.args[0] if isinstance(record.args, tuple) else "a program")
-            name = name.removeprefix("jit(").removeprefix("jit_").rstrip(")")
+    def __init__(self, teller: _Teller, level: int) -> None:
+        super().__init__()
+        self._teller, self._level = teller, level
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if str(record.msg).startswith("Compiling ") and isinstance(record.args, tuple):
+            name = str(record.args[0]).removeprefix("jit(").removeprefix("jit_").rstrip(")")
+            name = "a program" if name.startswith("<") else name
             self._teller.set("compiler", f"compiling {name} (cached next time)")
+        return record.levelno >= self._level

@@ -35,7 +35,8 @@ from jaxsr.runtime import activity
 from jaxsr.runtime.cli import run_command, run_program
 
 def command(words):
-    import jax, jax.numpy as jnp
+    import logging, jax, jax.numpy as jnp
+    logging.basicConfig()  # as other libraries do: what JAX logs for debugging stays unseen
     jax.config.update("jax_platforms", "cpu")
     activity.now("starting")
 
