@@ -89,12 +89,12 @@ class JaxModule:
         """
         check_not_forked()
         for name, table in (("params", params), ("buffers", buffers)):
-            if not isinstance(table, Mapping):
+            if not isinstance(table, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise InputTypeError(
                     f"{name} must be a dictionary of arrays, got {type(table).__name__}; apply "
                     "takes params, buffers, then the method's inputs"
                 )
-        if not (train is None or isinstance(train, bool)):
+        if train not in (True, False, None):
             raise InputTypeError(f"train must be True, False or None, got {train!r}")
 
         def run(state: Any, arguments: Any) -> Any:
@@ -146,7 +146,7 @@ def to_jax(
     """
     guard_forks()
     check_not_forked()
-    if not isinstance(module, nn.Module):
+    if not isinstance(module, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
         of_class = isinstance(module, type) and issubclass(module, nn.Module)
         got = f"the class {module.__name__}; make a module of it" if of_class else repr(module)[:80]
         raise InputTypeError(f"to_jax takes a torch.nn.Module, got {got}")

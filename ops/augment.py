@@ -60,7 +60,7 @@ def augment(
       (4, 24, 24, 3)
     """
     check_key(key)
-    steps = tuple(policy) if isinstance(policy, Sequence) else (policy,)
+    steps = tuple(policy) if hasattr(policy, "__iter__") else (policy,)
     if others := [step for step in steps if not callable(step)]:
         raise TypeError(f"policy must be steps such as (ops.RandomFlip(),), got {others[0]!r}")
     array, positions = picture(images, axes, "images")
