@@ -10,6 +10,7 @@ pixels, with the picture's upper left corner at (0, 0): the middle of the first 
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import jax
 
@@ -60,7 +61,7 @@ def augment(
       (4, 24, 24, 3)
     """
     check_key(key)
-    steps = tuple(policy) if hasattr(policy, "__iter__") else (policy,)
+    steps: Any = tuple(policy) if hasattr(policy, "__iter__") else (policy,)
     if others := [step for step in steps if not callable(step)]:
         raise TypeError(f"policy must be steps such as (ops.RandomFlip(),), got {others[0]!r}")
     array, positions = picture(images, axes, "images")
