@@ -213,6 +213,18 @@ def test_a_resume_names_the_steps_that_metrics_lack(tmp_path, caplog, lost, word
     assert not caplog.messages
 
 
+def test_compiling_does_not_count_in_rate_and_eta(tmp_path, monkeypatch, capsys):
+    clock = [0.0]
+    monkeypatch.setattr("jaxsr.training.metrics_logger.time.perf_counter", lambda: clock[0])
+    records = Records(tmp_path, start_step=0, total_steps=100, batch=1, tensorboard=False)
+    clock[0] = 60.0  # a minute of compiling, after which the first step runs
+    records.compiled(1)
+    clock[0] = 70.0
+    records.steps(10, "main", {step: {"loss": 1.0} for step in range(1, 11)})
+    records.close()
+    assert "1.0 images/s  ETA 1:30" in capsys.readouterr().err
+
+
 def test_a_resume_of_a_mistyped_folder_says_that_a_run_begins(folder, capsys):
     run = ["fit_task:Fit", "--engine", "torch", "--steps", "2"]
     assert main([*run, "--out", "runs/mine"]) == 0
