@@ -160,9 +160,15 @@ class _Compiling(logging.Filter):
         super().__init__()
         self._teller, self._level = teller, level
 
+    @staticmethod
+    def _cached() -> str:
+        import jax
+
+        return " (cached next time)" if jax.config.values["jax_compilation_cache_dir"] else ""
+
     def filter(self, record: logging.LogRecord) -> bool:
         if str(record.msg).startswith("Compiling ") and isinstance(record.args, tuple):
             name = str(record.args[0]).removeprefix("jit(").removeprefix("jit_").rstrip(")")
             name = "a program" if name.startswith("<") else name
-            self._teller.set("compiler", f"compiling {name} (cached next time)")
+            self._teller.set("compiler", f"compiling {name}{self._cached()}")
         return record.levelno >= self._level

@@ -61,10 +61,11 @@ def environment() -> dict[str, str]:
     return kept | {"PYTHONPATH": str(ROOT), "JAXSR_ALLOCATOR": "system"}
 
 
-def run(code: str, *words: str) -> subprocess.CompletedProcess[str]:
+def run(code: str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code, *words]
+    environ = environment() | variables
     return subprocess.run(
-        command, capture_output=True, text=True, env=environment(), check=True, cwd=ROOT
+        command, capture_output=True, text=True, env=environ, check=True, cwd=ROOT
     )
 
 
@@ -109,9 +110,11 @@ def test_a_terminal_gets_a_sign_that_moves_and_vanishes():
     assert shown(received) == "one star"
 
 
-def test_what_is_compiled_is_said():
-    lines = run(COMPILES).stderr.splitlines()
-    assert "compiling slow_step (cached next time) …" in lines
+@pytest.mark.parametrize("cached", [True, False])
+def test_what_is_compiled_is_said(tmp_path, cached):
+    variables = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path)} if cached else {}
+    lines = run(COMPILES, **variables).stderr.splitlines()
+    assert f"compiling slow_step{' (cached next time)' * cached} …" in lines
     assert not [line for line in lines if "Compiling" in line or "DEBUG" in line]
 
 
