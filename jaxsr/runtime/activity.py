@@ -42,6 +42,8 @@ class _Teller:
         self.shown = False
         self.output = time.monotonic()
         """When something was printed last."""
+        self.is_within_line = False
+        """Whether that was text of a line that goes on, or a bar."""
 
     def set(self, level: str, text: str | None) -> None:
         with self.lock:
@@ -67,7 +69,7 @@ class _Teller:
                     continue
                 text, began = part
                 now = time.monotonic()
-                if now - max(began, self.output) < _PATIENCE_S:
+                if now - max(began, self.output) < _PATIENCE_S or self.is_within_line:
                     continue
                 try:
                     if self.terminal:
@@ -93,6 +95,8 @@ class _Clearing:
         with self._teller.lock:
             self._teller.clear()
             self._teller.output = time.monotonic()
+            if text:
+                self._teller.is_within_line = not text.endswith("\n")
             return self._stream.write(text)
 
     def __getattr__(self, name: str) -> Any:

@@ -20,7 +20,9 @@ from jaxsr.runtime.cli import run_command, run_program
 def command(words):
     activity.now("reading the stars")
     time.sleep(0.8)
-    print("one star", flush=True)
+    print("one", end="", flush=True)
+    time.sleep(0.8)
+    print(" star", flush=True)
     time.sleep(0.8)
     activity.now(None)
     time.sleep(0.5)
