@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from benchmarks import _hostile_strangers as strangers
 from jaxsr.errors import UserError
 
 Reader = Callable[[Path], object]
@@ -311,5 +312,10 @@ KINDS: dict[str, tuple[Callable[[], dict[str, bytes]], Reader]] = {
     "safetensors": (safetensors, read_safetensors_file),
     "JSON": (json_files, read_json_file),
     "pickles": (pickles, read_pickle_file),
+    "builders": (strangers.builders, strangers.read_builder_file),
+    "tensors": (strangers.tensors, strangers.read_tensors_file),
+    "tokenizers": (strangers.tokenizers, strangers.read_tokenizer_file),
+    "run folders": (strangers.run_folders, strangers.read_run_folder),
+    "rows": (strangers.rows, strangers.read_row_file),
 }
 """Each kind's sound files and its reader."""

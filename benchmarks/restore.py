@@ -87,6 +87,7 @@ def _restorer(
     from jaxsr.restoration.around_tiles import around_tiles
     from jaxsr.restoration.batch import BatchRestorer
     from jaxsr.restoration.config import RestoreConfig
+    from jaxsr.restoration.made_by import MadeBy
     from jaxsr.restoration.pipeline import Restorer
     from jaxsr.restoration.restorer import configured_model, make_tiler, tile_runner
     from jaxsr.runtime.setup import torch_device
@@ -132,7 +133,9 @@ def _restorer(
                 engine.submit(sample)()
 
         def files() -> None:
-            result = BatchRestorer(restorer, config).run([Source(source, Path(source.name))])
+            result = BatchRestorer(restorer, config, MadeBy(config, [model])).run(
+                [Source(source, Path(source.name))]
+            )
             if result.failed:
                 raise RuntimeError(result.failed)
 

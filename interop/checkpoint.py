@@ -37,6 +37,7 @@ from jaxsr.interop.checkpoint_record import (
     read_record,
 )
 from jaxsr.interop.errors import CheckpointError, DamagedFileError, first_line
+from jaxsr.interop.lost_process import lost_process_error
 
 _OUTDATED = ".outdated"
 """Folder of checkpoints that are no longer kept, until they are deleted."""
@@ -431,6 +432,11 @@ def _write_errors(folder: Path) -> Generator[None]:
     try:
         yield
     except Exception as error:
+        lost = lost_process_error(error)
+        if lost is not None:
+            raise lost from error
+        if not _is_about_files(error, folder):
+            raise
         # From which checkpoint a resumed run would start.
         steps = steps_of(folder)
         newest = f"the one of step {steps[-1]} is complete" if steps else "none is complete yet"
@@ -443,3 +449,13 @@ def _write_errors(folder: Path) -> Generator[None]:
         raise CheckpointError(
             f"writing a checkpoint to {folder} failed ({first_line(error)}); {newest}"
         ) from error
+
+
+def _is_about_files(error: BaseException, folder: Path) -> bool:
+    """Whether the operating system refused something, or TensorStore names one of the files."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) or str(folder) in str(cause):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False

@@ -23,7 +23,7 @@ from jaxsr.interop._core.functionalize import FunctionalModule, functionalize
 from jaxsr.interop._core.registry import Operator, register_user_lowering
 from jaxsr.interop._core.slots import array_of
 from jaxsr.interop.annotations import PyTree
-from jaxsr.interop.errors import InputError
+from jaxsr.interop.errors import InputError, InputTypeError
 from jaxsr.interop.folding.policy import LaneFolding
 from jaxsr.interop.folding.rules import FoldingRewriter
 from jaxsr.interop.fork_guard import check_not_forked, guard_forks
@@ -88,6 +88,14 @@ class JaxModule:
           ValueError: `params` or `buffers` lack a name, or have one that the module does not.
         """
         check_not_forked()
+        for name, table in (("params", params), ("buffers", buffers)):
+            if not isinstance(table, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise InputTypeError(
+                    f"{name} must be a dictionary of arrays, got {type(table).__name__}; apply "
+                    "takes params, buffers, then the method's inputs"
+                )
+        if train not in (True, False, None):
+            raise InputTypeError(f"train must be True, False or None, got {train!r}")
 
         def run(state: Any, arguments: Any) -> Any:
             return self.functional.run(
@@ -138,7 +146,14 @@ def to_jax(
     """
     guard_forks()
     check_not_forked()
-    dtype = None if compute_dtype is None else jnp.dtype(compute_dtype)
+    if not isinstance(module, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+        of_class = isinstance(module, type) and issubclass(module, nn.Module)
+        got = f"the class {module.__name__}; make a module of it" if of_class else repr(module)[:80]
+        raise InputTypeError(f"to_jax takes a torch.nn.Module, got {got}")
+    try:
+        dtype = None if compute_dtype is None else jnp.dtype(compute_dtype)
+    except TypeError:
+        raise InputTypeError(f"compute_dtype must be a dtype, got {compute_dtype!r}") from None
     if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
         raise InputError(f"compute_dtype must be a floating dtype, got {dtype}")
     patterns = (remat,) if isinstance(remat, str) else tuple(remat)

@@ -11,18 +11,19 @@ import re
 import sys
 from collections.abc import Generator
 from dataclasses import dataclass
+from pathlib import Path
 
 from jaxsr.interop.errors import DeviceError
 
 LESS_MEMORY = "use a smaller batch, --accumulate, --remat, bfloat16, or more devices"
 """For training steps."""
 
-_UNITS = {"": 0, "B": 0, "K": 1, "M": 2, "G": 3, "T": 4}
-_SIZE = r"([\d.]+) ?(?:([KMGT]?)i?B?|bytes)"
+_UNITS = {"": 0, "B": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
+_SIZE = r"([\d.]+) ?(?:([KMGTPE]?)i?B?|bytes)"
 _PROGRAM = re.compile(rf"Used {_SIZE} of {_SIZE} (\w+)")
 _ASKED = re.compile(
     rf"(?:trying to allocate|[Oo]ut of memory allocating|Attempting to (?:allocate|reserve)"
-    rf"|Tried to allocate) {_SIZE}"
+    rf"|Tried to allocate|Unable to allocate) {_SIZE}"
 )
 _FREE = re.compile(rf"(?:There are {_SIZE} free|of which {_SIZE} is free)")
 
@@ -44,7 +45,9 @@ class Shortage:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether XLA or torch raised it for want of memory on a device."""
+    """Whether XLA or torch raised it for want of memory on a device, or NumPy on the host."""
+    if isinstance(error, MemoryError):
+        return True
     kind = type(error).__name__
     if kind in ("JaxRuntimeError", "XlaRuntimeError"):
         return "RESOURCE_EXHAUSTED" in str(error)
@@ -111,11 +114,49 @@ def _free_memory() -> int | None:
         return None
     device = jax.local_devices()[0]
     if device.platform == "cpu":
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return free_memory_bytes()
     stats = device.memory_stats() or {}
     if "bytes_limit" not in stats or "bytes_in_use" not in stats:
         return None
     return stats["bytes_limit"] - stats["bytes_in_use"]
+
+
+def free_memory_bytes() -> int:
+    """Bytes that this process could still take, of the machine's or of its container's."""
+    free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        free = int(fields["MemAvailable"].split()[0]) * 1024
+    group = Path("/sys/fs/cgroup")
+    for limit, used in (
+        (group / "memory.max", group / "memory.current"),
+        (group / "memory/memory.limit_in_bytes", group / "memory/memory.usage_in_bytes"),
+    ):
+        if limit.exists() and used.exists() and limit.read_text().strip() != "max":
+            free = min(free, int(limit.read_text()) - int(used.read_text()))
+    return max(free, 0)
+
+
+def check_fits(least_bytes: int, what: str, *, advice: str = LESS_MEMORY) -> None:
+    """Refuses what the machine's memory cannot hold before it is asked for.
+
+    Linux grants memory that it does not have, and ends the process that uses it.
+
+    Args:
+      least_bytes: of host memory that are needed at least.
+      what: needs them, in the plural.
+      advice: what takes less.
+
+    Raises:
+      OutOfMemoryError: less is free.
+    """
+    free = free_memory_bytes()
+    if least_bytes > free:
+        raise OutOfMemoryError(
+            f"{what} need at least {_shown(least_bytes)} of memory, and {_shown(free)} are free; "
+            f"{advice}"
+        )
 
 
 def _shown(size: int) -> str:

@@ -1,6 +1,12 @@
 """PyTorch vision and language code, run natively on JAX.
 
-`jaxsr.interop` turns torch modules into pure JAX functions, `jaxsr.ops` holds the image kernels.
+    jaxsr.to_jax(module)             a torch module as a pure JAX function (jaxsr.interop)
+    jaxsr.ops.resize(images, size)   image kernels
+    jaxsr.check(module, inputs)      does it compute the same in JAX?
+    jaxsr.restore(images, model)     pictures through a network
+    jaxsr.Task                       a training of one's own, for python -m jaxsr.train
+
+Each is loaded when it is used.
 Importing this package touches no device. It changes one thing outside: a flag is added to
 `XLA_FLAGS`, because XLA miscompiles CPU programs without it (`jaxsr.runtime.xla_flags`).
 """
@@ -11,6 +17,7 @@ from jaxsr.runtime.xla_flags import disable_ynn_fusion
 
 if TYPE_CHECKING:
     from jaxsr.checking.check_module import check as check
+    from jaxsr.interop.module import to_jax as to_jax
     from jaxsr.restore import restore as restore
     from jaxsr.training.user_task import Task as Task
     from jaxsr.training.user_task import TaskConfig as TaskConfig
@@ -20,14 +27,24 @@ __version__ = "0.2.0"
 disable_ynn_fusion()
 
 
+_MODULES = ("check", "interop", "ops", "restore", "train")
+"""Modules that are loaded when they are used; `check` and `restore` can be called."""
+_HOME = {
+    "Task": "jaxsr.training.user_task",
+    "TaskConfig": "jaxsr.training.user_task",
+    "to_jax": "jaxsr.interop.module",
+}
+
+
 def __getattr__(name: str) -> object:
-    # Modules that can be called; nothing of them is loaded before it is used.
-    if name in ("check", "restore"):
-        from importlib import import_module
+    from importlib import import_module
 
+    if name in _MODULES:
         return import_module(f"jaxsr.{name}")
-    if name in ("Task", "TaskConfig"):
-        from jaxsr.training import user_task
-
-        return getattr(user_task, name)
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES, *_HOME})

@@ -3,7 +3,8 @@
 import sys
 from importlib import import_module
 
-from jaxsr.runtime.cli import run_program
+from jaxsr.models.families import FAMILIES
+from jaxsr.runtime.cli import run_program, version
 from jaxsr.runtime.exit_status import ExitStatus
 
 COMMANDS = {
@@ -24,7 +25,12 @@ def main() -> int:
     if name in COMMANDS:
         return import_module(f"jaxsr.{name}").main(sys.argv[2:])
     lines = [f"  {command:<10}{meaning}" for command, meaning in COMMANDS.items()]
-    text = "\n".join(["usage: jaxsr COMMAND [OPTIONS]", "", *lines])
+    families = f"model families: {', '.join(FAMILIES)}; and torch modules of your own"
+    usage = ["usage: jaxsr COMMAND [OPTIONS]", "", *lines, "", families]
+    text = "\n".join([*usage, "jaxsr COMMAND --help lists options; --version, --quiet: everywhere"])
+    if name == "--version":
+        print(f"jaxsr {version()}")
+        return ExitStatus.OK
     if name in ("-h", "--help", "help"):
         print(text)
         return ExitStatus.OK

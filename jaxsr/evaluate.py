@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from jaxsr.runtime.activity import now
 from jaxsr.runtime.cli import parse_options, run_command, run_program
 
 
@@ -21,6 +22,8 @@ def _evaluate(arguments: list[str]) -> None:
     from jaxsr.metrics.evaluation import evaluate
     from jaxsr.runtime.setup import setup_compute
 
+    now(f"checking {config.data}")
+
     split = config.split if config.split in ("test", "train") else Path(config.split)
     images = open_split(
         config.data, split, lists=config.lists, mask_threshold=config.mask_threshold
@@ -28,6 +31,7 @@ def _evaluate(arguments: list[str]) -> None:
     setup_compute(config)
     detector = config.detector()
     check_folder(config.out)
+    now(f"evaluating {len(images)} images")
     evaluation = evaluate(
         detector,
         images,

@@ -18,26 +18,33 @@ Parameter = float | Sequence[Any] | jax.Array | np.ndarray
 INTEGER_DTYPES = (jnp.dtype(jnp.uint8), jnp.dtype(jnp.uint16))
 
 
-def picture(image: ImageLike, axes: Sequence[int]) -> tuple[jax.Array, tuple[int, int]]:
+def picture(
+    image: ImageLike, axes: Sequence[int], name: str = "image"
+) -> tuple[jax.Array, tuple[int, int]]:
     """The image as a JAX array, and (height axis, width axis) counted from the end.
 
     uint8, uint16 or floating point. A batch may be empty, a picture may not.
+
+    Args:
+      image: the argument.
+      axes: its height and width.
+      name: of the argument, for errors.
     """
-    array = pixels(image)
+    array = pixels(image, name)
     height, width = normal_axes(axes, array.ndim)
     if 0 in array.shape[min(height, width) :]:
-        raise ValueError(f"image is empty, its shape is {array.shape}; only a batch may be")
+        raise ValueError(f"{name} is empty, its shape is {array.shape}; only a batch may be")
     return array, (height - array.ndim, width - array.ndim)
 
 
-def pixels(image: ImageLike) -> jax.Array:
+def pixels(image: ImageLike, name: str = "image") -> jax.Array:
     """The image as a JAX array: uint8, uint16 or floating point, of any layout."""
     if not hasattr(image, "dtype") or not hasattr(image, "shape"):
         kind = type(image).__name__
-        raise TypeError(f"image must be a JAX or NumPy array, got {kind}; convert it first")
+        raise TypeError(f"{name} must be a JAX or NumPy array, got {kind}; convert it first")
     dtype = jnp.dtype(image.dtype).newbyteorder("=")
     if dtype not in INTEGER_DTYPES and not jnp.issubdtype(dtype, jnp.floating):
-        raise TypeError(f"image must be uint8, uint16 or floating point, got {dtype}; cast it")
+        raise TypeError(f"{name} must be uint8, uint16 or floating point, got {dtype}; cast it")
     return asarray(image)
 
 

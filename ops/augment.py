@@ -10,12 +10,13 @@ pixels, with the picture's upper left corner at (0, 0): the middle of the first 
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import jax
 
 from jaxsr.ops._arguments import ImageLike
 from jaxsr.ops._augment.batch import Augmented, Layout, Step, folded
-from jaxsr.ops._images import parameter, picture
+from jaxsr.ops._images import parameter, picture, pixels
 from jaxsr.ops._random import check_key
 from jaxsr.ops._typed_jax import arange, jit
 from jaxsr.ops._types import Shaped
@@ -60,7 +61,10 @@ def augment(
       (4, 24, 24, 3)
     """
     check_key(key)
-    array, positions = picture(images, axes)
+    steps: Any = tuple(policy) if hasattr(policy, "__iter__") else (policy,)
+    if others := [step for step in steps if not callable(step)]:
+        raise TypeError(f"policy must be steps such as (ops.RandomFlip(),), got {others[0]!r}")
+    array, positions = picture(images, axes, "images")
     if array.ndim != 4 or positions not in ((-3, -2), (-2, -1)):
         raise ValueError(
             f"images must be NHWC, or NCHW with axes=(-2, -1); got {array.shape} and axes={axes}"
@@ -78,12 +82,12 @@ def augment(
             )
         batch = batch._replace(labels=shares)
     if masks is not None:
-        labels, _ = picture(masks, axes)
+        labels = pixels(masks, "masks")
         size = [array.shape[axis] for axis in (0, *positions)]
         if labels.ndim != 4 or [labels.shape[axis] for axis in (0, *positions)] != size:
             raise ValueError(f"masks of shape {labels.shape} do not fit images of {array.shape}")
         batch = batch._replace(masks=labels)
-    return _augment(key, batch, tuple(policy), layout)
+    return _augment(key, batch, steps, layout)
 
 
 @jit("policy", "layout")

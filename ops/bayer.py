@@ -114,7 +114,7 @@ def demosaic(
       >>> ops.demosaic(mosaic, method="bilinear")[0, 0].tolist()
       [10, 20, 30]
     """
-    array, positions = picture(mosaic, axes)
+    array, positions = picture(mosaic, axes, "mosaic")
     one_of(pattern, PATTERNS, "pattern")
     one_of(method, tuple(METHODS), "method")
     place = normal_axis(channel, array.ndim, "channel")

@@ -100,7 +100,7 @@ def roi_align(
       >>> ops.roi_align(features, [[[0, 0, 4, 4], [2, 2, 6, 7]]], 3).shape
       (1, 2, 3, 3, 2)
     """
-    array, positions = picture(features, axes)
+    array, positions = picture(features, axes, "features")
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise TypeError(f"features must be floating point, got {array.dtype}")
     corners = parameter(boxes, "boxes", (4,))

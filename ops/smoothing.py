@@ -124,7 +124,7 @@ def guided_filter(
       [0.11 0.2  0.8  0.89]
     """
     array, positions = picture(image, axes)
-    leader = pixels(guide)
+    leader = pixels(guide, "guide")
     place = normal_axis(channel, array.ndim, "channel")
     expected = list(array.shape)
     if leader.ndim == array.ndim:

@@ -19,6 +19,9 @@ if "XDG_CACHE_HOME" not in os.environ:
 # Two processes on two cores: torch's second thread would spin on the other's core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Tests compare what commands print, which is not to depend on how long they take.
+os.environ["JAXSR_ACTIVITY"] = "0"
+
 import jax
 import jaxtyping
 import pytest

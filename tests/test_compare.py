@@ -9,7 +9,8 @@ from PIL import Image
 
 from jaxsr.compare import main
 from jaxsr.comparison.compare_ops import difference_on
-from jaxsr.comparison.resize_backends import DTYPES, METHODS, make_resizers
+from jaxsr.comparison.ops_options import DTYPES, METHODS
+from jaxsr.comparison.resize_backends import make_resizers
 
 
 def photo(height=60, width=44, seed=0):

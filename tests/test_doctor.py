@@ -98,6 +98,48 @@ def test_wrong_arithmetic_is_seen(monkeypatch):
     assert findings["float32 product, highest"].status == "ok"
 
 
+def printed(monkeypatch, capsys, **options):
+    """The lines of a diagnosis whose sections found these."""
+    found = {
+        "installation": [checks.Finding("jax", "ok", "1"), checks.Finding("torch", "ok", "2")],
+        "compiler": [
+            checks.Finding("compiler", "ok", "2 known faults, all avoided", is_summary=True),
+            checks.Finding("loops", "note", "are wrong", "avoid them", is_detail=True),
+        ],
+        "devices": [
+            checks.Finding("host", "ok", "2 cores"),
+            checks.Finding("memory", "note", "little", "buy more"),
+        ],
+    }
+    sections = {name: (lambda found=listed: iter(found)) for name, listed in found.items()}
+    monkeypatch.setattr(diagnose, "_checks", lambda config: sections)
+    assert diagnose.diagnose(doctor.DoctorConfig(**options)) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_it_is_short_unless_asked(monkeypatch, capsys):
+    assert printed(monkeypatch, capsys) == [
+        "installation",
+        "  ok    right: 2 checks",
+        "compiler",
+        "  ok    compiler: 2 known faults, all avoided",
+        "devices",
+        "  note  memory: little",
+        "        → buy more",
+        "  ok    right: 1 check",
+        "",
+        "all is well; --verbose prints every check",
+    ]
+    all_lines = printed(monkeypatch, capsys, verbose=True)
+    assert "  note  loops: are wrong" in all_lines and "  ok    torch: 2" in all_lines
+    assert all_lines[-1] == "all is well"
+
+
+def test_an_installed_extra_is_not_said_to_run():
+    details = [f.detail for f in installation.check_installation() if f.status == "ok"]
+    assert not any("complete: running" in detail for detail in details)
+
+
 def test_a_check_that_breaks_does_not_stop_the_others():
     def broken():
         raise RuntimeError("no such thing")

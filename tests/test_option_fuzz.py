@@ -39,11 +39,11 @@ COMMANDS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
         "jaxsr.checking.aot:run", ("--model", "torch.nn:ReLU"),
     ),
     "doctor": (
-        "jaxsr.doctor.diagnose:DoctorConfig", "jaxsr.doctor.diagnose:diagnose",
+        "jaxsr.doctor:DoctorConfig", "jaxsr.doctor.diagnose:diagnose",
         "jaxsr.doctor.diagnose:diagnose", (),
     ),
     "compare ops": (
-        "jaxsr.comparison.compare_ops:Options", "jaxsr.comparison.ops_command:configure_jax",
+        "jaxsr.comparison.ops_options:OpsOptions", "jaxsr.comparison.ops_command:configure_jax",
         "jaxsr.comparison.ops_command:configure_jax", (),
     ),
 }  # fmt: skip

@@ -354,6 +354,7 @@ def test_damaged_records_and_best_weights_are_set_aside(capsys, caplog, finished
     assert run("--resume", "--out", out, "--steps", 6) == 0
     said = capsys.readouterr().err
     assert "metrics.jsonl: 3 damaged lines (2, 7, 8) are left out" in caplog.text
+    assert "metrics.jsonl has no lines of steps 2\n" in caplog.text
     assert "generator.best.safetensors is damaged" in said
     assert [r["step"] for r in records(out) if "generator/loss" in r] == [1, 3, 4, 5, 6]
     assert (out / "metrics.jsonl.damaged").exists()

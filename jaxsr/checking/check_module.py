@@ -78,7 +78,7 @@ def check(
     """
     if not isinstance(module, nn.Module):
         raise InputTypeError(
-            f"check takes a torch.nn.Module and its inputs, got a {type(module).__name__}"
+            f"check takes a torch.nn.Module and its inputs, got {type(module).__name__}"
         )
     arguments = Arguments.of(inputs, kwargs or {})
     kind = type(module).__name__

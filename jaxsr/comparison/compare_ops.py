@@ -12,23 +12,12 @@ from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from pathlib import Path
 from statistics import median
-from typing import Literal
 
 import numpy as np
 
-from jaxsr.comparison.resize_backends import (
-    DTYPES,
-    METHODS,
-    Resizer,
-    library_versions,
-    make_resizers,
-)
-from jaxsr.errors import InputError
+from jaxsr.comparison.ops_options import OpsOptions
+from jaxsr.comparison.resize_backends import Resizer, library_versions, make_resizers
 from jaxsr.interop.annotations import JsonObject
-from jaxsr.runtime.options import CheckedOptions, Platform
-
-Method = Literal["nearest", "bilinear", "bicubic", "lanczos", "area"]
-Dtype = Literal["uint8", "float32", "bfloat16"]
 
 SCALES = ("0…255", "[-1, 1]")
 
@@ -43,42 +32,6 @@ PUBLISHED = {
     "seconds_cached_b200": 0.0004,
 }
 """The figures that the default run stands beside; "mean" was published as a median."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options(CheckedOptions):
-    """What to compare."""
-
-    images: Path | None = None
-    """Folder of pictures. Default: photos that come with the installation."""
-    limit: int = 4
-    """At most this many pictures, in order of their names."""
-    size: tuple[int, int] = (1080, 640)
-    """Height and width of the result."""
-    methods: tuple[Method, ...] = ("bilinear",)
-    """Interpolation methods."""
-    dtypes: tuple[Dtype, ...] = ("uint8", "float32", "bfloat16")
-    """Dtypes of the pictures that are resized."""
-    antialias: bool = False
-    """Stretch the filter when shrinking, where a library leaves the choice."""
-    convention: Literal["torch", "opencv", "pillow", "matlab"] = "torch"
-    """Library whose rules jaxsr follows."""
-    runs: int = 5
-    """Timed runs after the first one."""
-    platform: Platform = "auto"
-    """Where jaxsr and jax.image compute; the other libraries run on the CPU."""
-    out: Path = Path("runs/compare-ops")
-    """Folder for comparison.json and comparison.png."""
-
-    def __post_init__(self) -> None:
-        for name, known in (("methods", METHODS), ("dtypes", DTYPES)):
-            values = getattr(self, name)
-            if not values or set(values) - set(known):
-                raise InputError(f"{name} must be among {', '.join(known)}, got {values!r}")
-        if min(self.size) < 1:
-            raise InputError(f"size must be at least 1 on each side, got {self.size}")
-        self.check_at_least(1, "limit")
-        self.check_at_least(5, "runs")
 
 
 @dataclass(frozen=True)
@@ -149,7 +102,7 @@ class Group:
 
 
 def compare_ops(
-    options: Options, pictures: Sequence[np.ndarray], *, progress: Callable[[str], None]
+    options: OpsOptions, pictures: Sequence[np.ndarray], *, progress: Callable[[str], None]
 ) -> list[Group]:
     """Resizes every picture with every library and compares the results in pairs.
 
@@ -166,7 +119,7 @@ def compare_ops(
     return groups
 
 
-def _group(options: Options, pictures: Sequence[np.ndarray], method: str, dtype: str) -> Group:
+def _group(options: OpsOptions, pictures: Sequence[np.ndarray], method: str, dtype: str) -> Group:
     shared = (options.antialias, options.size, options.convention)
     resizers, absent = make_resizers(method, dtype, *shared)
     if dtype == "bfloat16":
@@ -207,7 +160,7 @@ def _run(
     return Timing(seconds[0], tuple(seconds[1:])), results
 
 
-def against_published(options: Options, groups: Sequence[Group]) -> list[str]:
+def against_published(options: OpsOptions, groups: Sequence[Group]) -> list[str]:
     """How this run's figures stand beside the published ones; empty for another comparison.
 
     The published recipe resizes in float32, rounds to uint8 and compares with OpenCV's uint8.
@@ -249,7 +202,7 @@ def against_published(options: Options, groups: Sequence[Group]) -> list[str]:
     return lines
 
 
-def as_json(options: Options, groups: Sequence[Group], pictures: JsonObject) -> JsonObject:
+def as_json(options: OpsOptions, groups: Sequence[Group], pictures: JsonObject) -> JsonObject:
     """Everything but the pictures, for a file."""
     import jax
 

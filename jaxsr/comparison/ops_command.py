@@ -1,4 +1,4 @@
-"""`jaxsr compare ops`: options, tables, figure and files of the comparison of resizes."""
+"""`jaxsr compare ops`: tables, figure and files of the comparison of resizes."""
 
 import json
 import sys
@@ -8,24 +8,21 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from jaxsr.comparison.compare_ops import Group, Options, against_published, as_json, compare_ops
+from jaxsr.comparison.compare_ops import Group, against_published, as_json, compare_ops
+from jaxsr.comparison.ops_options import OpsOptions
 from jaxsr.comparison.text_report import PLAIN_WIDTH
 from jaxsr.data.photos import open_photos
 from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.interop.mesh import select_platform
 from jaxsr.metrics.plot import as_png, new_figure
-from jaxsr.runtime.cli import parse_options
 from jaxsr.runtime.setup import configure_jax, share_gpu_memory
 
 _PART_PX = 300
 _BINS = 60
 
 
-def run(arguments: list[str]) -> None:
-    """Resize of jaxsr, torch, torchvision, OpenCV, Pillow and jax.image: precision and time."""
-    options = parse_options(
-        Options, arguments, prog="python -m jaxsr.compare ops", description=run.__doc__ or ""
-    )
+def compare(options: OpsOptions) -> None:
+    """Compares, prints tables, and writes JSON and the figure."""
     share_gpu_memory()
     configure_jax(None)  # times of first runs include compiling
     select_platform(options.platform)

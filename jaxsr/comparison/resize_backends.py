@@ -14,9 +14,6 @@ from typing import Any
 
 import numpy as np
 
-DTYPES = ("uint8", "float32", "bfloat16")
-METHODS = ("nearest", "bilinear", "bicubic", "lanczos", "area")
-
 Size = tuple[int, int]
 """Height and width of a result."""
 
@@ -131,8 +128,8 @@ def make_resizers(
     """Every library that can do this, and a sentence for each that cannot.
 
     Args:
-      method: one of `METHODS`.
-      dtype: one of `DTYPES`.
+      method: one of `jaxsr.comparison.ops_options.METHODS`.
+      dtype: one of its `DTYPES`.
       antialias: stretch the filter when shrinking, where a library leaves the choice.
       size: (height, width) of the result.
       convention: jaxsr's convention.

@@ -13,6 +13,9 @@ from jaxsr.data.photos import Photos
 from jaxsr.data.prefetch import BatchStream, Fill, HostBatch, StreamOptions
 from jaxsr.data.sampler import CropOrder
 from jaxsr.errors import InputError
+from jaxsr.interop.out_of_memory import check_fits
+
+SMALLER = "use a smaller --batch or --crop"
 
 
 def train_batches(
@@ -42,6 +45,9 @@ def train_batches(
     """
     if form not in ("image", "window"):
         raise InputError(f"form must be 'image' or 'window', got {form!r}")
+    rows = stream["global_batch"] // max(stream.get("hosts", 1), 1)
+    # Bytes ahead of the step, or float32 in it.
+    check_fits(rows * crop**2 * 12, f"{rows} crops of {crop} px", advice=SMALLER)
 
     def begin(windows: np.ndarray) -> tuple[HostBatch, Fill | None]:
         if form == "window":

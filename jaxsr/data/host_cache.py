@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxsr.errors import InputError
+from jaxsr.interop.out_of_memory import free_memory_bytes
 
 _SHARE_OF_FREE_MEMORY = 0.25  # the rest is for the step, the neighbours and the file cache
 _SEGMENT_BYTES = 2**30  # of a scratch file that one mapping covers
@@ -114,20 +115,3 @@ class _ScratchFile:
         stored = np.frombuffer(self._segment, np.uint8, data.nbytes, self._used)
         self._used += -(-data.nbytes // 64) * 64  # the next one aligned for any dtype
         return stored.view(data.dtype).reshape(data.shape)
-
-
-def free_memory_bytes() -> int:
-    """Bytes that this process could still take, of the machine's or of its container's."""
-    free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-        free = int(fields["MemAvailable"].split()[0]) * 1024
-    group = Path("/sys/fs/cgroup")
-    for limit, used in (
-        (group / "memory.max", group / "memory.current"),
-        (group / "memory/memory.limit_in_bytes", group / "memory/memory.usage_in_bytes"),
-    ):
-        if limit.exists() and used.exists() and limit.read_text().strip() != "max":
-            free = min(free, int(limit.read_text()) - int(used.read_text()))
-    return max(free, 0)

@@ -22,6 +22,7 @@ from jaxsr.data.photos import available_cpus
 from jaxsr.data.prefetch import BatchStream, Fill, HostBatch, StreamOptions
 from jaxsr.data.sampler import CropOrder
 from jaxsr.errors import InputError
+from jaxsr.interop.out_of_memory import check_fits
 
 
 def infrared_batches(
@@ -49,6 +50,10 @@ def infrared_batches(
         raise InputError(f"channels must be 1 (luma) or 3 (RGB), got {channels}")
     if form not in ("image", "index"):
         raise InputError(f"form must be 'image' or 'index', got {form!r}")
+    rows = stream["global_batch"] // max(stream.get("hosts", 1), 1)
+    height, width = map(int, data.sizes.max(axis=0))
+    least = rows * height * width * 4 * (channels + 1)  # float32 in the step
+    check_fits(least, f"{rows} images of {width}x{height}", advice="use a smaller --batch")
 
     def begin(windows: np.ndarray) -> tuple[HostBatch, Fill | None]:
         index = windows[:, 0]

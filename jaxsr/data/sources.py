@@ -66,6 +66,9 @@ def find_sources(
     inputs = Inputs()
     for text in names:
         path = Path(text)
+        if not text:  # of a variable that is not set; a path would be the current folder
+            inputs.problems.append(("''", "an empty name"))
+            continue
         try:
             kind = special_kind(path)
         except OSError:
@@ -122,8 +125,8 @@ def target_path(source: Source, out: Path, *, suffix: str, format: str | None) -
     return out / relative.parent / f"{relative.stem}{suffix}{ending}"
 
 
-def check_folder(out: Path) -> None:
-    """Makes the folder of a command's results, and refuses it before hours of work go into it.
+def check_folder(out: Path, option: str = "--out") -> None:
+    """Makes the folder that an option names, and refuses it before hours of work go into it.
 
     Raises:
       FileAccessError: it cannot be written.
@@ -134,5 +137,5 @@ def check_folder(out: Path) -> None:
             pass
     except OSError as error:
         raise FileAccessError(
-            f"cannot write to {out}: {error.strerror or error}; choose another --out"
+            f"cannot write to {out}: {error.strerror or error}; choose another {option}"
         ) from error

@@ -2,15 +2,17 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import tyro
 
 from jaxsr.data.input_form import Form
-from jaxsr.detection.detector import Detector, check_batch, load_detector
 from jaxsr.errors import InputError
 from jaxsr.fields import number
 from jaxsr.runtime.options import AotOptions, ComputeOptions, LaneFoldingOptions, ModelOptions
+
+if TYPE_CHECKING:
+    from jaxsr.detection.detector import Detector
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,14 +36,16 @@ class DetectorOptions(ModelOptions, LaneFoldingOptions, ComputeOptions):
         super().__post_init__()
         if not 0 <= self.threshold < 1:
             raise InputError(f"threshold must be at least 0 and below 1, got {self.threshold}")
-        check_batch(self.batch, self)
+        self.check_batch(self.batch)
 
-    def detector(self) -> Detector:
+    def detector(self) -> "Detector":
         """Loads the network; JAX's platform must be fixed already; see `load_detector`."""
         if self.model is None:
             print(
                 "weights: jaxsr's own, trained on drawn infrared scenes alone; --model names others"
             )
+        from jaxsr.detection.detector import load_detector
+
         return load_detector(
             self.model,
             weights=self.weights,

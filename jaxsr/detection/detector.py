@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 from jaxsr.data.batched_network import PROGRAM_PX, PROGRAM_PX_ELSEWHERE, BatchedNetwork
 from jaxsr.data.input_form import Form, InputForm
-from jaxsr.errors import InputError
 from jaxsr.models.load import load_model
 from jaxsr.models.registry import LoadedModel
 from jaxsr.runtime.options import ComputeOptions
@@ -46,7 +45,7 @@ class Detector(BatchedNetwork):
           InputError: the batch cannot be split over the mesh.
           DeviceError: the machine does not have the devices.
         """
-        check_batch(batch, options)
+        options.check_batch(batch)
         runner = runner or open_runner(network, options, lane_folding=lane_folding)
         # torch is eager: a new size costs nothing, a larger canvas would.
         takes_sizes = "size_B2" in inspect.signature(network.forward).parameters
@@ -96,9 +95,3 @@ def form_of(loaded: LoadedModel, *, evaluate: Form | None, base: int | None) -> 
     return replace(
         form, evaluate=evaluate or form.evaluate, base=form.base if base is None else base
     )
-
-
-def check_batch(batch: int, options: ComputeOptions) -> None:
-    """Raises `InputError` where a batch cannot be split over the mesh."""
-    if batch < 1 or batch % options.devices:
-        raise InputError(f"batch={batch} must be a positive multiple of mesh={options.mesh}")

@@ -1,8 +1,22 @@
 """`python -m jaxsr.doctor`: checks this machine, and says what to do about what is wrong."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from jaxsr.runtime.cli import parse_options, run_command
+from jaxsr.runtime.options import Platform
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorConfig:
+    """Checks libraries, devices, the compiler, arithmetic and models on this machine."""
+
+    platform: Platform = "auto"
+    """What to check; auto takes TPU, then CUDA, then CPU, as the other commands do."""
+    verbose: bool = False
+    """Print every check. Otherwise those that found something, and how many did not."""
+    json: bool = False
+    """Print one JSON object instead of lines."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -11,6 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _diagnose(arguments: list[str]) -> int:
-    from jaxsr.doctor.diagnose import DoctorConfig, diagnose
+    config = parse_options(DoctorConfig, arguments, prog="python -m jaxsr.doctor")
+    from jaxsr.doctor.diagnose import diagnose
 
-    return diagnose(parse_options(DoctorConfig, arguments, prog="python -m jaxsr.doctor"))
+    return diagnose(config)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxsr.errors import one_line
+from jaxsr.runtime.activity import now
 
 Status = Literal["ok", "note", "fail"]
 
@@ -23,6 +24,10 @@ class Finding:
     """The result, with its figures."""
     advice: str | None = None
     """What to do about it; always there for a failure."""
+    is_detail: bool = False
+    """Whether it is printed with --verbose alone, as a failure that jaxsr avoids."""
+    is_summary: bool = False
+    """Whether it sums up its section, for those who do not ask for --verbose."""
 
 
 Check = Callable[[], Iterator[Finding]]
@@ -32,6 +37,7 @@ def run_checks(checks: dict[str, Check]) -> Iterator[tuple[str, Finding]]:
     """Runs checks in order and yields each finding with the name of its section."""
     advice = "this check itself broke; JAXSR_TRACEBACK=1 python -m jaxsr.doctor shows where"
     for section, check in checks.items():
+        now(f"checking {section}")
         try:
             for finding in check():
                 yield section, finding

@@ -49,6 +49,11 @@ def check_compiler(platform: str) -> Iterator[Finding]:
     absent = len(verdicts) - len(failures) - right
     detail = f"{right} of {len(verdicts)} programs agree with NumPy in float64 ({installed})"
     detail += f"; {absent} need more devices" if absent else ""
+    avoided = sum(SENTINELS[verdict.name].avoided is not None for verdict in failures)
+    if avoided:
+        faults = f"{avoided} known compiler fault{'s' * (avoided > 1)}"
+        all_of = f"{'all ' * (avoided > 1)}avoided"
+        yield Finding("compiler", "ok", f"{faults}, {all_of}", is_summary=True)
     yield Finding("known miscompilations", "ok" if right else "note", detail)
     for verdict in failures:
         program = SENTINELS[verdict.name]
@@ -57,7 +62,8 @@ def check_compiler(platform: str) -> Iterator[Finding]:
             yield Finding(verdict.name, "fail", detail, program.workaround)
         else:
             advice = f"jaxsr avoids it: {program.avoided}; in your own JAX code: "
-            yield Finding(verdict.name, "note", detail, advice + program.workaround)
+            advice += program.workaround
+            yield Finding(verdict.name, "note", detail, advice, is_detail=True)
 
 
 def check_product_fusion() -> Iterator[Finding]:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+from jaxsr.data.photos import available_cpus
 from jaxsr.doctor.checks import Finding
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.runtime.xla_flags import without_ynn_flag
@@ -114,8 +115,7 @@ def _variables(backend: str) -> Iterator[Finding]:
 
 def _host_memory() -> Finding:
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    detail = f"{cores} CPU cores, {free:.1f} GiB of memory free"
+    detail = f"{available_cpus()} CPU cores, {free:.1f} GiB of memory free"
     if free < 2:
         return Finding("host", "note", detail, "little memory: lower --cache-gb and --resident-gb")
     return Finding("host", "ok", detail)

@@ -3,8 +3,8 @@
 import dataclasses
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from jaxsr.doctor import DoctorConfig
 from jaxsr.doctor.adapter import check_adapter
 from jaxsr.doctor.arithmetic import check_arithmetic
 from jaxsr.doctor.checks import Check, Finding, run_checks
@@ -21,35 +21,43 @@ from jaxsr.runtime.setup import setup_compute
 _MARKS = {"ok": "ok  ", "note": "note", "fail": "FAIL"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class DoctorConfig:
-    """Checks libraries, devices, the compiler, arithmetic and models on this machine."""
-
-    platform: Platform = "auto"
-    """What to check; auto takes TPU, then CUDA, then CPU, as the other commands do."""
-    json: bool = False
-    """Print one JSON object instead of lines."""
-
-
 def diagnose(config: DoctorConfig) -> int:
     """Runs every check and prints its findings; returns the exit status."""
-    findings: list[tuple[str, Finding]] = []
-    section = None
+    sections: dict[str, list[Finding]] = {}
     for name, finding in run_checks(_checks(config)):
-        findings.append((name, finding))
-        if config.json:
-            continue
-        if name != section:
-            print(f"\n{name}" if section else name)
-            section = name
-        _print(finding)
-    failures = sum(finding.status == "fail" for _, finding in findings)
+        if not config.json and name not in sections:
+            _print_right(sections, config)
+            print(name, flush=True)
+        sections.setdefault(name, []).append(finding)
+        if not config.json and (config.verbose or _is_news(finding)):
+            _print(finding)
+    listed = [(name, finding) for name, findings in sections.items() for finding in findings]
+    failures = sum(finding.status == "fail" for _, finding in listed)
     if config.json:
-        listed = [{"section": name, **dataclasses.asdict(finding)} for name, finding in findings]
-        print(json.dumps({"healthy": not failures, "findings": listed}, indent=2))
-    else:
-        print(f"\n{failures} of {len(findings)} checks failed" if failures else "\nall is well")
+        described = [{"section": name, **dataclasses.asdict(finding)} for name, finding in listed]
+        print(json.dumps({"healthy": not failures, "findings": described}, indent=2))
+        return ExitStatus.FAILED if failures else ExitStatus.OK
+    _print_right(sections, config)
+    more = "" if config.verbose else "; --verbose prints every check"
+    verdict = f"{failures} of {len(listed)} checks failed" if failures else "all is well"
+    print(f"\n{verdict}{more}")
     return ExitStatus.FAILED if failures else ExitStatus.OK
+
+
+def _is_news(finding: Finding) -> bool:
+    return finding.status != "ok" and not finding.is_detail
+
+
+def _print_right(sections: dict[str, list[Finding]], config: DoctorConfig) -> None:
+    """How many checks of the last section found nothing, where they are not listed."""
+    findings = list(sections.values())[-1] if sections else []
+    right = [finding for finding in findings if not _is_news(finding)]
+    if config.verbose or not right:
+        return
+    # A section that sums itself up does so first.
+    counted = f"{len(right)} check{'s' * (len(right) > 1)}"
+    text = right[0].detail if right[0].is_summary else counted
+    _print(Finding(right[0].subject if right[0].is_summary else "right", "ok", text))
 
 
 def _print(finding: Finding) -> None:

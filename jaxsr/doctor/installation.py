@@ -56,7 +56,7 @@ def check_installation() -> Iterator[Finding]:
                 f"pip install -e '.[{extra}]', if you want that",
             )
         elif needed:
-            yield Finding(f"extra {extra}", "ok", f"complete: {purpose}")
+            yield Finding(f"extra {extra}", "ok", f"installed, for {purpose}")
 
 
 def _complete(requirement: "Requirement") -> bool:

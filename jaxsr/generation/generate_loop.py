@@ -11,9 +11,11 @@ whose tile is 1, alone. So the same executable sees the same numbers in sums of 
 whatever the batch, the row's place in it, the padding, the mesh, and the other prompts.
 """
 
+import math
 import zlib
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -25,9 +27,11 @@ from jaxsr.generation.padding import Padding, bucket, cache_slots
 from jaxsr.generation.prompt_pool import Request
 from jaxsr.generation.rounds import OnDone, OnTokens, Rounds, Run
 from jaxsr.generation.stop_text import StopText
+from jaxsr.interop.out_of_memory import check_fits
 
 # Prompts for each row from which on feeding them together is worth its programs' compiling.
 _LEAST_TURNS = 4
+_LESS = "use fewer --num-beams, a smaller --batch-size or fewer --max-new-tokens"
 
 
 def check_prompts(
@@ -137,6 +141,10 @@ def complete(
     longest = max(len(prompt) for prompt in prompts)
     context = config.max_position_embeddings
     slots = cache_slots(longest, options.most_slots, context=context)
+    if engine.device.startswith("cpu"):
+        rows = together * options.num_beams
+        what = f"caches of {rows} outputs ({together} prompts, {options.num_beams} beams)"
+        check_fits(rows * slots * _slot_bytes(config), what, advice=_LESS)
     requests = _requests_of(prompts, options, seeds, deterministic=deterministic)
     rounds = Rounds(engine, options, stop_ids, stop_text, chunk, on_tokens, on_done)
     waiting = deque(request for request in requests if request.index not in skip)
@@ -178,6 +186,16 @@ def complete(
             rounds.run.snapshots.append(engine.snapshot(batch).rows(range(len(first))))
     rounds.run.completions.sort(key=lambda completion: completion.index)
     return rounds.run
+
+
+def _slot_bytes(config: Any) -> int:
+    """Bytes of a row's cache that a token takes at least: keys and values in 16 bits.
+
+    0 where the configuration does not say: some networks keep states instead.
+    """
+    names = ("num_hidden_layers", "num_key_value_heads", "head_dim")
+    sizes = [getattr(config, name, None) for name in names]
+    return 4 * math.prod(sizes) if all(isinstance(size, int) for size in sizes) else 0
 
 
 def _requests_of(

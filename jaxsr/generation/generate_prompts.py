@@ -6,6 +6,7 @@ from jaxsr.errors import InputError
 from jaxsr.generation.config import GenerateConfig
 from jaxsr.generation.prompts import all_prompts, check_rows_path
 from jaxsr.interop.atomic_write import check_file
+from jaxsr.runtime.activity import now
 from jaxsr.runtime.setup import setup_compute
 
 
@@ -28,6 +29,7 @@ def run(config: GenerateConfig) -> None:
     if config.out is not None:
         check_rows_path(config.out)
     check_packages(config)
+    now(f"loading {config.model}")
     platform = setup_compute(config, jax_on_host=True, deterministic=config.deterministic)
     from jaxsr.models.language_models import check_model
 
@@ -37,6 +39,7 @@ def run(config: GenerateConfig) -> None:
     from jaxsr.generation.session import Session
 
     session = Session(config, platform)
+    now("generating")
     if config.resume is not None:
         session.resume()
     else:

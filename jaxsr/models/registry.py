@@ -1,8 +1,8 @@
 """The model families: what each is for, how it is built, recognised and trained.
 
-To add a family, make a folder here whose `family.py` defines `FAMILY`, add its line to `FAMILIES`,
-and list the new package in pyproject.toml. All commands and the doctor then know it, and
-`tests/models/test_registry.py` covers it.
+To add a family, make a folder here whose `family.py` defines `FAMILY`, add its line to
+`jaxsr/models/families.py`, and list the new package in pyproject.toml. All commands and the doctor
+then know it, and `tests/models/test_registry.py` covers it.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,14 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from jaxsr.errors import InputError
-
-FAMILIES = {
-    "fast-srgan": "jaxsr.models.fast_srgan.family",
-    "span": "jaxsr.models.span.family",
-    "mshnet": "jaxsr.models.mshnet.family",
-    "llama": "jaxsr.models.llama.family",
-}
-"""Module of each family, by the name that users give."""
+from jaxsr.models.families import FAMILIES
 
 Kind = Literal["restorer", "detector", "language model"]
 Weights = Mapping[str, Tensor]

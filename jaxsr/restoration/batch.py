@@ -19,6 +19,7 @@ from jaxsr.data.sources import Source, target_path
 from jaxsr.errors import one_line
 from jaxsr.restoration.config import FORMATS, RestoreConfig
 from jaxsr.restoration.encode import Encoding, write_picture
+from jaxsr.restoration.made_by import MadeBy
 from jaxsr.restoration.notes import lost_in, with_size
 from jaxsr.restoration.pictures import Picture, PictureError, read_picture
 from jaxsr.restoration.pipeline import ByteBudget, Restorer, Work, read_ahead
@@ -101,6 +102,7 @@ class BatchRestorer:
     Args:
       restorer: feeds the network.
       config: has names, formats and limits.
+      made_by: the record of the folder's results.
       left_out: called with each source that is not restored after all.
       claimed: results and their sources, shared by all that write to one folder in a run.
     """
@@ -109,11 +111,13 @@ class BatchRestorer:
         self,
         restorer: Restorer,
         config: RestoreConfig,
+        made_by: MadeBy,
         *,
         left_out: Callable[[Source], None] = lambda source: None,
         claimed: dict[Path, Path] | None = None,
     ) -> None:
         self._restorer, self._config, self._left_out = restorer, config, left_out
+        self._made_by = made_by
         self._budget = ByteBudget(_RESULT_BYTES)
         self._lock = threading.Lock()
         self._claimed = {} if claimed is None else claimed
@@ -172,6 +176,11 @@ class BatchRestorer:
         with self._lock:
             if target in self._claimed:  # this run's own: `_claim` says what is wrong
                 return False
+            if not self._made_by.covers(source, target):
+                raise PictureError(
+                    f"{target} is there already, of another model, options or source; --overwrite "
+                    "replaces it"
+                )
             self.outcome.skipped.append((source.path, target))
             self._left_out(source)
         return True
@@ -201,6 +210,7 @@ class BatchRestorer:
 
         def write(bands: Iterator[np.ndarray]) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
+            self._made_by.begin(source, target)
             write_picture(target, bands, encoding)
 
         def done(error: Exception | None) -> None:
@@ -236,7 +246,10 @@ def finished_result(source: Source, config: RestoreConfig) -> Path | None:
     if format is None and source.path.suffix.lower() in READ_ONLY_ENDINGS:
         format = "PNG"
     target = target_path(source, config.out, suffix=config.suffix, format=format)
-    return target if target.exists() and not is_source(source, target) else None
+    try:
+        return target if target.exists() and not is_source(source, target) else None
+    except OSError:  # a name too long; whoever restores the picture says so
+        return None
 
 
 def _reason(error: Exception) -> str:

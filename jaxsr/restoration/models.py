@@ -5,6 +5,7 @@ the intensities of its `value_range`.
 """
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch import nn
 from jaxsr.errors import InputError
 from jaxsr.models.load import load_model
 from jaxsr.models.registry import LoadedModel
-from jaxsr.restoration.reach_cache import remembered_reach
+from jaxsr.restoration.reach_cache import network_digest, remembered_reach
 from jaxsr.restoration.receptive_field import Reach
 
 
@@ -36,6 +37,12 @@ class RestorationModel(LoadedModel):
             least_side=self.least_side,
             side_multiple=self.side_multiple,
         )
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Tells models apart: classes, weights, and what a file says of their use."""
+        uses = (repr(self.metadata), repr(self.value_range), str(self.channels))
+        return network_digest(self.network, *uses)
 
     @property
     def scale(self) -> int:
@@ -83,9 +90,10 @@ def restoration_model(
             "gray) and 3 (RGB): wrap the network in a module that takes one of these"
         )
     low, high = value_range or loaded.value_range
-    if not low < high:
+    if not (low < high and math.isfinite(high - low)):
         raise InputError(
-            f"value_range must be (black, white) with black below white, got {low}, {high}"
+            "value_range must be (black, white), finite numbers with black below white, got "
+            f"{low}, {high}"
         )
     return RestorationModel(**{**vars(loaded), "value_range": (low, high), "channels": channels})
 

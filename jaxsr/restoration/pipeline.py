@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from jaxsr.errors import InputError
-from jaxsr.interop.out_of_memory import out_of_memory_error
+from jaxsr.interop.out_of_memory import check_fits, out_of_memory_error
 from jaxsr.restoration import colour
 from jaxsr.restoration.pictures import CHANNELS, Kind
 from jaxsr.restoration.rescale import RowRescaler
@@ -82,6 +82,10 @@ class _Waiting:
     """Tiles of one shape that will share a batch."""
 
     def __init__(self, batch: int, channels: int, shape: Size) -> None:
+        what = f"{batch} tiles of {shape[1]}x{shape[0]}"
+        check_fits(
+            4 * batch * channels * shape[0] * shape[1], what, advice="lower --batch or --tile"
+        )
         self.tiles = np.zeros((batch, channels, *shape), np.float32)
         self.owners: list[Owner] = []
 

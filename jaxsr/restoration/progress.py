@@ -3,6 +3,8 @@
 import sys
 import time
 
+from jaxsr.runtime.activity import is_quiet, now
+
 _LINE_EVERY_S = 15.0
 
 
@@ -21,6 +23,7 @@ class Progress:
     def __init__(self, total: int) -> None:
         from tqdm import tqdm
 
+        now("restoring")
         self.pixels, self._total = 0, total
         self._began = self._printed = time.perf_counter()
         layout = "{l_bar}{bar}| {n:.1f}/{total:.1f} MP [{elapsed}<{remaining}, {rate_fmt}]"
@@ -34,11 +37,12 @@ class Progress:
 
     def add(self, pixels: int) -> None:
         """Counts pixels that are done."""
+        now(None)
         self.pixels += pixels
         self._bar.update(pixels / 1e6)
-        now = time.perf_counter()
-        if self._bar.disable and now - self._printed > _LINE_EVERY_S:
-            self._printed = now
+        clock = time.perf_counter()
+        if self._bar.disable and clock - self._printed > _LINE_EVERY_S and not is_quiet():
+            self._printed = clock
             rate = self.pixels / self.seconds
             left = max(self._total - self.pixels, 0) / rate
             done, total = self.pixels / 1e6, self._total / 1e6

@@ -24,6 +24,7 @@ from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.metrics.perceptual import LPIPS_CONVENTION, lpips_if_installed
 from jaxsr.restoration.config import FORMATS, RestoreConfig
+from jaxsr.restoration.made_by import MadeBy
 from jaxsr.restoration.models import RestorationModel
 from jaxsr.restoration.pictures import Picture, PictureError, read_picture, upright
 
@@ -45,8 +46,12 @@ class Figures:
     lpips: float | None
 
 
-def write_report(config: RestoreConfig, sources: Sequence[Source], model: RestorationModel) -> Path:
-    """Compares the results that exist with the truth, and writes and prints the figures.
+def write_report(
+    config: RestoreConfig, sources: Sequence[Source], model: RestorationModel, made_by: MadeBy
+) -> Path:
+    """Compares results with the truth, and writes and prints the figures.
+
+    Results that lie there of another model, options or source are left out.
 
     Raises:
       ValueError: no result has a truth picture of its name.
@@ -62,6 +67,8 @@ def write_report(config: RestoreConfig, sources: Sequence[Source], model: Restor
         written = FORMATS[config.format] if config.format else None
         target = target_path(source, config.out, suffix=config.suffix, format=written)
         if source.is_video or truth is None or not target.is_file():
+            continue
+        if not made_by.covers(source, target):
             continue
         name = str(source.relative)
         try:

@@ -1,4 +1,4 @@
-"""Remembers how far networks see, in the process and in the user's cache folder.
+"""Digests of networks; remembers how far they see, in the process and in the user's cache folder.
 
 Networks are told apart by their architecture: the source of their classes, the numbers and words in
 their submodules' attributes, names and shapes of parameters. Weights do not count.
@@ -9,11 +9,12 @@ import inspect
 import json
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from jaxsr.errors import UserError, one_line
@@ -51,9 +52,27 @@ def architecture_digest(network: nn.Module, *further: str) -> str:
       network: the module.
       further: what else counts.
     """
-    digest = hashlib.sha256()
     versions = (version("torch"), source_digest("jaxsr.restoration"))
-    for part in (*versions, *further, *_parts(network)):
+    return _joined((*versions, *further, *_parts(network)))
+
+
+def network_digest(network: nn.Module, *further: str) -> str:
+    """`architecture_digest` with the weights' values, alike in every version of jaxsr and torch."""
+    return _joined((*further, *_parts(network), *map(tensor_digest, network.state_dict().values())))
+
+
+def tensor_digest(tensor: torch.Tensor) -> str:
+    """Tells values of a tensor apart."""
+    form = f"{tensor.dtype} {tuple(tensor.shape)}"
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
+        return f"{form} {id(tensor)} {tensor._version}"
+    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+    return f"{form} {hashlib.sha256(plain.view(torch.uint8).numpy().data).hexdigest()}"
+
+
+def _joined(parts: Iterable[str]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
         digest.update(part.encode("utf-8", "backslashreplace") + b"\0")
     return digest.hexdigest()
 

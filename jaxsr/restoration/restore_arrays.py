@@ -14,6 +14,7 @@ from jaxsr.restoration.models import RestorationModel
 from jaxsr.restoration.pictures import CHANNELS, Kind, Picture, PictureError, read_picture
 from jaxsr.restoration.pipeline import Work
 from jaxsr.restoration.restorer import make_restorer
+from jaxsr.runtime.runner import Runner
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +92,10 @@ class ArraySink:
 
 
 def restore_arrays(
-    pictures: Sequence[Picture], model: RestorationModel, config: RestoreConfig
+    pictures: Sequence[Picture],
+    model: RestorationModel,
+    config: RestoreConfig,
+    runner: Runner | None = None,
 ) -> list[np.ndarray]:
     """The restored samples of each picture, (height, width, channels), or (height, width) for gray.
 
@@ -99,7 +103,9 @@ def restore_arrays(
       ValueError: a picture could not be restored.
     """
     sizes = {picture.pixels.shape[:2] for picture in pictures}
-    restorer, _, tiler = make_restorer(model, config, sizes=sizes, alone=len(pictures) == 1)
+    restorer, _, tiler = make_restorer(
+        model, config, sizes=sizes, alone=len(pictures) == 1, runner=runner
+    )
     if tiler.note:
         log.warning(tiler.note)
     sinks = [ArraySink(f"image {index}") for index in range(len(pictures))]

@@ -14,16 +14,18 @@ from jaxsr.errors import InputError, printable
 from jaxsr.models.load import is_shipped
 from jaxsr.restoration.batch import BatchRestorer, finished_result
 from jaxsr.restoration.config import RestoreConfig
+from jaxsr.restoration.made_by import MadeBy
 from jaxsr.restoration.models import RestorationModel
 from jaxsr.restoration.pictures import picture_size
 from jaxsr.restoration.progress import Progress, short
 from jaxsr.restoration.restorer import configured_model, make_restorer, make_tiler
 from jaxsr.restoration.shipped import choose_for_files
 from jaxsr.restoration.tiling import APPROXIMATE_MARGIN, LARGEST_EXACT_MARGIN
+from jaxsr.runtime.activity import now
 from jaxsr.runtime.exit_status import ExitStatus
 from jaxsr.runtime.setup import setup_compute
 
-_SKIPPED = "left alone: {} results that were there already; --overwrite replaces them"
+_SKIPPED = "left alone: {} results of this model and options; --overwrite replaces them"
 _LARGE = 32_000_000
 """Pixels above which pictures are decoded one ahead instead of two."""
 
@@ -38,11 +40,14 @@ def run(config: RestoreConfig) -> int:
     if not config.inputs and not config.benchmark:
         raise InputError("nothing to restore: name pictures, videos, folders or globs")
     inputs = find_inputs(config)
-    if config.inputs and config.truth is None and not config.benchmark:
-        # Before the network is loaded: a rerun of a large folder has nothing to do.
-        todo = [source for source in inputs.sources if finished_result(source, config) is None]
-        if not todo:
-            print(_SKIPPED.format(len(inputs.sources)))
+    now("loading the model")
+    made_by = MadeBy(config, [configured_model(config, word) for word in _words(config)])
+    if config.inputs and not config.benchmark:
+        found = [(source, finished_result(source, config)) for source in inputs.sources]
+        finished = [(source, result) for source, result in found if result is not None]
+        made_by.check(finished)
+        if len(finished) == len(found) and config.truth is None:
+            print(_SKIPPED.format(len(found)))
             return _print_failures(inputs.notes(), inputs.problems)
     groups = group_sources(config, inputs)
     works = [(configured_model(config, word), sources) for word, sources in groups.items()]
@@ -57,19 +62,30 @@ def run(config: RestoreConfig) -> int:
             "clean or photo takes one for all",
             flush=True,
         )
+    now(f"starting {config.engine}")
     setup_compute(config)
+    now("measuring how far the network sees")
     if config.benchmark:
         from jaxsr.restoration.throughput import benchmark
 
         return benchmark(model, config)
     check_folder(config.out)
+    if config.report is not None:
+        check_folder(config.report, "--report")
     _print_tiling(model, config)
-    status = _restore(works, config, inputs, began)
+    status = _restore(works, config, inputs, began, made_by)
     if config.truth is not None:
         from jaxsr.restoration.quality_report import write_report
 
-        write_report(config, inputs.sources, model)
+        write_report(config, inputs.sources, model, made_by)
     return status
+
+
+def _words(config: RestoreConfig) -> list[str]:
+    """The words for all models that files of this command may go through."""
+    if not config.chooses:
+        return ["clean"]
+    return ["clean", "photo"] if is_shipped("photo") else ["clean"]
 
 
 def find_inputs(config: RestoreConfig) -> Inputs:
@@ -107,6 +123,7 @@ def _restore(
     config: RestoreConfig,
     inputs: Inputs,
     began: float,
+    made_by: MadeBy,
 ) -> int:
     pictures = [source for source in inputs.sources if not source.is_video]
     limit = config.max_pixels
@@ -134,7 +151,7 @@ def _restore(
                 progress=progress.add,
             )
             threads = 1 if any(h * w > _LARGE for h, w in sizes) else 2
-            batch = BatchRestorer(restorer, config, left_out=leave_out, claimed=claimed)
+            batch = BatchRestorer(restorer, config, made_by, left_out=leave_out, claimed=claimed)
             outcomes.append(batch.run(stills, threads=threads))
             programs += len(runner.programs)
     done, spent = progress.pixels / 1e6, progress.seconds
@@ -142,7 +159,7 @@ def _restore(
         if videos := [source for source in sources if source.is_video]:
             from jaxsr.restoration.video import restore_videos
 
-            outcomes.append(restore_videos(videos, model, config))
+            outcomes.append(restore_videos(videos, model, config, made_by))
     failed = [*inputs.problems, *(failure for outcome in outcomes for failure in outcome.failed)]
     restored = sum(len(outcome.restored) for outcome in outcomes)
     skipped = sum(len(outcome.skipped) for outcome in outcomes)

@@ -54,6 +54,7 @@ def restore(
       InputError: a picture or the model is not usable; the message says which and why.
     """
     from jaxsr.restoration.config import AUTO, RestoreConfig
+    from jaxsr.restoration.kept_runners import kept_runner
     from jaxsr.restoration.models import find_model
     from jaxsr.restoration.restore_arrays import as_picture, restore_arrays
     from jaxsr.restoration.shipped import choose
@@ -80,7 +81,8 @@ def restore(
         network = find_model(
             word or model, weights=weights, channels=channels, value_range=value_range
         )
-        restored = restore_arrays([pictures[place] for place in places], network, config)
+        runner = kept_runner(network, config, is_module=network.network is model)
+        restored = restore_arrays([pictures[place] for place in places], network, config, runner)
         for place, result in zip(places, restored, strict=True):
             results[place] = result
     return results if several else results[0]

@@ -62,9 +62,14 @@ def tile_runner(model: RestorationModel, config: RestoreConfig, tiler: Tiler) ->
     Raises:
       DeviceError: fewer devices than the mesh needs, or torch finds no CUDA device.
     """
-    around = around_tiles(model.value_range, ensemble=config.ensemble)
-    runner = open_runner(model.network, config, around=around, lane_folding=config.lane_folding)
+    runner = open_tile_runner(model, config)
     return runner, tiles_at_once(config, tiler, runner.platform) * config.devices
+
+
+def open_tile_runner(model: RestorationModel, config: RestoreConfig) -> Runner:
+    """The runner of tiles; see `tile_runner`."""
+    around = around_tiles(model.value_range, ensemble=config.ensemble)
+    return open_runner(model.network, config, around=around, lane_folding=config.lane_folding)
 
 
 def tiles_at_once(config: RestoreConfig, tiler: Tiler, platform: str) -> int:
@@ -78,6 +83,7 @@ def make_restorer(
     *,
     sizes: Iterable[Size] = (),
     alone: bool = False,
+    runner: Runner | None = None,
     progress: Callable[[int], None] = lambda pixels: None,
 ) -> tuple[Restorer, Runner, Tiler]:
     """The pipeline for pictures of these sizes, its runner and its tiler.
@@ -87,10 +93,12 @@ def make_restorer(
       config: how.
       sizes: theirs, where they are known.
       alone: they come one at a time, and each has all devices to itself.
+      runner: of the tiles. Default: a new one.
       progress: see `Restorer`.
     """
     tiler = make_tiler(model, config, sizes, devices=config.devices if alone else None)
-    runner, batch = tile_runner(model, config, tiler)
+    runner = runner or open_tile_runner(model, config)
+    batch = tiles_at_once(config, tiler, runner.platform) * config.devices
     host = runner
     if config.engine == "jax":
         around = around_tiles(model.value_range, ensemble=config.ensemble)

@@ -29,6 +29,7 @@ from jaxsr.data.video import (
 from jaxsr.errors import one_line
 from jaxsr.restoration.batch import Outcome, is_source
 from jaxsr.restoration.config import RestoreConfig
+from jaxsr.restoration.made_by import MadeBy
 from jaxsr.restoration.models import RestorationModel
 from jaxsr.restoration.pictures import PictureError
 from jaxsr.restoration.pipeline import Restorer, Work, result_size
@@ -42,7 +43,7 @@ _FRAME_BYTES = 128 * 2**20
 
 
 def restore_videos(
-    sources: Sequence[Source], model: RestorationModel, config: RestoreConfig
+    sources: Sequence[Source], model: RestorationModel, config: RestoreConfig, made_by: MadeBy
 ) -> Outcome:
     """Restores videos one after another; those that fail are listed and leave no file."""
     outcome = Outcome()
@@ -55,6 +56,7 @@ def restore_videos(
             outcome.skipped.append((source.path, target))
         else:
             try:
+                made_by.begin(source, target)
                 remarks = restore_video(source.path, target, model, config)
                 outcome.restored.append((source.path, target))
                 outcome.remarks += [(str(source.path), remark) for remark in remarks]

@@ -2,8 +2,11 @@
 
 import atexit
 import contextlib
+import dataclasses
 import gc
+import inspect
 import io
+import itertools
 import logging
 import os
 import re
@@ -11,15 +14,19 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Any, NoReturn, get_args, get_type_hints
 
 from jaxsr.errors import InputError, UserError, printable
+from jaxsr.interop.lost_process import LostProcessError, lost_process_error
 from jaxsr.interop.out_of_memory import out_of_memory_error
+from jaxsr.runtime import activity
 from jaxsr.runtime.allocator import keep_freed_memory
 from jaxsr.runtime.environment import check_environment
 from jaxsr.runtime.exit_status import ExitStatus
 from jaxsr.runtime.interrupts import end_on_signals, ignore_signals
 
+_EVERYWHERE = "--quiet: no progress, only results and problems. --version: of jaxsr."
 _SMALLER = "use smaller inputs, fewer at once, or --dtype bfloat16 where the command has it"
 
 
@@ -44,6 +51,7 @@ def run_program(main: Callable[[], int], command: str) -> NoReturn:
         sys.stdout.reconfigure(errors="backslashreplace")  # file names need not be UTF-8
     try:
         end_on_signals()  # one that comes before `run_command` is said, too
+        activity.tell(command)
         status = main()
         sys.stdout.flush()
     except BrokenPipeError:
@@ -54,6 +62,7 @@ def run_program(main: Callable[[], int], command: str) -> NoReturn:
     except Exception:
         traceback.print_exc()
         status = ExitStatus.FAILED
+    activity.finish()
     ignore_signals()
     ended_alone = status not in (ExitStatus.OK, ExitStatus.STOPPED) and _others_wait()
     if status == ExitStatus.INTERRUPTED or ended_alone:
@@ -95,8 +104,9 @@ def run_command(
     """Runs a command; what a user can correct becomes one line on stderr and exit status 2.
 
     That is a `UserError`, a device out of memory, or an error of the operating system: disk full,
-    permission denied, a name too long. A closed pipe, as of `| head`, ends it quietly. Any other
-    exception is a fault of jaxsr and keeps its traceback.
+    permission denied, a name too long. A job that lost a process is one line and exit status 1. A
+    closed pipe, as of `| head`, ends it quietly. Any other exception is a fault of jaxsr and keeps
+    its traceback.
     `JAXSR_TRACEBACK=1` shows the traceback of both.
 
     Args:
@@ -105,8 +115,15 @@ def run_command(
     """
     try:
         with _few_collections():
+            words = list(sys.argv[1:] if arguments is None else arguments)
+            if "--version" in words:
+                print(f"jaxsr {version()}")
+                return ExitStatus.OK
+            if "--quiet" in words:
+                words.remove("--quiet")
+                activity.be_quiet()
             try:
-                status = command(list(sys.argv[1:] if arguments is None else arguments))
+                status = command(words)
             except SystemExit as stop:  # --help
                 if isinstance(stop.code, str):
                     raise
@@ -119,14 +136,22 @@ def run_command(
     except KeyboardInterrupt as interrupt:
         return _say_interrupt(interrupt)
     except Exception as error:
-        shown = out_of_memory_error(error, advice=_SMALLER) or error
+        shown = out_of_memory_error(error, advice=_SMALLER) or lost_process_error(error) or error
         of_system = isinstance(shown, OSError) and shown.errno is not None
         if not isinstance(shown, UserError) and not of_system:
             raise  # from Python code
         if os.environ.get("JAXSR_TRACEBACK"):
             traceback.print_exc()
         print(f"jaxsr: {_one_line(shown)}", file=sys.stderr)
-        return ExitStatus.WRONG_INPUT
+        lost = isinstance(shown, LostProcessError)
+        return ExitStatus.FAILED if lost else ExitStatus.WRONG_INPUT
+
+
+def version() -> str:
+    """Of jaxsr."""
+    import jaxsr
+
+    return jaxsr.__version__
 
 
 def _say_interrupt(interrupt: KeyboardInterrupt) -> ExitStatus:
@@ -180,7 +205,11 @@ def parse_options(
     """
     import tyro
 
+    _check_not_empty(kind, arguments)
     box = io.StringIO()
+    if description is None:
+        description = inspect.cleandoc(kind.__doc__ or "")
+    description = f"{description.strip()}\n\n{_EVERYWHERE}"
     try:
         with contextlib.redirect_stderr(box):
             return tyro.cli(
@@ -193,6 +222,23 @@ def parse_options(
             if any(word.partition("=")[0] == option for word in arguments):
                 raise InputError(f"{option} is now {successor}; see {prog} --help") from None
         raise InputError(f"{_unboxed(box.getvalue())}; see {prog} --help") from None
+
+
+def _check_not_empty(kind: Any, arguments: Sequence[str]) -> None:
+    """Refuses an empty text for a path or model, as of a variable that is not set.
+
+    As a path it would be the current folder.
+
+    Raises:
+      InputError: an option has one.
+    """
+    types = get_type_hints(kind) if dataclasses.is_dataclass(kind) else {}
+    for word, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=None):
+        option, equals, value = str(word).partition("=")
+        declared = types.get(option.removeprefix("--").replace("-", "_"))
+        is_path = declared is Path or Path in get_args(declared) or option == "--model"
+        if option.startswith("--") and is_path and (value if equals else following) == "":
+            raise InputError(f"{option} got an empty text; give a name, or leave {option} out")
 
 
 def _unboxed(text: str) -> str:

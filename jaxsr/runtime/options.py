@@ -133,6 +133,11 @@ class ComputeOptions(CheckedOptions):
         """Devices of the whole mesh."""
         return self.mesh_shape.devices
 
+    def check_batch(self, batch: int) -> None:
+        """Raises `InputError` where a batch cannot be split over the mesh."""
+        if batch < 1 or batch % self.devices:
+            raise InputError(f"batch={batch} must be a positive multiple of mesh={self.mesh}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class LaneFoldingOptions(CheckedOptions):

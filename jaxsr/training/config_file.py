@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxsr.errors import DamagedFileError, InputError, MissingFileError
+from jaxsr.errors import DamagedFileError, InputError, MissingFileError, one_line
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.bounded_read import read_bounded
 from jaxsr.interop.sealed_json import short_digest, unseal
@@ -84,10 +84,13 @@ class ConfigFile:
         rules = dacite.Config(cast=[Path, tuple], strict=True)
         try:
             return dacite.from_dict(kind, options, rules)
-        except dacite.DaciteError as error:
+        except InputError:
+            raise
+        except (dacite.DaciteError, TypeError, ValueError, AttributeError) as error:
+            # The last three come from casts to paths and tuples.
             raise InputError(
-                f"this configuration is not one of {self.family} ({error}); correct the file, or "
-                "leave the entry out to get its default"
+                f"this configuration is not one of {self.family} ({one_line(error)}); correct the "
+                "file, or leave the entry out to get its default"
             ) from error
 
 

@@ -21,6 +21,7 @@ from jaxsr.interop.errors import IndexOutsideError
 from jaxsr.interop.train.step import decides_failure, index_rule
 from jaxsr.interop.train.torch_step import NonFiniteError
 from jaxsr.interop.weights import export_weights, read_weights
+from jaxsr.runtime.activity import now
 from jaxsr.training.config import RunConfig
 from jaxsr.training.config_file import summarize
 from jaxsr.training.engines import Engine, make_engine
@@ -78,6 +79,7 @@ def train(task: Trainable, out: Path, record: RunRecord | None = None) -> bool:
                 batch=config.batch,
                 tensorboard=config.tensorboard,
                 sample_name=task.sample_name,
+                branched=config.branch_from is not None,
             )
         stack.callback(records.close)
         for line in task.summary():
@@ -92,6 +94,8 @@ def train(task: Trainable, out: Path, record: RunRecord | None = None) -> bool:
             task.batches(start, host=jax.process_index(), hosts=jax.process_count())
         )
         run = _Run(task, engine, checkpoints, records, out)
+        devices = config.mesh_shape.devices
+        now(f"tracing and compiling the step for {devices} device{'s' * (devices > 1)}")
         run.steps(batches, total, stopping)
         records.say(f"run folder: {out}")
     return engine.step >= total
@@ -140,6 +144,8 @@ class _Run:
         self.records, self.out = records, out
         self.waiting: dict[int, Mapping[str, Any]] = {}
         self.figures: dict[str, float] = {}
+        self.phase: str | None = None
+        """That of the last step: the first step of each is compiled."""
 
     def steps(self, batches: Iterator[Any], total: int, stopping: StopRequest) -> None:
         config, engine = self.task.config, self.engine
@@ -162,6 +168,9 @@ class _Run:
                     self._fail(engine.step + 1, error)
                 done = engine.step
                 self.waiting[done] = metrics
+                if phase != self.phase:
+                    self.phase = phase
+                    self.records.compiled(done)
                 last = done == total
                 validating = done % validate_every == 0 or last
                 saving = config.save_every is not None and done % config.save_every == 0

@@ -15,6 +15,7 @@ import numpy as np
 from jaxsr.errors import DamagedFileError
 from jaxsr.interop.atomic_write import atomic_write, set_aside
 from jaxsr.interop.sealed_json import seal, unseal
+from jaxsr.runtime.activity import is_quiet, now
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ class Records:
       batch: samples per step, for the rate.
       sample_name: what samples are called in the rate, in the plural.
       tensorboard: also write TensorBoard events.
+      branched: the run began at another one's checkpoint, whose steps have no lines here.
     """
 
     def __init__(
@@ -44,9 +46,10 @@ class Records:
         batch: int,
         tensorboard: bool,
         sample_name: str = "images",
+        branched: bool = False,
     ) -> None:
         self._path = folder / "metrics.jsonl"
-        self._drop_after(start_step)
+        self._drop_after(start_step, branched=branched)
         self._file = self._path.open("a", encoding="utf-8")
         self._writer = None
         if tensorboard:
@@ -57,14 +60,14 @@ class Records:
         self._total, self._batch, self._samples = total_steps, batch, sample_name
         self._began = (time.perf_counter(), start_step)
         self._bar = None
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not is_quiet():
             from tqdm import tqdm
 
             self._bar = tqdm(total=total_steps, initial=start_step, unit="step", dynamic_ncols=True)
 
-    def _drop_after(self, step: int) -> None:
+    def _drop_after(self, step: int, *, branched: bool) -> None:
         if not self._path.exists():
-            if step > 0:
+            if step > 0 and not branched:
                 log.warning("%s is gone: it has no line of the steps up to %s", self._path, step)
             return
         lines = self._path.read_bytes().splitlines(keepends=True)
@@ -80,11 +83,21 @@ class Records:
         earlier = [
             line for line, s in zip(lines, steps, strict=True) if s is not None and s <= step
         ]
-        last = max((s for s in steps if s is not None and s <= step), default=0)
-        if last < step:
-            log.warning("%s ends at step %s: those up to %s are missing", self._path, last, step)
+        # A validation's line has no phase: it does not stand for the step itself.
+        recorded = {
+            s for line, s in zip(lines, steps, strict=True) if s is not None and b'"phase"' in line
+        }
+        first = min(recorded, default=step) if branched else 1
+        missing = [s for s in range(first, step + 1) if s not in recorded]
+        if missing:
+            log.warning("%s has no lines of steps %s", self._path, _ranges(missing))
         if earlier != lines:
             atomic_write(self._path, b"".join(earlier))
+
+    def compiled(self, done: int) -> None:
+        """Leaves the time until now, in which a step was compiled, out of the rate."""
+        now(None)
+        self._began = (time.perf_counter(), done - 1)
 
     def steps(self, done: int, phase: str, records: Mapping[int, Mapping[str, float]]) -> None:
         """Records the metrics of several steps; the last of them goes to the terminal."""
@@ -99,7 +112,7 @@ class Records:
         if self._bar is not None:
             self._bar.update(done - self._bar.n)
             self._bar.set_postfix_str(f"{phase}  {rate:.1f} {self._samples}/s  {text}")
-        else:
+        elif not is_quiet():
             left = (self._total - done) * self._batch / max(rate, 1e-9)
             self.say(
                 f"step {done}/{self._total}  {phase}  {rate:.1f} {self._samples}/s  "
@@ -114,7 +127,8 @@ class Records:
         if picture is not None:
             self._event("add_image", "validation", picture, step, dataformats="HWC")
         text = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-        self.say(f"validation at step {step}:  {text}")
+        if not is_quiet():
+            self.say(f"validation at step {step}:  {text}")
         self._began = (time.perf_counter(), step)
 
     def _write(self, step: int, figures: Mapping[str, Any]) -> None:
@@ -156,6 +170,9 @@ class Records:
 class NoRecords:
     """Stands in on every host but the first."""
 
+    def compiled(self, done: int) -> None:
+        """Does nothing."""
+
     def steps(self, done: int, phase: str, records: Mapping[int, Mapping[str, float]]) -> None:
         """Does nothing."""
 
@@ -189,6 +206,14 @@ def _step_of(line: bytes) -> int | None:
         return int(unseal(line, source="a line")["step"])
     except (DamagedFileError, KeyError, TypeError):
         return None
+
+
+def _ranges(steps: list[int], most: int = 5) -> str:
+    """Ascending steps as `3, 7 to 12`; the first few ranges."""
+    starts = [s for n, s in enumerate(steps) if n == 0 or steps[n - 1] != s - 1]
+    ends = [s for n, s in enumerate(steps, 1) if n == len(steps) or steps[n] != s + 1]
+    words = [str(a) if a == b else f"{a} to {b}" for a, b in zip(starts, ends, strict=True)]
+    return ", ".join(words[:most]) + (", …" if len(words) > most else "")
 
 
 def _clock(seconds: float) -> str:

@@ -198,7 +198,7 @@ def claim_folder(
             raise InputError(
                 f"--resume found no run in {out}; leave --resume out, or name its folder"
             )
-        record = RunRecord(out=out, content=content)
+        record = RunRecord(out=out, content=content, remarks=_begins(out) if config.resume else ())
         record.write()
         return record
     if run.family != family:
@@ -229,6 +229,13 @@ def claim_folder(
             )
     remarks += _other_computation(run.computed_by or {}, computed_by or {})
     return RunRecord(out=out, content=content, remarks=tuple(remarks))
+
+
+def _begins(out: Path) -> tuple[str, ...]:
+    """Says that there is nothing to resume: the folder's name may be mistyped."""
+    others = sorted(p.parent.name for p in out.parent.glob("*/config.json") if p.parent != out)
+    listed = f"; {out.parent} has the runs {first_of(others)}" if others else ""
+    return (f"--resume found no run in {out}: a new one begins at step 0{listed}",)
 
 
 def _other_computation(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
-from jaxsr.errors import InputError
+from jaxsr.errors import InputError, printable
 from jaxsr.interop.annotations import JsonObject, PyTree
 from jaxsr.models.registry import find_family, trainable_families
 from jaxsr.training.config import RunConfig
@@ -164,7 +164,7 @@ def load_family(name: str) -> Any:
         raise InputError(
             f"no model family {name!r} to train; there are {', '.join(trainable)}, with --network "
             f"{' and '.join(CUSTOM)}, and a task of your own is module:Class, for instance "
-            f"{name}:MyTask"
+            f"{printable(name, 80)}:MyTask"
         )
     module = find_family(name).training
     assert module is not None

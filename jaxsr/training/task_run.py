@@ -14,6 +14,7 @@ from torch import nn
 from jaxsr.errors import InputError
 from jaxsr.interop.annotations import JsonObject, PyTree
 from jaxsr.interop.module_copy import copy_module
+from jaxsr.interop.out_of_memory import check_fits
 from jaxsr.interop.sharding_rules import planned_rules
 from jaxsr.interop.train.objective import Objective, check_objective
 from jaxsr.models.build import check_parameters, import_attribute
@@ -157,7 +158,12 @@ class TaskRun:
 
     def _look(self, data: TaskData) -> str:
         """Reads one item, and says what it holds."""
-        return describe(data.first(), samples=True)
+        first = data.first()
+        if data.kind != "steps":
+            rows = self._user.config.batch
+            least = rows * sum(array.nbytes for array in first.values())
+            check_fits(least, f"{rows} items of {data.name}", advice="use a smaller --batch")
+        return describe(first, samples=True)
 
     def _build(self, label: str) -> Objective:
         def build() -> Objective:

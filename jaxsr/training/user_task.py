@@ -19,7 +19,6 @@
 
 import dataclasses
 import inspect
-import os
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from typing import Any, ClassVar, Literal, dataclass_transform
 import torch
 from torch import Tensor, nn
 
+from jaxsr.data.photos import available_cpus
 from jaxsr.errors import InputError, UserError
 from jaxsr.interop.hooks import holds_inputs
 from jaxsr.interop.python_state import Snapshot, kept_change
@@ -81,11 +81,11 @@ class TaskConfig(RunConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_at_least(0, "workers")
-        most = max(64, 4 * (os.cpu_count() or 1))
-        if self.workers > most:
+        processors = available_cpus()
+        if self.workers > 2 * processors:
             raise InputError(
-                f"workers must be at most {most} here, got {self.workers}: more than a few for "
-                "each processor only wait for one another"
+                f"workers must be at most {2 * processors}, twice the processors that this process "
+                f"may use, got {self.workers}: more only wait for one another"
             )
 
 

@@ -10,6 +10,7 @@ from PIL import Image
 
 from jaxsr.data.batches import train_batches
 from jaxsr.data.photos import open_photos
+from jaxsr.errors import DeviceError
 
 
 @pytest.fixture(scope="module")
@@ -143,3 +144,10 @@ def test_sample_numbers_end_loudly(photos):
         pytest.raises(ValueError, match="32-bit sample numbers"),
     ):
         next(stream)
+
+
+@pytest.mark.parametrize("form", ["image", "window"])
+def test_a_batch_beyond_the_memory_is_refused_at_once(photos, monkeypatch, form):
+    monkeypatch.setattr("jaxsr.interop.out_of_memory.free_memory_bytes", lambda: 2**20)
+    with pytest.raises(DeviceError, match=r"4096 crops of 32 px need at least .* smaller --batch"):
+        train_batches(photos, global_batch=4096, crop=32, seed=0, form=form)

@@ -3,7 +3,8 @@ import threading
 import numpy as np
 import pytest
 
-from jaxsr.data.host_cache import PixelCache, free_memory_bytes
+from jaxsr.data.host_cache import PixelCache
+from jaxsr.interop.out_of_memory import free_memory_bytes
 
 
 def test_the_bound_holds_and_what_is_kept_stays():

@@ -174,6 +174,7 @@ def test_command_writes_masks_overlays_and_tables(weights, tmp_path):
     status = _detect(tmp_path / "in", "--model", weights, "--out", out, "--threshold", "0.3")
     assert status == 0
     described = json.loads((out / "targets.json").read_text())
+    assert described["weights"] is None
     assert [p["file"] for p in described["pictures"]] == ["deep/0.png", "deep/1.png"]
     rows = list(csv.DictReader((out / "targets.csv").open()))
     assert len(rows) == sum(len(p["targets"]) for p in described["pictures"])

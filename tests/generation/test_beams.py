@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("transformers")
 
 from benchmarks._tiny_language_models import tiny_model
-from jaxsr.errors import InputError
+from jaxsr.errors import DeviceError, InputError
 from jaxsr.generation.generate_loop import complete, continue_from
 from jaxsr.generation.jax_decoder import JaxEngine
 from jaxsr.generation.options import SamplingOptions
@@ -191,3 +191,12 @@ def test_what_beams_cannot_do_is_refused(engines, prompts):
     run = complete(engine, prompts[:1], SamplingOptions(max_new_tokens=2), keep_snapshots=True)
     with pytest.raises(InputError, match="goes on without beams"):
         continue_from(engine, run.snapshots[0], BEAMS)
+
+
+@pytest.mark.parametrize("kind", ["jax", "torch"])
+def test_beams_beyond_the_memory_are_refused_at_once(engines, prompts, monkeypatch, kind):
+    engine = engines(kind, "llama")
+    monkeypatch.setattr("jaxsr.interop.out_of_memory.free_memory_bytes", lambda: 2**20)
+    many = dataclasses.replace(BEAMS, num_beams=1000)
+    with pytest.raises(DeviceError, match=r"caches of 3000 outputs .* fewer --num-beams"):
+        complete(engine, prompts, many, batch_size=3)

@@ -1,5 +1,7 @@
 """Which environments make a process join a job, and with what; the joining itself is JAX's."""
 
+import threading
+
 import jax
 import pytest
 
@@ -129,3 +131,21 @@ def test_jax_understands_the_same_slurm_variables(monkeypatch):
 def test_coordinators_that_cannot_be_are_refused_at_once(join, environment, message):
     with pytest.raises(ValueError, match=message):
         join(environment, hosts="invalid" not in environment.get("JAXSR_COORDINATOR", ""))
+
+
+def test_a_coordinator_that_does_not_answer_is_said(monkeypatch):
+    for name, value in OWN.items():
+        monkeypatch.setenv(name, value)
+    said, lines = threading.Event(), []
+
+    def say(line):
+        lines.append(line)
+        said.set()
+
+    monkeypatch.setattr(distributed.socket, "getaddrinfo", lambda *_: [])
+    monkeypatch.setattr(distributed, "_SILENT_S", 0.01)
+    monkeypatch.setattr(distributed.log, "warning", say)
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *_: said.wait(60))
+    assert distributed.start_if_asked() == 2
+    assert lines == ["waiting for h:1, the coordinator of a job of 2 processes"]

@@ -77,6 +77,28 @@ def test_a_platform_that_is_not_there_is_one_line_and_status_2(platform, tmp_pat
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("platform", "variable", "advice"),
+    [
+        ("auto", "tpu", "JAX_PLATFORMS=tpu asks for it: unset that, or use --platform cpu"),
+        ("auto", None, "Use --platform cpu"),
+        ("cuda", None, "install the extra for it: pip install -e '.[cuda]'"),
+    ],
+)
+def test_the_advice_for_a_missing_platform_can_be_followed(monkeypatch, platform, variable, advice):
+    def fail():
+        raise RuntimeError("Unable to initialize backend")
+
+    monkeypatch.setattr(jax, "default_backend", fail)
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("JAX_PLATFORMS", variable)
+    with pytest.raises(DeviceError) as raised:
+        select_platform(platform)
+    assert str(raised.value).endswith(advice) and "[auto]" not in str(raised.value)
+
+
 def test_batches_are_split_and_constants_are_not():
     mesh = make_mesh(MeshShape(data=4, fsdp=2))
     rows = np.arange(16.0).reshape(16, 1)

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 from torch import nn
 
 from jaxsr.interop import UnsupportedTorchError, to_jax
+from jaxsr.interop.errors import InputTypeError
 
 
 class Net(nn.Module):
@@ -460,3 +461,33 @@ def test_checkpoint_updates_statistics_once():
         strict=True,
     ):
         np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: to_jax(3), "to_jax takes a torch.nn.Module, got 3"),
+        (lambda: to_jax(nn.ReLU), "got the class ReLU; make a module of it"),
+        (lambda: to_jax(nn.ReLU(), compute_dtype="float99"), "compute_dtype must be a dtype"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked_types")
+def test_what_is_no_module_is_named(call, message):
+    with pytest.raises(InputTypeError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        (("params", "x"), {}, "buffers must be a dictionary of arrays, got ArrayImpl; apply takes"),
+        ((None, "buffers", "x"), {}, "params must be a dictionary of arrays, got NoneType"),
+        (("params", "buffers", "x"), {"train": "yes"}, "train must be True, False or None"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked_types")
+def test_apply_names_the_wrong_argument(arguments, options, message):
+    model = to_jax(nn.Linear(3, 2))
+    known = {"params": model.params, "buffers": model.buffers, "x": jnp.ones((4, 3)), None: None}
+    with pytest.raises(InputTypeError, match=message):
+        model.apply(*[known[name] for name in arguments], **options)

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 
@@ -9,6 +10,7 @@ from jaxsr.interop import out_of_memory
 from jaxsr.interop.out_of_memory import (
     OutOfMemoryError,
     Shortage,
+    check_fits,
     naming_out_of_memory,
     out_of_memory_error,
     read_shortage,
@@ -89,6 +91,14 @@ def test_a_real_shortage_is_named():
         jnp.zeros((1 << 51,), jnp.float32).block_until_ready()
 
 
+def test_numpys_shortage_is_named():
+    with (
+        pytest.raises(OutOfMemoryError, match=r"16777216.00 GiB are asked for at once, .* free"),
+        naming_out_of_memory(rows=1),
+    ):
+        np.zeros(1 << 54, np.uint8)
+
+
 def test_other_errors_pass():
     for error in (
         jax.errors.JaxRuntimeError("INTERNAL: something"),
@@ -98,3 +108,13 @@ def test_other_errors_pass():
         with pytest.raises(type(error)) as raised, naming_out_of_memory():
             raise error
         assert raised.value is error
+
+
+def test_what_cannot_fit_is_refused_before_it_is_asked_for(monkeypatch):
+    monkeypatch.setattr(out_of_memory, "free_memory_bytes", lambda: 2 * GIB)
+    check_fits(2 * GIB, "two crops")
+    with pytest.raises(OutOfMemoryError) as raised:
+        check_fits(3 * GIB, "three crops", advice="take two")
+    assert str(raised.value) == (
+        "three crops need at least 3.00 GiB of memory, and 2.00 GiB are free; take two"
+    )

@@ -236,3 +236,23 @@ IMAGES = np.zeros((2, 8, 9, 3), np.float32)
 def test_bad_arguments(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"images": None}, TypeError, "images must be a JAX or NumPy array, got NoneType"),
+        ({"masks": [1, 2]}, TypeError, "masks must be a JAX or NumPy array, got list"),
+        ({"masks": np.zeros((2, 8, 8, 1), int)}, TypeError, "masks must be uint8, uint16 or"),
+        ({"masks": np.zeros((2, 8), np.uint8)}, ValueError, r"masks of shape \(2, 8\) do not fit"),
+        ({"boxes": np.zeros((2, 4), np.float32)}, ValueError, "boxes must be"),
+        ({"policy": 3}, TypeError, r"policy must be steps such as \(ops.RandomFlip\(\),\), got 3"),
+    ],
+)
+def test_errors_name_the_argument(arguments, error, message):
+    given = {"images": np.zeros((2, 8, 8, 3), np.uint8), "policy": (ops.RandomFlip(),)}
+    given |= arguments
+    images, policy = given.pop("images"), given.pop("policy")
+    with pytest.raises(error, match=message):
+        ops.augment(jax.random.key(0), images, policy, **given)

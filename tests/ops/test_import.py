@@ -32,3 +32,19 @@ def test_import():
     seconds, packages = output.splitlines()
     assert float(seconds) < 0.3
     assert set(packages.split()) <= BLOCKED
+
+
+def test_the_package_loads_its_parts_when_they_are_used():
+    names = ("check", "interop", "ops", "restore", "train", "to_jax", "Task", "TaskConfig")
+    code = f"""
+import sys, jaxsr
+assert not {{"torch", "jax"}} & set(sys.modules)
+assert set({names!r}) <= set(dir(jaxsr))
+for name in {names!r}:
+    assert getattr(jaxsr, name).__doc__, name
+assert jaxsr.ops.resize and jaxsr.to_jax is jaxsr.interop.to_jax
+assert callable(jaxsr.check) and callable(jaxsr.restore)
+assert not hasattr(jaxsr, "no_such_name")
+"""
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)

@@ -18,6 +18,8 @@ from PIL import Image
 
 from benchmarks._hostile_seeds import mutated, pictures, tiffs
 from jaxsr.data.picture_file import ENDINGS
+from jaxsr.restoration import restore_files
+from jaxsr.restoration.made_by import RECORD
 from jaxsr.restoration.pictures import Picture, PictureError, read_picture
 from jaxsr.restore import main
 from tests.restoration import networks
@@ -64,7 +66,7 @@ def test_a_batch_of_everything(tmp_path, weights, capsys):
     (source / "picture.png").mkdir()  # a folder that is named like one
     assert main([str(source), "--out", str(out), "--weights", str(weights), *MODEL]) == 1
     sizes = {}
-    for path in out.rglob("*.*"):
+    for path in out.rglob("[!.]*.*"):
         with Image.open(path) as image:
             sizes[path.name] = image.size, image.mode
     assert sizes == {
@@ -117,7 +119,7 @@ def test_no_space_left(tmp_path, weights, capsys):
             Image.fromarray(noise(300, 300, 3)).save(tmp_path / name)
         inputs = [str(tmp_path / name) for name in ("a.png", "big.png", "big.jpg", "big.tif")]
         assert main([*inputs, "--out", str(small), "--weights", str(weights), *MODEL]) == 1
-        assert [path.name for path in small.iterdir()] == ["a.png"]
+        assert [path.name for path in small.glob("[!.]*")] == ["a.png"]
         assert capsys.readouterr().err.count("No space left on device") == 3
     finally:
         subprocess.run(["umount", str(small)], check=True)
@@ -146,7 +148,7 @@ def test_a_full_disk_leaves_nothing(tmp_path, weights, monkeypatch, capsys, form
     inputs = [str(tmp_path / f"{name}{ending}") for name in ("big", "small")]
     out = tmp_path / "out"
     assert main([*inputs, "--out", str(out), "--weights", str(weights), *MODEL]) == 1
-    assert [path.name for path in out.iterdir()] == [f"small{ending}"]
+    assert [path.name for path in out.glob("[!.]*")] == [f"small{ending}"]
     assert "No space left on device" in capsys.readouterr().err
 
 
@@ -251,7 +253,7 @@ def test_five_hundred_mutated_files_go_through_the_command(tmp_path, weights):
     assert done.returncode == 1, done.stderr[-2000:]
     assert "Traceback" not in done.stderr
     listed = done.stderr.split("not restored: ")[1].splitlines()
-    results = [path for path in out.rglob("*") if path.is_file()]
+    results = [path for path in out.rglob("[!.]*") if path.is_file()]
     assert int(listed[0]) + len(results) == 520
     assert not left_over(out)
     for path in results:
@@ -294,19 +296,19 @@ def test_a_rerun_beside_the_sources_restores_nothing_twice(tmp_path, weights, ca
     folder = tmp_path / "b"
     folder.mkdir()
     (tmp_path / "a.png").rename(folder / "a.png")
-    (tmp_path / "a_x2.png").rename(folder / "a_x2.png")
-    from jaxsr.restoration import restore_files
+    for name in ("a_x2.png", RECORD):
+        (tmp_path / name).rename(folder / name)
 
-    def no_model(config):
-        raise AssertionError("a rerun with nothing to do loads no network")
+    def no_restorer(*_, **__):
+        raise AssertionError("a rerun with nothing to do opens no runner")
 
-    monkeypatch.setattr(restore_files, "configured_model", no_model)
+    monkeypatch.setattr(restore_files, "make_restorer", no_restorer)
     options[1] = str(folder)
     capsys.readouterr()
     assert main([str(folder), *options]) == 0
     printed = capsys.readouterr().out
     assert "left alone: 1 results" in printed and "1 results of an earlier run" in printed
-    assert sorted(path.name for path in folder.iterdir()) == ["a.png", "a_x2.png"]
+    assert sorted(path.name for path in folder.glob("[!.]*")) == ["a.png", "a_x2.png"]
 
 
 def test_a_name_that_is_not_utf_8(tmp_path, weights):
@@ -323,3 +325,40 @@ def test_a_name_that_is_not_utf_8(tmp_path, weights):
     assert done.returncode == 1 and b"Traceback" not in done.stderr, done.stderr
     assert b"bad\\udcff.png: zero bytes" in done.stderr and b"pipe\\udcff.png" in done.stdout
     assert (out / name).is_file()
+
+
+def test_a_suffix_that_makes_names_too_long_ends_no_batch(tmp_path, weights, capsys):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name in ("a.png", f"{'b' * 248}.png"):
+        Image.fromarray(noise(10, 10, 3)).save(folder / name)
+    arguments = [str(folder), "--weights", str(weights), *MODEL, "--out", str(tmp_path / "out")]
+    assert main([*arguments, "--suffix", "_larger_x2"]) == 1
+    assert (tmp_path / "out" / "a_larger_x2.png").is_file()
+    errors = capsys.readouterr().err
+    assert "not restored: 1" in errors and "File name too long" in errors
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--out", ""], "--out got an empty text"),
+        (["--truth="], "--truth got an empty text"),
+        (["--model", ""], "--model got an empty text"),
+        (["--report", "FILE", "--truth", "."], "choose another --report"),
+        (["--value-range", "-inf", "inf"], "finite numbers with black below white"),
+    ],
+)
+def test_options_without_sense_are_one_line(tmp_path, weights, capsys, options, message):
+    Image.fromarray(noise(10, 10, 3)).save(tmp_path / "a.png")
+    (tmp_path / "FILE").write_text("notes")
+    options = [str(tmp_path / "FILE") if word == "FILE" else word for word in options]
+    arguments = [str(tmp_path / "a.png"), "--out", str(tmp_path / "out"), "--weights", str(weights)]
+    assert main([*arguments, *MODEL, *options]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_an_empty_name_is_not_the_current_folder(weights, capsys):
+    assert main(["", "--weights", str(weights), *MODEL]) == 2
+    assert "'': an empty name" in capsys.readouterr().err

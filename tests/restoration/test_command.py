@@ -1,6 +1,7 @@
 """`jaxsr.restore` as a function and as a command: what arrives, what is kept, what is said."""
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -179,7 +180,9 @@ def test_folders_keep_their_structure_and_files_their_notes(tmp_path, weights, c
     Image.fromarray(noise(30, 40, 4)).save(source / "deep" / "er" / "alpha.webp", lossless=True)
     (source / "notes.txt").write_text("not a picture")
     assert restored([source], tmp_path / "out", weights, "--suffix", "_x2") == 0
-    written = sorted(str(p.relative_to(tmp_path / "out")) for p in (tmp_path / "out").rglob("*.*"))
+    written = sorted(
+        str(p.relative_to(tmp_path / "out")) for p in (tmp_path / "out").rglob("[!.]*.*")
+    )
     assert written == ["a_x2.JPEG", "deep/er/alpha_x2.webp", "deep/gray_x2.png"]
     jpeg = read_picture(tmp_path / "out" / "a_x2.JPEG")
     assert jpeg.notes.orientation == 6 and jpeg.pixels.shape == (60, 80, 3)
@@ -195,10 +198,13 @@ def test_nothing_is_overwritten_unasked(tmp_path, weights, capsys):
     out = tmp_path / "out"
     out.mkdir()
     (out / "a.png").write_bytes(b"precious")
-    assert restored([tmp_path / "a.png"], out, weights) == 0
+    assert restored([tmp_path / "a.png"], out, weights) == 2
     assert (out / "a.png").read_bytes() == b"precious"
-    assert "left alone: 1" in capsys.readouterr().out
+    assert "1 results are there already and were not made by this" in capsys.readouterr().err
     assert restored([tmp_path / "a.png"], out, weights, "--overwrite") == 0
+    capsys.readouterr()
+    assert restored([tmp_path / "a.png"], out, weights) == 0
+    assert "left alone: 1 results of this model and options" in capsys.readouterr().out
     assert read_picture(out / "a.png").pixels.shape == (40, 48, 3)
     before = (tmp_path / "a.png").read_bytes()
     assert restored([tmp_path / "a.png"], tmp_path, weights, "--overwrite") == 1
@@ -213,7 +219,7 @@ def test_two_results_of_one_name_are_not_mixed_up(tmp_path, weights, capsys):
     inputs = [str(tmp_path / "*" / "a.png")]
     assert restored(inputs, tmp_path / "out", weights) == 1
     assert "its result would be" in capsys.readouterr().err
-    assert len(list((tmp_path / "out").iterdir())) == 1
+    assert len(list((tmp_path / "out").glob("*.png"))) == 1
 
 
 @pytest.mark.parametrize("outscale", ["3", "1", "0.5"])
@@ -235,8 +241,8 @@ def test_format_changes_name_and_content(tmp_path, weights):
     Image.fromarray(noise(20, 24, 3)).save(tmp_path / "a.png")
     for name in ("jpeg", "webp", "tiff"):
         assert restored([tmp_path / "a.png"], tmp_path / "out", weights, "--format", name) == 0
-    assert {p.name for p in (tmp_path / "out").iterdir()} == {"a.jpg", "a.webp", "a.tif"}
-    for path in (tmp_path / "out").iterdir():
+    assert {p.name for p in (tmp_path / "out").glob("[!.]*")} == {"a.jpg", "a.webp", "a.tif"}
+    for path in (tmp_path / "out").glob("[!.]*"):
         with Image.open(path) as image:
             assert image.size == (48, 40)
 
@@ -364,6 +370,19 @@ def test_benchmark_measures_what_is_asked(weights, capsys):
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [(row["width"], row["height"]) for row in result["rows"]] == [(64, 48), (80, 80)]
     assert all(row["repeats"] >= 1 and row["first_s"] > 0 for row in result["rows"])
+
+
+def test_report_of_a_name_that_is_not_utf_8(tmp_path, weights, capsys):
+    name = os.fsdecode(b"a\xff.png")
+    for folder, side in (("in", 10), ("truth", 20)):
+        (tmp_path / folder).mkdir()
+        Image.fromarray(noise(side, side, 3)).save(tmp_path / folder / name)
+    out = tmp_path / "out"
+    assert restored([tmp_path / "in"], out, weights, "--truth", str(tmp_path / "truth")) == 0
+    assert (out / name).is_file() and "a\\udcff.png" in capsys.readouterr().out
+    (figures,) = json.loads((out / "report" / "figures.json").read_text())["pictures"]
+    assert figures["name"].encode(errors="surrogateescape") == b"a\xff.png"
+    assert b"a\xff.png" in (out / "report" / "figures.txt").read_bytes()
 
 
 def test_report_compares_with_the_truth(tmp_path, weights, capsys):

@@ -53,7 +53,7 @@ class Folder:
         ]
         words += ["--engine", "torch", "--platform", "cpu", "--out", str(self.path / "out")]
         assert main([str(self.path / name), *words, *options]) == 0
-        (result,) = (self.path / "out").iterdir()
+        (result,) = (self.path / "out").glob("[!.]*")
         said = self._capsys.readouterr()
         return result, said.out + said.err
 

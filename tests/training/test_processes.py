@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from PIL import Image
 
 from tests.training.test_survival import (
+    ROOT,
     assert_same_weights,
     finish,
     losses,
@@ -21,6 +23,7 @@ from tests.training.test_survival import (
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+TASKS = Path(__file__).with_name("user_tasks.py")
 
 
 def free_port() -> int:
@@ -58,8 +61,12 @@ def kill(job: list[subprocess.Popen[str]], victim: int) -> None:
     try:
         for process in job:
             if process is not job[victim]:
-                process.communicate(timeout=300)
+                _, errors = process.communicate(timeout=300)
                 assert process.returncode != 0
+                if victim:  # JAX's own service ends the others where the first one dies
+                    last = errors.strip().splitlines()[-1]
+                    assert last.startswith("jaxsr: another process of this job ended"), last
+                    assert "Traceback" not in errors
     finally:
         for process in job:
             process.kill()
@@ -168,6 +175,38 @@ def test_processes_with_other_options_all_say_which(tmp_path):
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 2, errors[-2000:]
         assert "process 2 on" in errors and "has lr 0.2, not 0.1" in errors
+    assert not (tmp_path / "run").exists()
+
+
+def test_processes_with_other_code_stop_before_the_first_step(tmp_path):
+    port, job = free_port(), []
+    for index in range(2):
+        folder = tmp_path / f"host-{index}"
+        folder.mkdir()
+        text = TASKS.read_text().replace("mse_loss", "l1_loss" if index else "mse_loss")
+        (folder / "fit_task.py").write_text(text)
+        command = [sys.executable, "-m", "jaxsr.train", "fit_task:Fit", "--platform", "cpu"]
+        job.append(
+            subprocess.Popen(
+                [*command, "--mesh", "2", "--out", str(tmp_path / "run")],
+                cwd=folder,
+                env=os.environ
+                | {
+                    "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)]),
+                    "JAXSR_COORDINATOR": f"127.0.0.1:{port}",
+                    "JAXSR_PROCESSES": "2",
+                    "JAXSR_PROCESS": str(index),
+                },
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    for process in job:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 2, errors[-2000:]
+        assert "the code of this job's processes differ: process" in errors
+        assert "has fit_task " in errors
     assert not (tmp_path / "run").exists()
 
 

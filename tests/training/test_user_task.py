@@ -12,11 +12,13 @@ import torch
 from safetensors.numpy import load_file
 from torch.nn import functional as F
 
+from jaxsr.data.photos import available_cpus
 from jaxsr.errors import InputError
 from jaxsr.interop.checkpoint import Checkpoints
 from jaxsr.interop.weights import read_metadata
 from jaxsr.train import main
 from jaxsr.training.cli_options import parse_command_line
+from jaxsr.training.metrics_logger import Records
 from jaxsr.training.task import load_family
 from jaxsr.training.user_task import TaskConfig
 from tests.training.running import take_steps
@@ -171,9 +173,75 @@ def test_a_resume_with_other_code_or_variables_says_so(folder, monkeypatch, caps
     said = capsys.readouterr().err
     assert "resumed with other code in fit_task: the run goes on as the code is now" in said
     assert "resumed with JAXSR_CPU_KERNELS='xla', before ''" in said
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_min_max=true")
+    assert main([*run, "--resume", "--steps", "5"]) == 0
+    said = capsys.readouterr().err
+    assert "resumed with XLA_FLAGS='--xla_cpu_enable_fast_min_max=true', before ''" in said
     Path("run/metrics.jsonl").unlink()
     assert main([*run, "--resume", "--steps", "6"]) == 0
     assert "metrics.jsonl is gone: it has no line of the steps up to 5" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("lost", "words"),
+    [
+        ((0,), "1"),
+        ((2, 3, 5), "3 to 4, 6"),
+        ((6, 7), "7 to 8"),
+        ((0, 2, 4, 6), "1, 3, 5, 7"),
+        ((), ""),
+    ],
+)
+def test_a_resume_names_the_steps_that_metrics_lack(tmp_path, caplog, lost, words):
+    def open_records(step: int, **branched: bool) -> Records:
+        return Records(
+            tmp_path, start_step=step, total_steps=9, batch=1, tensorboard=False, **branched
+        )
+
+    first = open_records(0)
+    first.steps(8, "main", {step: {"loss": 1.0} for step in range(1, 9)})
+    first.close()
+    path = tmp_path / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(line for n, line in enumerate(lines) if n not in lost))
+    caplog.clear()
+    open_records(8).close()
+    assert caplog.messages == ([f"{path} has no lines of steps {words}"] if words else [])
+    caplog.clear()
+    path.write_bytes(b"".join(lines[4:]))
+    open_records(8, branched=True).close()
+    assert not caplog.messages
+
+
+def test_compiling_does_not_count_in_rate_and_eta(tmp_path, monkeypatch, capsys):
+    clock = [0.0]
+    monkeypatch.setattr("jaxsr.training.metrics_logger.time.perf_counter", lambda: clock[0])
+    records = Records(tmp_path, start_step=0, total_steps=100, batch=1, tensorboard=False)
+    clock[0] = 60.0  # a minute of compiling, after which the first step runs
+    records.compiled(1)
+    clock[0] = 70.0
+    records.steps(10, "main", {step: {"loss": 1.0} for step in range(1, 11)})
+    records.close()
+    assert "1.0 images/s  ETA 1:30" in capsys.readouterr().err
+
+
+def test_a_resume_of_a_mistyped_folder_says_that_a_run_begins(folder, capsys):
+    run = ["fit_task:Fit", "--engine", "torch", "--steps", "2"]
+    assert main([*run, "--out", "runs/mine"]) == 0
+    capsys.readouterr()
+    assert main([*run, "--out", "runs/mne", "--resume"]) == 0
+    said = capsys.readouterr().err
+    assert "no run in runs/mne: a new one begins at step 0; runs has the runs mine" in said
+    assert main([*run, "--out", "runs/mne", "--resume"]) == 0
+    assert "begins at step 0" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("engine", ["jax", "torch"])
+def test_a_batch_beyond_the_memory_is_refused_at_once(folder, capsys, monkeypatch, engine):
+    monkeypatch.setattr("jaxsr.interop.out_of_memory.free_memory_bytes", lambda: 2**12)
+    assert main(["fit_task:Fit", "--batch", "4096", "--engine", engine]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "4096 items of Fit.train_data need at least" in line and "smaller --batch" in line
 
 
 def test_weights_whose_metric_is_nan_give_way_to_others(folder, capfd):
@@ -245,6 +313,10 @@ def test_weights_whose_metric_is_nan_give_way_to_others(folder, capfd):
         (["fit_task:GanWithoutPhases"], "has the phases warmup, main; define phases"),
         (["fit_task:NoLength", "--epochs", "1"], "epochs=1 need data with a length"),
         (["fit_task:Fit", "--workers", "-1"], "workers must be at least 0, got -1"),
+        (
+            ["fit_task:Fit", "--workers", str(2 * available_cpus() + 1)],
+            f"workers must be at most {2 * available_cpus()}, twice the processors",
+        ),
         (["fit_task:Fit", "--wdth", "3"], "Unrecognized options"),
         (["fit_task.py:NoMetric"], "metric is 'iou'"),
     ],

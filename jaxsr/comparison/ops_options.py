@@ -1,0 +1,58 @@
+"""The options of `jaxsr compare ops`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from jaxsr.errors import InputError
+from jaxsr.runtime.cli import parse_options
+from jaxsr.runtime.options import CheckedOptions, Platform
+
+Method = Literal["nearest", "bilinear", "bicubic", "lanczos", "area"]
+Dtype = Literal["uint8", "float32", "bfloat16"]
+METHODS: tuple[str, ...] = get_args(Method)
+DTYPES: tuple[str, ...] = get_args(Dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpsOptions(CheckedOptions):
+    """Resize of jaxsr, torch, torchvision, OpenCV, Pillow and jax.image: precision and time."""
+
+    images: Path | None = None
+    """Folder of pictures. Default: photos that come with the installation."""
+    limit: int = 4
+    """At most this many pictures, in order of their names."""
+    size: tuple[int, int] = (1080, 640)
+    """Height and width of the result."""
+    methods: tuple[Method, ...] = ("bilinear",)
+    """Interpolation methods."""
+    dtypes: tuple[Dtype, ...] = ("uint8", "float32", "bfloat16")
+    """Dtypes of the pictures that are resized."""
+    antialias: bool = False
+    """Stretch the filter when shrinking, where a library leaves the choice."""
+    convention: Literal["torch", "opencv", "pillow", "matlab"] = "torch"
+    """Library whose rules jaxsr follows."""
+    runs: int = 5
+    """Timed runs after the first one."""
+    platform: Platform = "auto"
+    """Where jaxsr and jax.image compute; the other libraries run on the CPU."""
+    out: Path = Path("runs/compare-ops")
+    """Folder for comparison.json and comparison.png."""
+
+    def __post_init__(self) -> None:
+        for name, known in (("methods", METHODS), ("dtypes", DTYPES)):
+            values = getattr(self, name)
+            if not values or set(values) - set(known):
+                raise InputError(f"{name} must be among {', '.join(known)}, got {values!r}")
+        if min(self.size) < 1:
+            raise InputError(f"size must be at least 1 on each side, got {self.size}")
+        self.check_at_least(1, "limit")
+        self.check_at_least(5, "runs")
+
+
+def run(arguments: list[str]) -> None:
+    """Parses the options, and compares."""
+    options = parse_options(OpsOptions, arguments, prog="python -m jaxsr.compare ops")
+    from jaxsr.comparison.ops_command import compare
+
+    compare(options)

@@ -1,0 +1,66 @@
+"""JAX runners that `jaxsr.restore` keeps between calls, so that no call compiles what one had.
+
+A runner is used again for the same options and the same network: the same module, or one loaded
+from weights, metadata and classes that are equal. All that its programs were made from must be as
+it was: tensors by their content, attributes and globals by `jaxsr.interop.python_state`.
+"""
+
+import os
+import threading
+from collections import OrderedDict
+from typing import NamedTuple
+
+from jaxsr.interop.python_state import Snapshot
+from jaxsr.restoration.config import RestoreConfig
+from jaxsr.restoration.models import RestorationModel
+from jaxsr.restoration.reach_cache import tensor_digest
+from jaxsr.restoration.restorer import open_tile_runner
+from jaxsr.runtime.runner import Runner
+
+_RUNNERS = 4
+"""Runners that are kept; the one used longest ago goes first."""
+_PROGRAMS = 32
+"""Programs, one a shape, with which a runner is let go: each keeps some megabytes."""
+
+
+class _Kept(NamedTuple):
+    runner: Runner
+    state: Snapshot
+    contents: list[str]
+
+
+_kept: OrderedDict[object, _Kept] = OrderedDict()
+_lock = threading.Lock()
+
+
+def kept_runner(model: RestorationModel, config: RestoreConfig, *, is_module: bool) -> Runner:
+    """The runner of a network's tiles, from an earlier call where that gave the same.
+
+    Args:
+      model: what tiles go through.
+      config: how.
+      is_module: the caller handed in the module itself, which may hold what no digest reaches.
+    """
+    if config.engine != "jax":  # nothing is compiled
+        return open_tile_runner(model, config)
+    key = (
+        id(model.network) if is_module else model.digest,
+        *(model.value_range, config.ensemble, config.mesh, config.dtype, config.lane_folding),
+        os.environ.get("JAXSR_CPU_KERNELS"),
+    )
+    with _lock:
+        kept = _kept.pop(key, None)
+    if kept is None or len(kept.runner.programs) >= _PROGRAMS or not _is_unchanged(kept):
+        runner = open_tile_runner(model, config)
+        state = Snapshot(model.network)  # keeps the module, so that no other gets its id
+        kept = _Kept(runner, state, [*map(tensor_digest, state.tensors)])
+    with _lock:
+        _kept[key] = kept
+        while len(_kept) > _RUNNERS:
+            _kept.popitem(last=False)
+    return kept.runner
+
+
+def _is_unchanged(kept: _Kept) -> bool:
+    contents = [*map(tensor_digest, kept.state.tensors)]
+    return contents == kept.contents and not kept.state.changes()

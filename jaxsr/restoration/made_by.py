@@ -1,0 +1,93 @@
+"""What made the results in a folder: a model, options and sources, in a record beside them.
+
+A line is written before its result: a run that is killed leaves complete results alone, which are
+as new as their lines. A result without a line of the same model, options and source is not taken
+for this run's.
+"""
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from jaxsr.data.sources import Source
+from jaxsr.errors import DamagedFileError, InputError, first_of
+from jaxsr.interop.sealed_json import seal, unseal
+from jaxsr.restoration.config import RestoreConfig
+from jaxsr.restoration.models import RestorationModel
+
+RECORD = ".jaxsr-results.jsonl"
+"""Name of the record in the folder of the results."""
+_OPTIONS = (
+    "outscale", "format", "quality", "tiling", "tile", "ensemble", "dtype", "matmul_precision",
+)  # fmt: skip
+"""Options that results depend on by more than rounding."""
+_CLOCK_NS = 20_000_000
+"""A file's time comes from a clock that ticks less often than the one for lines."""
+
+
+class MadeBy:
+    """The record of a folder's results.
+
+    Args:
+      config: of the command.
+      models: those that its files go through.
+    """
+
+    def __init__(self, config: RestoreConfig, models: Iterable[RestorationModel]) -> None:
+        options = {name: getattr(config, name) for name in _OPTIONS}
+        parts = [repr(options), *(model.digest for model in models)]
+        self._digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+        self._path, self._lock = config.out / RECORD, threading.Lock()
+        self._lines: dict[str, dict] = {}
+        for line in self._path.read_bytes().splitlines() if self._path.is_file() else ():
+            try:
+                content = unseal(line, source=self._path)
+                self._lines[str(content["result"])] = content
+            except (DamagedFileError, KeyError):  # cut by a kill: as if it were not there
+                continue
+
+    def covers(self, source: Source, result: Path) -> bool:
+        """Whether a result that exists is of this model, these options and the source as it is."""
+        line = self._lines.get(self._name(result))
+        if line is None or {**line, "time_ns": 0} != self._line(source, result, time_ns=0):
+            return False
+        return result.stat().st_mtime_ns >= line["time_ns"] - _CLOCK_NS
+
+    def begin(self, source: Source, result: Path) -> None:
+        """Notes a result that is about to be written."""
+        line = self._line(source, result, time_ns=time.time_ns())
+        with self._lock:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+            with open(os.open(self._path, flags, 0o666), "ab") as file:
+                file.write(f"{seal(line)}\n".encode())
+            self._lines[line["result"]] = line
+
+    def check(self, results: Iterable[tuple[Source, Path]]) -> None:
+        """Refuses to leave results alone that are not of this model, options and sources.
+
+        Raises:
+          InputError: there are some; nothing was computed yet.
+        """
+        others = [str(result) for source, result in results if not self.covers(source, result)]
+        if others:
+            raise InputError(
+                f"{len(others)} results are there already and were not made by this model with "
+                f"these options from the pictures as they are ({first_of(others)}); --overwrite "
+                "replaces them, another --out leaves them alone"
+            )
+
+    def _name(self, result: Path) -> str:
+        return os.path.relpath(result, self._path.parent)
+
+    def _line(self, source: Source, result: Path, *, time_ns: int) -> dict:
+        status = source.path.stat()
+        return {
+            "result": self._name(result),
+            "made_by": self._digest,
+            "source": [status.st_size, status.st_mtime_ns],
+            "time_ns": time_ns,
+        }

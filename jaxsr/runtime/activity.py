@@ -1,0 +1,178 @@
+"""Says what a command is doing while nothing else appears: with a moving sign on a terminal.
+
+Commands call `now` where a long part begins; JAX's log says what is compiled. Nothing is said in a
+library, in a part that is over within `_PATIENCE_S`, with `--quiet`, or with `JAXSR_ACTIVITY=0`.
+"""
+
+import itertools
+import logging
+import os
+import sys
+import threading
+import time
+from typing import Any, cast
+
+QUIET = "JAXSR_QUIET"
+"""Variable that silences all progress, in processes that a command starts as well."""
+SWITCH = "JAXSR_ACTIVITY"
+_PATIENCE_S = 1.0
+_FRAME_S = 0.1
+_FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+
+
+def is_quiet() -> bool:
+    """Whether nothing but results, warnings and errors is wanted."""
+    return os.environ.get(QUIET, "") not in ("", "0")
+
+
+def be_quiet() -> None:
+    """Silences progress from now on, that of libraries among it."""
+    os.environ |= {QUIET: "1", "TQDM_DISABLE": "1"}
+
+
+class _Teller:
+    """Watches what is going on, in a thread of its own."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream, self.lock = stream, threading.RLock()
+        self.terminal = bool(stream.isatty())
+        self.parts: dict[str, tuple[str, float]] = {}
+        """What is going on and since when: `command`, and above it `compiler`."""
+        self.said: set[tuple[str, float]] = set()
+        self.shown = False
+        self.output = time.monotonic()
+        """When something was printed last."""
+        self.is_within_line = False
+        """Whether that was text of a line that goes on, or a bar."""
+
+    def set(self, level: str, text: str | None) -> None:
+        with self.lock:
+            self.clear()
+            self.parts.pop(level, None)
+            if text is not None:
+                self.parts[level] = (text, time.monotonic())
+
+    def clear(self) -> None:
+        """Takes the sign away."""
+        with self.lock:
+            if self.shown:
+                self.stream.write("\r\x1b[K")
+                self.shown = False
+
+    def run(self) -> None:
+        for frame in itertools.cycle(_FRAMES):
+            time.sleep(_FRAME_S)
+            with self.lock:
+                part = self.parts.get("compiler") or self.parts.get("command")
+                if part is None or is_quiet():
+                    self.clear()
+                    continue
+                text, began = part
+                now = time.monotonic()
+                if now - max(began, self.output) < _PATIENCE_S or self.is_within_line:
+                    continue
+                try:
+                    if self.terminal:
+                        width = os.get_terminal_size(self.stream.fileno()).columns or 80
+                        line = f"{frame} {text} … {now - began:.0f} s"[: width - 1]
+                        self.stream.write(f"\r{line}\x1b[K")
+                        self.shown = True
+                    elif part not in self.said:
+                        self.said.add(part)
+                        self.stream.write(f"{text} …\n")
+                    self.stream.flush()
+                except (OSError, ValueError):  # the stream is closed: nobody reads
+                    return
+
+
+class _Clearing:
+    """A stream that takes the sign away before anything else is written."""
+
+    def __init__(self, stream: Any, teller: _Teller) -> None:
+        self._stream, self._teller = stream, teller
+
+    def write(self, text: str) -> int:
+        with self._teller.lock:
+            self._teller.clear()
+            self._teller.output = time.monotonic()
+            if text:
+                self._teller.is_within_line = not text.endswith("\n")
+            return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+_tellers: list[_Teller] = []
+"""That of the program, if there is one."""
+
+
+def tell(command: str) -> None:
+    """Begins to say what the process does; called once by a program, never by a library."""
+    if is_quiet() or os.environ.get(SWITCH) == "0" or _tellers:
+        return
+    teller = _Teller(sys.stderr)
+    _tellers.append(teller)
+    if teller.terminal:
+        sys.stderr = cast(Any, _Clearing(sys.stderr, teller))
+        if sys.stdout.isatty():
+            sys.stdout = cast(Any, _Clearing(sys.stdout, teller))
+    now(f"{command or 'jaxsr'}: loading libraries")
+    threading.Thread(target=teller.run, name="activity", daemon=True).start()
+
+
+def now(text: str | None) -> None:
+    """The command is doing this from now on; None: it shows progress of its own."""
+    for teller in _tellers:
+        teller.set("command", text)
+        _watch_compiler(teller)
+
+
+def finish() -> None:
+    """The program ends: nothing is said any more."""
+    for teller in _tellers:
+        for level in ("compiler", "command"):
+            teller.set(level, None)
+
+
+def _watch_compiler(teller: _Teller) -> None:
+    """Lets JAX say which program it compiles, once it is loaded."""
+    logger = logging.getLogger("jax._src.interpreters.pxla")
+    if "jax" not in sys.modules or any(isinstance(f, _Compiling) for f in logger.filters):
+        return
+    import jax
+
+    logger.addFilter(_Compiling(teller, logger.getEffectiveLevel()))
+    logger.setLevel(logging.DEBUG)
+
+    def compiled(event: str, duration_secs: float, **_: str | int) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            teller.set("compiler", None)
+
+    jax.monitoring.register_event_duration_secs_listener(compiled)
+
+
+class _Compiling(logging.Filter):
+    """Reads from JAX's log which program it begins to compile; passes what passed before.
+
+    Args:
+      teller: says it.
+      level: of the logger, before it logged this.
+    """
+
+    def __init__(self, teller: _Teller, level: int) -> None:
+        super().__init__()
+        self._teller, self._level = teller, level
+
+    @staticmethod
+    def _cached() -> str:
+        import jax
+
+        return " (cached next time)" if jax.config.values["jax_compilation_cache_dir"] else ""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if str(record.msg).startswith("Compiling ") and isinstance(record.args, tuple):
+            name = str(record.args[0]).removeprefix("jit(").removeprefix("jit_").rstrip(")")
+            name = "a program" if name.startswith("<") else name
+            self._teller.set("compiler", f"compiling {name}{self._cached()}")
+        return record.levelno >= self._level

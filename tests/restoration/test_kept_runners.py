@@ -1,0 +1,108 @@
+"""`jaxsr.restore` compiles once for a network, and never computes with what the network was."""
+
+import gc
+import weakref
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+import jaxsr
+from jaxsr.errors import DeviceError
+from jaxsr.restoration import kept_runners
+from tests.restoration import networks
+
+PICTURE = np.random.default_rng(0).integers(0, 256, (24, 20, 3), dtype=np.uint8)
+GAIN = [1.0]
+
+
+class Scaled(networks.Small):
+    """Keeps Python values that its result depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.settings = {"strength": 1.0}
+        self.table = torch.ones(3, 1, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.settings["strength"] * self.table * GAIN[0]
+
+
+@pytest.fixture(autouse=True)
+def _empty():
+    kept_runners._kept.clear()
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    events: list[str] = []
+
+    def count(event: str, duration_secs: float, **_: object) -> None:
+        events.extend([event] * event.endswith("backend_compile_duration"))
+
+    jax.monitoring.register_event_duration_secs_listener(count)
+    yield events
+    jax.monitoring.unregister_event_duration_listener(count)
+
+
+def test_further_calls_compile_nothing(compiled, tmp_path):
+    torch.manual_seed(0)
+    network = networks.Small()
+    path = tmp_path / "small.pt"
+    torch.save(network.state_dict(), path)
+    given = {"model": "tests.restoration.networks:Small", "weights": path}
+    want = jaxsr.restore(PICTURE, network)
+    np.testing.assert_array_equal(jaxsr.restore(PICTURE, **given), want)
+    before = len(compiled)
+    assert before >= 2
+    for _ in range(2):
+        np.testing.assert_array_equal(jaxsr.restore(PICTURE, network), want)
+        np.testing.assert_array_equal(jaxsr.restore(PICTURE, **given), want)
+    assert len(compiled) == before
+
+
+@pytest.mark.parametrize("change", ["weights", "data", "attribute", "tensor", "global"])
+def test_a_changed_network_is_not_taken_for_the_earlier_one(change, monkeypatch):
+    torch.manual_seed(0)
+    network = Scaled()
+    first = jaxsr.restore(PICTURE, network)
+    with torch.no_grad():
+        if change == "weights":
+            network.last.weight.mul_(0.5)
+        elif change == "data":
+            network.last.weight.data.numpy()[:] *= 0.5
+        elif change == "attribute":
+            network.settings["strength"] = 0.5
+        elif change == "tensor":
+            network.table.mul_(0.5)
+        else:
+            monkeypatch.setattr("tests.restoration.test_kept_runners.GAIN", [0.5])
+    second = np.asarray(jaxsr.restore(PICTURE, network))
+    want = np.asarray(jaxsr.restore(PICTURE, network, engine="torch"))
+    assert np.abs(second.astype(int) - want).max() <= 1  # sums in another order
+    assert np.abs(second.astype(int) - np.asarray(first)).max() > 1
+
+
+@pytest.mark.parametrize("engine", ["jax", "torch"])
+def test_tiles_beyond_the_memory_are_refused_before_they_are_made(monkeypatch, engine):
+    monkeypatch.setattr("jaxsr.interop.out_of_memory.free_memory_bytes", lambda: 2**20)
+    with pytest.raises(DeviceError, match=r"4096 tiles of .* lower --batch or --tile"):
+        jaxsr.restore(PICTURE, networks.Small(), batch=4096, tile=16, engine=engine)
+
+
+def test_what_is_kept_is_bounded(monkeypatch):
+    monkeypatch.setattr(kept_runners, "_RUNNERS", 2)
+    monkeypatch.setattr(kept_runners, "_PROGRAMS", 3)
+    first = networks.Small()
+    gone = weakref.ref(first)
+    jaxsr.restore(PICTURE, first)
+    del first
+    network = networks.Small()
+    for size in range(12, 20):
+        jaxsr.restore(PICTURE[:size], network, tiling="off")
+        assert all(len(kept.runner.programs) <= 3 for kept in kept_runners._kept.values())
+    jaxsr.restore(PICTURE, networks.Small())
+    assert len(kept_runners._kept) == 2
+    gc.collect()
+    assert gone() is None

@@ -1,0 +1,108 @@
+"""Results of an earlier run are left alone only where this run would make the same."""
+
+import json
+import os
+import shutil
+import time
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from jaxsr.restoration.made_by import RECORD
+from jaxsr.restore import main
+from tests.restoration import networks
+
+
+@pytest.fixture
+def pictures(tmp_path, monkeypatch):
+    """`in` with two pictures, and two models' weights."""
+    monkeypatch.chdir(tmp_path)
+    os.mkdir("in")
+    for seed, name in enumerate("ab"):
+        pixels = np.random.default_rng(seed).integers(0, 256, (12, 14, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(f"in/{name}.png")
+        torch.manual_seed(seed)
+        torch.save(networks.Small().state_dict(), f"{name}.pth")
+    return tmp_path
+
+
+def run(*options: str, weights: str = "a.pth") -> int:
+    model = ["--model", "tests.restoration.networks:Small", "--weights", weights]
+    return main(["in", "--out", "out", *model, "--engine", "torch", "--platform", "cpu", *options])
+
+
+def contents(tmp_path):
+    return {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.png")}
+
+
+def test_the_same_again_does_nothing(pictures, capsys):
+    assert run() == 0
+    before = contents(pictures)
+    os.remove("out/b.png")  # as a run that was killed leaves it
+    assert run() == 0
+    assert "left alone: 1 results of this model and options" in capsys.readouterr().out
+    assert contents(pictures) == before
+    shutil.copy2("a.pth", "copy.pth")
+    assert run("--batch", "2", weights="copy.pth") == 0  # neither changes a result
+    assert "left alone: 2 results" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("change", ["weights", "option", "source", "record", "result"])
+def test_what_is_stale_is_not_left_alone(pictures, capsys, change):
+    assert run() == 0
+    before = contents(pictures)
+    options, weights = [], "a.pth"
+    if change == "weights":
+        weights = "b.pth"
+    elif change == "option":
+        options = ["--outscale", "3"]
+    elif change == "source":
+        Image.open("in/a.png").transpose(Image.Transpose.FLIP_TOP_BOTTOM).save("in/a.png")
+    elif change == "record":
+        os.remove(f"out/{RECORD}")
+    else:  # an older file than the line that another run wrote before it was killed
+        long_ago = time.time() - 1000
+        os.utime("out/a.png", (long_ago, long_ago))
+    capsys.readouterr()
+    assert run(*options, weights=weights) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "were not made by this model with these options" in line and "out/a.png" in line
+    assert contents(pictures) == before
+    assert run(*options, "--overwrite", weights=weights) == 0
+    assert run(*options, weights=weights) == 0
+    assert (contents(pictures) != before) == (change in ("weights", "option", "source"))
+
+
+def test_a_name_by_which_the_format_is_not_known(pictures, capsys):
+    os.rename("in/a.png", "in/a.jpg")
+    os.remove("in/b.png")
+    assert run() == 0
+    assert run("--overwrite", weights="b.pth") == 0
+    before = [path.read_bytes() for path in (pictures / "out").glob("a.*")]
+    assert run() in (1, 2)
+    assert "--overwrite replaces" in capsys.readouterr().err
+    assert [path.read_bytes() for path in (pictures / "out").glob("a.*")] == before
+
+
+def test_a_report_has_no_figures_of_results_that_failed(pictures, capsys):
+    os.mkdir("truth")
+    for name in ("a.png", "b.png"):
+        Image.new("RGB", (28, 24)).save(f"truth/{name}")
+    assert run() == 0
+    long_ago = time.time() - 1000
+    os.utime("out/a.png", (long_ago, long_ago))
+    (pictures / "in" / "a.png").write_bytes(b"damaged")
+    assert run("--overwrite", "--truth", "truth", weights="b.pth") == 1
+    (figures,) = json.loads((pictures / "out" / "report" / "figures.json").read_text())["pictures"]
+    assert figures["name"] == "b.png"
+
+
+def test_a_record_that_is_a_link_is_not_followed(pictures, capsys):
+    os.mkdir("out")
+    (pictures / "mine.txt").write_text("mine")
+    os.symlink(pictures / "mine.txt", f"out/{RECORD}")
+    assert run() != 0
+    assert (pictures / "mine.txt").read_text() == "mine"
+    assert not contents(pictures)

@@ -1,0 +1,146 @@
+"""What a command says while it computes: on a terminal, in a log, and with --quiet."""
+
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SLOW = """
+import sys, time
+from jaxsr.runtime import activity
+from jaxsr.runtime.cli import run_command, run_program
+
+def command(words):
+    activity.now("reading the stars")
+    time.sleep(0.8)
+    print("one", end="", flush=True)
+    time.sleep(0.8)
+    print(" star", flush=True)
+    time.sleep(0.8)
+    activity.now(None)
+    time.sleep(0.5)
+    return 0
+
+activity._PATIENCE_S = 0.3
+run_program(lambda: run_command(command, sys.argv[1:]), "gaze")
+"""
+COMPILES = """
+import sys, time
+from jaxsr.runtime import activity
+from jaxsr.runtime.cli import run_command, run_program
+
+def command(words):
+    import logging, jax, jax.numpy as jnp
+    logging.basicConfig()  # as other libraries do: what JAX logs for debugging stays unseen
+    jax.config.update("jax_platforms", "cpu")
+    activity.now("starting")
+
+    def slow_step(x):
+        for k in range(150):
+            x = jnp.sin(x) @ x + k
+        return x
+
+    f = jax.jit(slow_step)
+    f(jnp.ones((8, 8)))
+    activity.now(None)
+    time.sleep(1)
+    return 0
+
+activity._PATIENCE_S = 0.05
+run_program(lambda: run_command(command, sys.argv[1:]), "gaze")
+"""
+
+
+def environment() -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if k not in ("JAXSR_ACTIVITY", "XDG_CACHE_HOME")}
+    return kept | {"PYTHONPATH": str(ROOT), "JAXSR_ALLOCATOR": "system"}
+
+
+def run(code: str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code, *words]
+    environ = environment() | variables
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environ, check=True, cwd=ROOT
+    )
+
+
+def on_a_terminal(code: str) -> str:
+    """What a terminal gets."""
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=slave, stderr=slave, env=environment(), cwd=ROOT
+    )
+    os.close(slave)
+    received = b""
+    ends = time.monotonic() + 60
+    while time.monotonic() < ends and select.select([master], [], [], 30)[0]:
+        try:
+            received += os.read(master, 4096)
+        except OSError:  # the terminal's other end is closed
+            break
+    process.wait()
+    os.close(master)
+    return received.decode()
+
+
+def shown(received: str) -> str:
+    """The text that stays on the screen."""
+    lines = []
+    for line in received.replace("\r\n", "\n").split("\n"):
+        parts = re.split(r"\r", line)
+        lines.append(parts[-1].replace("\x1b[K", ""))
+    return "\n".join(lines).strip()
+
+
+def test_a_log_gets_a_line():
+    done = run(SLOW)
+    assert done.stdout == "one star\n"
+    assert done.stderr == "reading the stars …\n"
+
+
+def test_a_terminal_gets_a_sign_that_moves_and_vanishes():
+    received = on_a_terminal(SLOW)
+    frames = re.findall(r"\r(.) reading the stars … \d s\x1b\[K", received)
+    assert len(set(frames)) > 3
+    assert shown(received) == "one star"
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_what_is_compiled_is_said(tmp_path, cached):
+    variables = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path)} if cached else {}
+    lines = run(COMPILES, **variables).stderr.splitlines()
+    assert f"compiling slow_step{' (cached next time)' * cached} …" in lines
+    assert not [line for line in lines if "Compiling" in line or "DEBUG" in line]
+
+
+@pytest.mark.parametrize("code", [SLOW, COMPILES])
+def test_quiet_says_nothing(code):
+    assert run(code, "--quiet").stderr == ""
+
+
+@pytest.mark.parametrize("words", [["--version"], ["restore", "--version"], ["train", "--version"]])
+def test_versions(words):
+    import jaxsr
+
+    done = subprocess.run(
+        [sys.executable, "-m", "jaxsr", *words],
+        capture_output=True, text=True, env=environment(), check=True, cwd=ROOT,
+    )  # fmt: skip
+    assert done.stdout == f"jaxsr {jaxsr.__version__}\n"
+
+
+def test_help_names_commands_and_families():
+    from jaxsr.models.families import FAMILIES
+
+    done = subprocess.run(
+        [sys.executable, "-m", "jaxsr", "--help"],
+        capture_output=True, text=True, env=environment(), check=True, cwd=ROOT,
+    )  # fmt: skip
+    assert all(name in done.stdout for name in (*FAMILIES, "restore", "--quiet", "--version"))
