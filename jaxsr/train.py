@@ -18,14 +18,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _train(arguments: list[str]) -> int | None:
     from jaxsr.training.cli_options import parse_command_line
 
-    name, family, config = parse_command_line(arguments)
+    name, task, config = parse_command_line(arguments)
     if config.aot is not None:
         from jaxsr.training.aot import run
 
-        return run(family, config)
+        return run(name, task, config)
     from jaxsr.training.start import start
 
-    if not start(name, family, config) and os.environ.get("JAXSR_SAY_STOPPED") == "1":
+    if not start(name, task, config) and os.environ.get("JAXSR_SAY_STOPPED") == "1":
         return ExitStatus.STOPPED
     return None
 

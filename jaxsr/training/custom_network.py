@@ -69,46 +69,6 @@ class NetworkOptions:
         }
 
 
-def remat_blocks(network: nn.Module, prefix: str) -> list[str]:
-    """The submodules that `remat` recomputes, outermost first and none inside another.
-
-    They are the items of an `nn.Sequential` or `nn.ModuleList` that has two or more of one class
-    with submodules of their own. Where there is no such list, they are the network's children that
-    have submodules.
-
-    Args:
-      network: the network.
-      prefix: its name in the objective.
-    """
-    blocks: list[str] = []
-    for name, module in network.named_modules():
-        if any(name == block or name.startswith(block + ".") for block in blocks):
-            continue
-        if isinstance(module, (nn.Sequential, nn.ModuleList)):
-            classes = [type(child) for child in module.children() if _has_children(child)]
-            repeated = {kind for kind in classes if classes.count(kind) > 1}
-            blocks += [
-                f"{name}.{key}" if name else key
-                for key, child in module.named_children()
-                if type(child) in repeated
-            ]
-    children = [key for key, child in network.named_children() if _has_children(child)]
-    return [f"{prefix}.{block}" for block in blocks or children]
-
-
-def _has_children(module: nn.Module) -> bool:
-    return next(module.children(), None) is not None
-
-
-def check_blocks(config: RunConfig, blocks: list[str], option: str) -> None:
-    """Raises `InputError` where `remat` is asked for and there is nothing to recompute."""
-    if config.remat and not blocks:
-        raise InputError(
-            f"remat finds no blocks in {option}: it recomputes submodules that have submodules; "
-            "leave --remat out, or write the network as blocks"
-        )
-
-
 def try_network(
     network: nn.Module,
     picture: Tensor,

@@ -10,6 +10,7 @@ import torch
 
 from jaxsr.errors import InputError, MissingFileError
 from jaxsr.fields import number
+from jaxsr.interop.annotations import JsonObject
 from jaxsr.models.build import build_network
 from jaxsr.models.losses.pictures import PICTURE_LOSSES
 from jaxsr.models.losses.terms import ADVERSARIAL, Loss, make_terms, parse_weights
@@ -21,23 +22,20 @@ from jaxsr.runtime.options import parse_json_object
 from jaxsr.training.adversarial import AdversarialRun
 from jaxsr.training.custom_network import (
     NetworkOptions,
-    check_blocks,
     check_in_jax,
     check_side,
     random_pictures,
-    remat_blocks,
     try_losses,
     try_network,
 )
-from jaxsr.training.networks import Networks
-from jaxsr.training.super_resolution import ImageModel, SuperResolution
+from jaxsr.training.super_resolution import ImageModel, PhotoTask
 
 _NAMES = (*PICTURE_LOSSES, "perceptual", ADVERSARIAL)
 _LABELS = {"label_real": (1.0, 1.0), "label_fake": (0.0, 0.0), "label_generator": (1.0, 1.0)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class CustomSuperResolutionRun(NetworkOptions, AdversarialRun):
+class SuperResolutionRun(NetworkOptions, AdversarialRun):
     """Options of a run of a network that enlarges pictures."""
 
     scale: int = number(4, most=64)
@@ -126,10 +124,8 @@ class CustomSuperResolutionRun(NetworkOptions, AdversarialRun):
         return super().phases
 
 
-CONFIG = CustomSuperResolutionRun
-
 # Minutes on two CPU cores for networks of 100,000 parameters, on the built-in photos.
-QUICK = CustomSuperResolutionRun(
+QUICK = SuperResolutionRun(
     steps=400,
     batch=16,
     crop=96,
@@ -157,69 +153,67 @@ LONG = dataclasses.replace(
     save_every=1_000,
 )
 
-PRESET_RUNS = {"quick": QUICK, "long": LONG}
-DEFAULT_PRESETS = ("quick", "long")
-"""`quick` for the few built-in photos, `long` for a data set."""
 
+class SuperResolutionTask(PhotoTask):
+    """A network of the user's that enlarges pictures, or at scale 1 restores them."""
 
-def build(config: CustomSuperResolutionRun) -> SuperResolution:
-    """The task of a run.
+    Config = SuperResolutionRun
+    presets = {"quick": QUICK, "long": LONG}  # noqa: RUF012
+    default_presets = ("quick", "long")
+    labels = _LABELS
+    config: SuperResolutionRun
 
-    Raises:
-      InputError: the network, a loss or the discriminator cannot be used.
-    """
-    return SuperResolution(config, "super-resolution", _networks)
+    @property
+    def title(self) -> str:
+        return str(self.config.network)
 
+    def networks(self) -> PictureObjective:
+        """The network, its discriminator and losses, tried on random pictures.
 
-def _networks(config: CustomSuperResolutionRun) -> Networks:
-    network = config.build()
-    option = f"--network {config.network}"
-    blocks = remat_blocks(network, "generator")
-    check_blocks(config, blocks, option)
-    _try(config, network, option)
-    losses = _losses(config)
-    phases = [name for name, _ in config.phases]
-    discriminator = None
-    if "adversarial" in phases:
-        assert config.discriminator is not None
-        discriminator = build_network(
-            config.discriminator,
-            parse_json_object(config.discriminator_args, "discriminator_args"),
-            option="--discriminator",
-        ).float()
-    weights = {"pretrain": config.pretrain_weights, "adversarial": config.loss_weights}
-    terms = {
-        phase: make_terms(weights[phase], losses, option="--loss") if phase in phases else ()
-        for phase in weights
-    }
-    objective = PictureObjective(
-        network,
-        **terms,
-        discriminator=discriminator,
-        value_range=config.value_range,
-    )
-    try_losses(objective, _example_batch(config), option=option)
-    if config.check:
-        side = check_side(config.multiple)
-        picture = _in_range(config, random_pictures(2, config.channels, side, side))
-        check_in_jax(network, picture, config=config, option=option)
-    return Networks(
-        objective=objective,
-        blocks=blocks,
-        title=str(config.network),
-        description={
+        Raises:
+          InputError: the network, a loss or the discriminator cannot be used.
+        """
+        config = self.config
+        network = config.build()
+        option = f"--network {config.network}"
+        _try(config, network, option)
+        losses = _losses(config)
+        phases = [name for name, _ in config.phases]
+        discriminator = None
+        if "adversarial" in phases:
+            assert config.discriminator is not None
+            discriminator = build_network(
+                config.discriminator,
+                parse_json_object(config.discriminator_args, "discriminator_args"),
+                option="--discriminator",
+            ).float()
+        weights = {"pretrain": config.pretrain_weights, "adversarial": config.loss_weights}
+        terms = {
+            phase: make_terms(weights[phase], losses, option="--loss") if phase in phases else ()
+            for phase in weights
+        }
+        objective = PictureObjective(
+            network, **terms, discriminator=discriminator, value_range=config.value_range
+        )
+        try_losses(objective, _example_batch(config), option=option)
+        if config.check:
+            side = check_side(config.multiple)
+            picture = _in_range(config, random_pictures(2, config.channels, side, side))
+            check_in_jax(network, picture, config=config, option=option)
+        return objective
+
+    def builder(self) -> JsonObject:
+        config = self.config
+        return {
             **config.describe("super-resolution"),
             "scale": config.scale,
             "channels": config.channels,
             "value_range": list(config.value_range),
             "multiple": config.multiple,
-        },
-        loss=config.loss,
-        labels=_LABELS if discriminator is not None else None,
-    )
+        }
 
 
-def _losses(config: CustomSuperResolutionRun) -> dict[str, Loss | None]:
+def _losses(config: SuperResolutionRun) -> dict[str, Loss | None]:
     losses: dict[str, Loss | None] = {**PICTURE_LOSSES, "perceptual": None, ADVERSARIAL: None}
     if "perceptual" in {**config.loss_weights, **config.pretrain_weights}:
         untrained = config.aot is not None and config.perceptual_weights is None
@@ -231,7 +225,7 @@ def _losses(config: CustomSuperResolutionRun) -> dict[str, Loss | None]:
     return losses
 
 
-def _try(config: CustomSuperResolutionRun, network: torch.nn.Module, option: str) -> None:
+def _try(config: SuperResolutionRun, network: torch.nn.Module, option: str) -> None:
     """Runs the network on crops as in training, and on a picture of other sides.
 
     Raises:
@@ -252,7 +246,7 @@ def _try(config: CustomSuperResolutionRun, network: torch.nn.Module, option: str
         try_network(network, pictures, option=option, hint=hint)
 
 
-def _example_batch(config: CustomSuperResolutionRun) -> dict[str, torch.Tensor]:
+def _example_batch(config: SuperResolutionRun) -> dict[str, torch.Tensor]:
     size = (2, config.channels)
     side = config.crop // config.scale
     batch = {
@@ -262,6 +256,6 @@ def _example_batch(config: CustomSuperResolutionRun) -> dict[str, torch.Tensor]:
     return batch | {name: torch.ones(2, 1, 1, 1) for name in _LABELS}
 
 
-def _in_range(config: CustomSuperResolutionRun, pictures: torch.Tensor) -> torch.Tensor:
+def _in_range(config: SuperResolutionRun, pictures: torch.Tensor) -> torch.Tensor:
     low, high = config.value_range
     return low + (high - low) * pictures

@@ -4,7 +4,6 @@ import os
 import sys
 from contextlib import ExitStack
 from importlib import metadata
-from typing import Any
 
 import jax
 
@@ -25,7 +24,9 @@ from jaxsr.training.fine_tuning import prepare_network
 from jaxsr.training.loop import train
 from jaxsr.training.run_folder import ENVIRONMENT, choose_folder, claim_folder
 from jaxsr.training.run_lock import lock_folder
+from jaxsr.training.task_run import TaskRun
 from jaxsr.training.user_code import code_digests, located_in_users_files
+from jaxsr.training.user_task import Task
 
 _PER_HOST = (
     "data",
@@ -43,12 +44,12 @@ _PER_HOST = (
 _SOURCES = ("jaxsr", "jaxsr.interop", "jaxsr.ops")
 
 
-def start(name: str, family: Any, config: RunConfig) -> bool:
-    """Runs a family's training as one process, or as one of those of a job.
+def start(name: str, kind: type[Task], config: RunConfig) -> bool:
+    """Runs a task's training as one process, or as one of those of a job.
 
     Args:
-      name: of the family.
-      family: its module, see `jaxsr.training.task.load_family`.
+      name: of the task.
+      kind: its class.
       config: of the run.
 
     Returns:
@@ -67,7 +68,7 @@ def start(name: str, family: Any, config: RunConfig) -> bool:
                 deterministic=config.deterministic,
             )
             out = choose_folder(config, name, jax.process_count())
-            task = family.build(config)  # checks the data before anything is computed
+            task = TaskRun(name, kind, config)  # checks the data before anything is computed
             remarks = prepare_network(task)
             code = code_digests()
             check_alike({"files": task.files(), "code": code})

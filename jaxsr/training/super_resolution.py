@@ -10,12 +10,13 @@ MATLAB's bicubic. Each stands beside the same figure of plain bicubic enlargemen
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsr.data.batches import train_batches
+from jaxsr.data.batches import PhotoCrops
 from jaxsr.data.degradation import Degradation
 from jaxsr.data.device_cache import resident_bytes, resident_photos
 from jaxsr.data.photos import open_training_photos
@@ -24,13 +25,13 @@ from jaxsr.data.validation import ValidationPair, validation_pairs
 from jaxsr.errors import InputError
 from jaxsr.fields import number
 from jaxsr.interop.annotations import JsonObject, PyTree
+from jaxsr.interop.train.objective import Objective
 from jaxsr.metrics.perceptual import LPIPS_SMALLEST, lpips_if_installed
+from jaxsr.models.picture_objective import PictureObjective
 from jaxsr.training.config import PictureRunConfig
-from jaxsr.training.networks import Networks
-from jaxsr.training.task import HostBatches, Network, ValidationResult
-
-if TYPE_CHECKING:
-    import jax
+from jaxsr.training.phases import phases_in_words
+from jaxsr.training.user_task import Task
+from jaxsr.training.validation import Network, ValidationResult
 
 _GRID_SIDE = 192  # pixels of a validation photo that the grid shows, about the middle
 _GRID_ROWS = 4
@@ -129,29 +130,35 @@ class PhotoRun(PictureRunConfig):
         return (("pretrain", self.total_steps),)
 
 
-class SuperResolution:
-    """One run's photos, objective and validation."""
+class PhotoTask(Task):
+    """Photos, and validation on some of them; a subclass has the networks."""
 
     exported = "generator"
     metric = "psnr_y"
     sample_name = "images"
-    best: Literal["max", "min"] = "max"
+    best = "max"
+    config: Any
+    title: str
+    """The network, for the summary."""
+    labels: Mapping[str, tuple[float, float]] | None = None
+    """Ranges of the labels that a discriminator's losses take with each sample."""
 
-    def __init__(
-        self, config: PhotoRun, family: str, make_networks: Callable[[Any], Networks]
-    ) -> None:
-        """Checks every photo and builds the networks; no device is used yet.
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self._pairs: list[ValidationPair] = []
+        self._lpips: Callable[[np.ndarray, np.ndarray], float] | None = None
 
-        Args:
-          config: of the run.
-          family: its name on the command line.
-          make_networks: builds what is trained, with the generator as `generator`, from the
-            configuration in steps.
+    def networks(self) -> PictureObjective:
+        """The networks and losses."""
+        raise NotImplementedError
 
-        Raises:
-          FileNotFoundError, ValueError: the data or the weights cannot be used.
-        """
-        cache = None if config.cache_gb is None else int(config.cache_gb * 2**30)
+    def builder(self) -> JsonObject:
+        """What builds the network, for the metadata of its weights."""
+        raise NotImplementedError
+
+    def train_data(self) -> PhotoCrops:
+        """Checks every photo; some are held out."""
+        config = self.config
         self.photos, self.held_out = open_training_photos(
             config.data,
             config.val,
@@ -160,24 +167,27 @@ class SuperResolution:
             val_crop=max(config.picture.scale * max(16, config.side_multiple), 16),
             on_bad_file=config.on_bad_file,
             held_out=config.held_out,
-            cache_bytes=cache,
+            cache_bytes=config.cache_bytes,
             scratch_folder=config.scratch,
         )
         if config.fractions != (1.0,):
             self.photos = self.photos.at_fractions(config.fractions, crop=config.crop)
-        config = config.in_steps(len(self.photos) * config.crops_per_photo)
-        self.config = config
-        self.family = family
-        self.phases = config.phases
-        import torch
-
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(config.seed)
-            self._networks = make_networks(config)
-        self.objective, self.blocks = self._networks.objective, self._networks.blocks
         self._resident = resident_bytes(self.photos) <= config.resident_gb * 2**30
+        return PhotoCrops(
+            photos=self.photos,
+            crop=config.crop,
+            seed=config.seed,
+            crops_per_photo=config.crops_per_photo,
+            form="window" if self._resident else "image",
+        )
+
+    def constants(self) -> Mapping[str, PyTree]:
+        return {"resident": resident_photos(self.photos)} if self._resident else {}
+
+    def objective(self) -> PictureObjective:
+        config, objective = self.config, self.networks()
         detail = DetailLoss(factors=config.detail_factors, noise=config.detail_noise)
-        self._prepare = make_preparation(
+        self._degrade = make_preparation(
             crop=config.crop,
             scale=config.picture.scale,
             channels=config.picture.channels,
@@ -185,37 +195,18 @@ class SuperResolution:
             bicubic=config.bicubic,
             loss_of_detail=detail if config.picture.scale == 1 else None,
             degradation=config.degradation,
-            labels=self._networks.labels,
+            labels=self.labels if objective.discriminator is not None else None,
             value_range=config.intensities,
         )
-        self._pairs: list[ValidationPair] = []
-        self._lpips: Callable[[np.ndarray, np.ndarray], float] | None = None
+        return objective
 
-    def prepare(self, batch: Mapping[str, PyTree], key: "jax.Array") -> Mapping[str, PyTree]:
-        arrays = {name: rows for name, rows in batch.items() if name != "resident"}
-        return self._prepare(arrays, key, batch.get("resident"))
+    def phases(self, objective: Objective) -> Sequence[tuple[str, int]]:
+        return self.config.phases
 
-    def constants(self, sharding: "jax.sharding.Sharding | None") -> Mapping[str, PyTree]:
-        if not self._resident:
-            return {}
-        budget = int(self.config.resident_gb * 2**30)
-        return {"resident": resident_photos(self.photos, budget, sharding=sharding)}
-
-    def batches(self, start_step: int, *, host: int, hosts: int) -> HostBatches:
-        return train_batches(
-            self.photos,
-            global_batch=self.config.batch,
-            crop=self.config.crop,
-            seed=self.config.seed,
-            start_step=start_step,
-            host=host,
-            hosts=hosts,
-            crops_per_photo=self.config.crops_per_photo,
-            form="window" if self._resident else "image",
-        )
-
-    def extra_inputs(self, phase: str) -> tuple:
-        return self._networks.extra_inputs.get(phase, ())
+    def prepare(self, batch: Mapping[str, PyTree], key: jax.Array) -> Mapping[str, PyTree]:
+        # Random numbers of a sample depend on nothing but the seed and its number.
+        crops = {name: rows for name, rows in batch.items() if name != "resident"}
+        return self._degrade(crops, jax.random.key(self.config.seed), batch.get("resident"))
 
     def validate(self, network: Network) -> ValidationResult:
         if not self._pairs:
@@ -266,18 +257,18 @@ class SuperResolution:
 
     def describe(self) -> JsonObject:
         return {
-            **self._networks.description,
+            **self.builder(),
             "network": self.exported,
             # So that whoever judges the weights can leave out what they were trained on.
             "held_out": self.held_out.names,
         }
 
-    def summary(self) -> Sequence[str]:
+    def summary(self, objective: Objective) -> Sequence[str]:
         scale = self.config.picture.scale
-        weights = sum(p.numel() for p in self.objective.generator.parameters())
-        names = ", ".join(f"{name} {steps} steps" for name, steps in self.phases)
+        weights = sum(p.numel() for p in objective.get_submodule(self.exported).parameters())
         return (
-            f"{self._networks.title} ×{scale}, {weights:,} parameters; {names}; "
+            f"{self.title} ×{scale}, {weights:,} parameters; "
+            f"{phases_in_words(self.config.phases)}; "
             f"batch {self.config.batch} of {self.config.crop} px over mesh {self.config.mesh}",
             f"training on {len(set(self.photos.paths))} photos from {self.photos.source}, "
             f"validating on {len(self.held_out)} held out; PSNR and SSIM on MATLAB's Y, "

@@ -24,7 +24,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, dataclass_transform
 
 import torch
 from torch import Tensor, nn
@@ -33,8 +33,15 @@ from jaxsr.errors import InputError, UserError
 from jaxsr.interop.hooks import holds_inputs
 from jaxsr.interop.python_state import Snapshot, kept_change
 from jaxsr.interop.train.objective import Objective, Phase, Player, checked_loss
-from jaxsr.training.config import RunConfig
+from jaxsr.training.config import CacheOptions, RunConfig
 from jaxsr.training.config_file import ConfigFile
+from jaxsr.training.validation import Network, ValidationResult
+
+if TYPE_CHECKING:
+    import jax
+    import optax
+
+    from jaxsr.interop.train.optimizers import OptimizerConfig
 
 Batch = Mapping[str, Tensor]
 Loss = Tensor | tuple[Tensor, Mapping[str, Tensor]]
@@ -42,7 +49,7 @@ Loss = Tensor | tuple[Tensor, Mapping[str, Tensor]]
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 @dataclass(frozen=True, kw_only=True)
-class TaskConfig(RunConfig):
+class TaskConfig(CacheOptions, RunConfig):
     """Options of a task; a subclass adds its own, and needs no decorator.
 
     `lr = 3e-3` in a subclass gives an option of the base another default; a name without a type
@@ -61,6 +68,9 @@ class TaskConfig(RunConfig):
     """Each epoch is a fresh permutation of the data; off: the data's own order."""
     workers: int = 0
     """Processes that load data ahead; 0 loads in this process between steps."""
+    cache: Literal["off", "auto", "device", "host"] = "off"
+    """Where items stay, once they are read, if they are the same each time: on the device, in host
+    memory, or auto: on the device if they fit resident_gb. A thread then reads ahead."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -87,6 +97,11 @@ class TaskConfig(RunConfig):
                 f"workers must be at most {most} here, got {self.workers}: more than a few for "
                 "each processor only wait for one another"
             )
+        if self.workers and self.cache != "off":
+            raise InputError(
+                f"workers={self.workers} load items that differ each time, cache={self.cache} is "
+                "for those that do not; leave one of them out"
+            )
 
 
 class Task:
@@ -96,7 +111,7 @@ class Task:
     because the engines run it with their own arrays.
     """
 
-    Config: ClassVar[type[TaskConfig]] = TaskConfig
+    Config: ClassVar[type[RunConfig]] = TaskConfig
     """Options of the run, read from the command line."""
     metric: ClassVar[str] = "loss"
     """Validation figure that ranks checkpoints."""
@@ -104,9 +119,9 @@ class Task:
     """Which way the metric is better."""
     item_names: ClassVar[Sequence[str]] = ("x", "y")
     """Names in the batch for the parts of items that are tuples."""
-    remat_blocks: ClassVar[Sequence[str]] = ()
-    """Submodules of the network that `--remat` recomputes, `fnmatch` patterns. Default: the members
-    of its lists of equal modules."""
+    remat_blocks: Sequence[str] = ()
+    """Submodules of the network that `--remat` recomputes, `fnmatch` patterns. Default: see
+    `jaxsr.training.remat`."""
     sharding_rules: ClassVar[Mapping[str, str]] = {}
     """How `--mesh tensor=N` splits parameters: pattern of the module's name -> `colwise`,
     `rowwise` or `replicate`. Default: what transformers' configuration plans, if it is one."""
@@ -117,6 +132,10 @@ class Task:
     metadata: ClassVar[Mapping[str, Any]] = {}
     """What the exported file tells `restore` and `detect`: `channels`, `value_range`, `multiple`
     of the sides of pictures; `input` as a detector's run folder has it."""
+    presets: ClassVar[Mapping[str, RunConfig]] = {}
+    """Options by the name that `--preset` takes. Default: one, `default`."""
+    default_presets: ClassVar[tuple[str, str]] = ("default", "default")
+    """The preset without `--data`, and with it."""
 
     def __init__(self, config: Any) -> None:
         """Keeps the options; a subclass that needs more calls this first."""
@@ -175,6 +194,67 @@ class Task:
             )
         return ((names[0], self.config.total_steps),)
 
+    def prepare(self, batch: Mapping[str, Any], key: "jax.Array") -> Mapping[str, Any]:
+        """The losses' batch from the data's, on the device: JAX code, compiled into the step.
+
+        Crops, damage and augmentation go here, with `jaxsr.ops` for example. Validation data do not
+        pass through it, but through `prepare_validation`.
+
+        Args:
+          batch: JAX arrays by name: of the data, of `constants`, and `sample`, int32, the number of
+            each sample in the run.
+          key: of random numbers; another for each step, the same after a restart and on any mesh.
+        """
+        return batch
+
+    def prepare_validation(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The batch of `loss` and `metrics` from that of the validation data: JAX code, compiled.
+
+        `batch` has arrays of the data, and of `constants`.
+        """
+        return batch
+
+    def constants(self) -> Mapping[str, Any]:
+        """Arrays, or trees of them, that lie on every device and are in each batch of `prepare`."""
+        return {}
+
+    def optimizer(self, network: str) -> "OptimizerConfig | optax.GradientTransformation":
+        """What updates one of the objective's networks. Default: as the options say.
+
+        An `OptimizerConfig` works on both engines, for instance
+        `dataclasses.replace(self.config.optimizer_config, lr=1e-3)`; a transformation of optax,
+        with a learning rate of its own, on JAX.
+        """
+        return self.config.optimizer_config
+
+    def inputs(self, phase: str) -> tuple:
+        """What the exported network takes after the images, to answer in this phase."""
+        return ()
+
+    def validate(self, network: Network) -> ValidationResult:
+        """Figures of the network on data that it never trained on.
+
+        Default: the means of `loss` and `metrics` over `validation_data`.
+        """
+        raise self._lacks("validate")
+
+    def files(self) -> Mapping[str, str]:
+        """What is trained and validated on, by name: compared between hosts, and on resuming."""
+        raise self._lacks("files")
+
+    def describe(self) -> Mapping[str, Any]:
+        """Metadata of the exported weights: what builds the network. Default: this task."""
+        raise self._lacks("describe")
+
+    def summary(self, objective: Objective) -> Sequence[str]:
+        """Lines that tell a person what the run is, printed once at its start."""
+        raise self._lacks("summary")
+
+    @classmethod
+    def has(cls, *methods: str) -> bool:
+        """Whether one of these methods is a subclass's own."""
+        return any(getattr(cls, name) is not getattr(Task, name) for name in methods)
+
     @classmethod
     def untrained_network(cls, options: Mapping[str, Any]) -> nn.Module:
         """The exported network of a run with these options, before its weights are loaded."""
@@ -193,12 +273,18 @@ def check_methods(task: Task) -> None:
       InputError: as said, with what each takes.
     """
     name = type(task).__name__
-    for method in ("loss", "metrics", "pictures"):
+    arguments = dict.fromkeys(("loss", "metrics", "pictures"), ("network", "batch"))
+    arguments |= {
+        "prepare": ("batch", "key"),
+        "prepare_validation": ("batch",),
+        "optimizer": ("network",),
+    }
+    for method, taken in arguments.items():
         try:
-            inspect.signature(getattr(task, method)).bind("network", "batch")
+            inspect.signature(getattr(task, method)).bind(*taken)
         except TypeError as error:
             raise InputError(
-                f"{name}.{method} takes other arguments than (self, network, batch): {error}"
+                f"{name}.{method} takes other arguments than (self, {', '.join(taken)}): {error}"
             ) from error
     if task.best not in ("max", "min"):
         raise InputError(f"{name}.best must be 'max' or 'min', got {task.best!r}")
@@ -257,7 +343,7 @@ class Evaluation(nn.Module):
         """Every figure, a scalar or a pair."""
         task = self._task()
         figures: dict[str, Tensor | tuple] = {}
-        if type(task).loss is not Task.loss:
+        if task.has("loss"):
             loss, reported = loss_and_metrics(task, self.network, batch)
             figures |= {"loss": loss, **reported}
         with refusing_state(task, "metrics"), naming_batch(batch):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxsr.data.batches import train_batches
 from jaxsr.data.photos import open_photos
+from tests.data.photo_batches import train_batches
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,7 @@ def test_threads_end_with_the_block(photos):
         ({"host": 2, "hosts": 2}, "host=2, hosts=2"),
         ({"start_step": -1}, "start_step must be 0 or more"),
         ({"threads": 0}, "threads must be at least 1"),
-        ({"prefetch": 0}, "prefetch must be at least 1"),
+        ({"prefetch": -1}, "prefetch must be 0 or more"),
         ({"crop": 33}, "least side 32 px, got 33"),
         ({"form": "jpeg"}, "form must be"),
     ],

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from jaxsr.models.fast_srgan.config import FastSRGANConfig
-from jaxsr.training import fast_srgan
-from jaxsr.training.fast_srgan import FastSRGANRun
+from jaxsr.training.fast_srgan import FastSRGANRun, FastSRGANTask
 from tests.training.running import take_steps
 
 SMALL = FastSRGANRun(
@@ -53,7 +52,7 @@ EVERY = [
 @functools.cache
 def losses(config: FastSRGANRun) -> tuple[list[dict[str, float]], dict[str, np.ndarray]]:
     """Metrics of every step and the weights at the end."""
-    return take_steps(fast_srgan, config)
+    return take_steps(FastSRGANTask, config)
 
 
 def assert_close(found, wanted, rtol: float) -> None:
