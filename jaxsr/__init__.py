@@ -12,8 +12,8 @@ from jaxsr.runtime.xla_flags import disable_ynn_fusion
 if TYPE_CHECKING:
     from jaxsr.checking.check_module import check as check
     from jaxsr.restore import restore as restore
-    from jaxsr.training.user_task import Task as Task
-    from jaxsr.training.user_task import TaskConfig as TaskConfig
+    from jaxsr.training.task import Task as Task
+    from jaxsr.training.task import TaskConfig as TaskConfig
 
 __version__ = "0.2.0"
 
@@ -27,7 +27,7 @@ def __getattr__(name: str) -> object:
 
         return import_module(f"jaxsr.{name}")
     if name in ("Task", "TaskConfig"):
-        from jaxsr.training import user_task
+        from jaxsr.training import task
 
-        return getattr(user_task, name)
+        return getattr(task, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -27,8 +27,8 @@ TASKS = {
     "fast-srgan": "jaxsr.training.fast_srgan:FastSRGANTask",
     "span": "jaxsr.training.span:SpanTask",
     "mshnet": "jaxsr.training.mshnet:MSHNetTask",
-    "super-resolution": "jaxsr.training.custom_super_resolution:SuperResolutionTask",
-    "detection": "jaxsr.training.custom_detection:DetectionTask",
+    "super-resolution": "jaxsr.training.super_resolution:SuperResolutionTask",
+    "detection": "jaxsr.training.detection:DetectionTask",
 }
 """The subclass of `jaxsr.Task` that each name trains; the last two train a network of a user."""
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from jaxsr.errors import InputError
 from jaxsr.training.phases import check_phases
-from jaxsr.training.super_resolution import PhotoRun
+from jaxsr.training.photo_task import PhotoRun
 
 
 @dataclass(frozen=True, kw_only=True)

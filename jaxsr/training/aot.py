@@ -14,9 +14,9 @@ from jaxsr.runtime.aot import compile_batches, prepare
 from jaxsr.training.engines import StepPrograms
 from jaxsr.training.fine_tuning import prepare_network
 from jaxsr.training.sharding_table import show_sharding
+from jaxsr.training.task import Task
 from jaxsr.training.task_run import TaskRun
 from jaxsr.training.user_code import located_in_users_files
-from jaxsr.training.user_task import Task
 
 
 class AheadSteps:

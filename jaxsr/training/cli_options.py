@@ -17,7 +17,7 @@ from jaxsr.training.config import RunConfig
 from jaxsr.training.config_file import PER_RUN, ConfigFile, read_config
 from jaxsr.training.find_task import find_task, presets_of
 from jaxsr.training.run_folder import check_changes, newest_run, read_run
-from jaxsr.training.user_task import Task
+from jaxsr.training.task import Task
 
 
 def parse_command_line(arguments: Sequence[str]) -> tuple[str, type[Task], RunConfig]:

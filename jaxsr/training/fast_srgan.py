@@ -1,6 +1,6 @@
 """Training Fast-SRGAN: a generator on pixels, then against a discriminator.
 
-Data and validation are those of every super-resolution family, `super_resolution.py`.
+Data and validation are those of every super-resolution family, `photo_task.py`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from jaxsr.models.picture_objective import ADVERSARIAL_PHASE, PRETRAIN, PictureO
 from jaxsr.models.pretrained import load_vgg16
 from jaxsr.models.trunks import VGG16
 from jaxsr.training.adversarial import AdversarialRun
-from jaxsr.training.super_resolution import PhotoTask
+from jaxsr.training.photo_task import PhotoTask
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ from jaxsr.errors import InputError
 from jaxsr.models.build import import_attribute
 from jaxsr.models.registry import TASKS
 from jaxsr.training.config import RunConfig
+from jaxsr.training.task import Task
 from jaxsr.training.user_code import located
-from jaxsr.training.user_task import Task
 
 
 def find_task(name: str) -> type[Task]:

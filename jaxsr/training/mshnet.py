@@ -1,6 +1,6 @@
 """Training MSHNet: a warm-up of the finest head alone, then all heads and their fusion.
 
-Data and validation are those of every detector, `segmentation.py`.
+Data and validation are those of every detector, `detector_task.py`.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from jaxsr.interop.train.objective import Batch, Objective, Phase, Player
 from jaxsr.models.losses.sls import deep_supervision, warmup_loss
 from jaxsr.models.mshnet.config import MSHNetConfig
 from jaxsr.models.mshnet.network import MSHNet
-from jaxsr.training.segmentation import DetectorTask, SegmentationRun
+from jaxsr.training.detector_task import DetectorRun, DetectorTask
 
 Terms = tuple[Tensor, dict[str, Tensor]]
 
@@ -64,7 +64,7 @@ class MSHNetObjective(Objective):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MSHNetRun(SegmentationRun):
+class MSHNetRun(DetectorRun):
     """Options of an MSHNet run."""
 
     model: MSHNetConfig = field(default_factory=MSHNetConfig)

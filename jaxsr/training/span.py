@@ -1,6 +1,6 @@
 """Training SPAN: an enlarger that can be tiled exactly, on pixels alone.
 
-Data and validation are those of every super-resolution family, `super_resolution.py`.
+Data and validation are those of every super-resolution family, `photo_task.py`.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from jaxsr.models.losses.terms import Term
 from jaxsr.models.picture_objective import PictureObjective
 from jaxsr.models.span.config import SpanConfig
 from jaxsr.models.span.generator import Span
-from jaxsr.training.super_resolution import PhotoRun, PhotoTask
+from jaxsr.training.photo_task import PhotoRun, PhotoTask
 
 
 @dataclass(frozen=True, kw_only=True)

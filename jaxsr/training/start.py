@@ -24,9 +24,9 @@ from jaxsr.training.fine_tuning import prepare_network
 from jaxsr.training.loop import train
 from jaxsr.training.run_folder import ENVIRONMENT, choose_folder, claim_folder
 from jaxsr.training.run_lock import lock_folder
+from jaxsr.training.task import Task
 from jaxsr.training.task_run import TaskRun
 from jaxsr.training.user_code import code_digests, located_in_users_files
-from jaxsr.training.user_task import Task
 
 _PER_HOST = (
     "data",

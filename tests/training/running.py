@@ -6,8 +6,8 @@ from typing import Any
 
 from jaxsr.training.engines import make_engine
 from jaxsr.training.phases import phase_at
+from jaxsr.training.task import Task
 from jaxsr.training.task_run import TaskRun
-from jaxsr.training.user_task import Task
 
 
 def take_steps(

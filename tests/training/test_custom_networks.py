@@ -17,23 +17,23 @@ from jaxsr.models.outputs import answer_of
 from jaxsr.models.picture_objective import PictureObjective
 from jaxsr.restoration.models import find_model
 from jaxsr.runtime.options import ComputeOptions
-from jaxsr.training import custom_detection, custom_super_resolution
-from jaxsr.training.custom_detection import DetectionTask
-from jaxsr.training.custom_super_resolution import SuperResolutionTask
+from jaxsr.training import detection, super_resolution
+from jaxsr.training.detection import DetectionTask
 from jaxsr.training.engines import make_engine
 from jaxsr.training.remat import remat_blocks
+from jaxsr.training.super_resolution import SuperResolutionTask
 from jaxsr.training.task_run import TaskRun
 from tests.training import example_networks
 from tests.training.running import take_steps
 
 HERE = "tests.training.example_networks"
 ENLARGE = dataclasses.replace(
-    custom_super_resolution.QUICK,
+    super_resolution.QUICK,
     network=f"{HERE}:Enlarger", steps=6, batch=8, crop=32, lr=1e-4, warmup_steps=2, check=False,
     loss=f"l1=1,ssim=0.1,{HERE}:edges=0.5", validation_px=64, schedule="constant",
 )  # fmt: skip
 DETECT = dataclasses.replace(
-    custom_detection.QUICK,
+    detection.QUICK,
     network=f"{HERE}:UNet", network_args='{"supervise": true}', steps=6, epochs=None, batch=8,
     base_size=32, crop_size=32, scenes=16, lr=1e-4, check=False, scale_weights=(1.0, 0.5),
 )  # fmt: skip
@@ -50,7 +50,7 @@ def losses(task, config):
     return [[step[name] for name in names] for step in metrics], weights
 
 
-@pytest.mark.slow  # by default test_engines.py and test_user_task.py compare the engines
+@pytest.mark.slow  # by default test_engines.py and test_task.py compare the engines
 @pytest.mark.parametrize(
     ("task", "config"),
     [

@@ -77,7 +77,7 @@ def test_jax_equals_torch(config):
         np.testing.assert_allclose(our_weights[name], weight, atol=4e-4, err_msg=name)
 
 
-@slow  # of other objectives in test_user_task.py
+@slow  # of other objectives in test_task.py
 @pytest.mark.parametrize("config", EVERY)
 def test_eight_devices_equal_one(config):
     config = dataclasses.replace(config, batch=8 * config.accumulate)

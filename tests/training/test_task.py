@@ -18,8 +18,8 @@ from jaxsr.interop.weights import read_metadata
 from jaxsr.train import main
 from jaxsr.training.cli_options import parse_command_line
 from jaxsr.training.find_task import find_task
+from jaxsr.training.task import TaskConfig
 from jaxsr.training.task_run import TaskRun
-from jaxsr.training.user_task import TaskConfig
 from tests.training.running import take_steps
 
 TASKS = Path(__file__).with_name("user_tasks.py")

@@ -1,6 +1,6 @@
 """Training a network of the user's that marks targets in infrared images.
 
-Data and validation are those of every detector, `segmentation.py`.
+Data and validation are those of every detector, `detector_task.py`.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,8 @@ from jaxsr.models.losses.masks import MASK_LOSSES
 from jaxsr.models.losses.terms import make_terms, parse_weights
 from jaxsr.models.mask_objective import MaskObjective
 from jaxsr.runtime.options import parse_json_object
-from jaxsr.training.custom_network import (
+from jaxsr.training.detector_task import DetectorRun, DetectorTask
+from jaxsr.training.network_options import (
     NetworkOptions,
     check_in_jax,
     check_side,
@@ -21,14 +22,13 @@ from jaxsr.training.custom_network import (
     try_losses,
     try_network,
 )
-from jaxsr.training.segmentation import DetectorTask, SegmentationRun
 
 if TYPE_CHECKING:
     from torch import nn
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetectionRun(NetworkOptions, SegmentationRun):
+class DetectionRun(NetworkOptions, DetectorRun):
     """Options of a run of a network that gives logit maps, (n, 1, h, w)."""
 
     multiple: int = number(32, most=2**12)

@@ -27,8 +27,8 @@ from jaxsr.interop.annotations import JsonObject, PyTree
 from jaxsr.interop.train.objective import Objective
 from jaxsr.training.config import PictureRunConfig
 from jaxsr.training.phases import phases_in_words
+from jaxsr.training.task import Task
 from jaxsr.training.task_data import TaskData
-from jaxsr.training.user_task import Task
 from jaxsr.training.validation import Network, ValidationResult
 
 _PICTURED = 4  # validation images that the picture shows
@@ -37,7 +37,7 @@ _NATIVE_MULTIPLE_PX = 32  # of native pictures, as BasicIRSTD pads them
 
 
 @dataclass(frozen=True, kw_only=True)
-class SegmentationRun(PictureRunConfig):
+class DetectorRun(PictureRunConfig):
     """Options of every detector's run."""
 
     base_size: int = number(256, most=2**14)
@@ -202,7 +202,7 @@ class DetectorTask(Task):
         )
 
 
-def _open(config: SegmentationRun) -> tuple[Infrared, Infrared]:
+def _open(config: DetectorRun) -> tuple[Infrared, Infrared]:
     if config.data is None:
         count, side = config.scenes, config.base_size
         held_out_count = max(count // 4, 1)
