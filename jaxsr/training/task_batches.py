@@ -117,7 +117,11 @@ def step_batches(
     if data.kind == "stream":
         samples = _Stream(data, start_step * batch, batch)
     if workers:
-        if data.length is None and data.kind != "steps":
+        if data.kind == "samples":
+            raise InputError(
+                f"{data.name} makes its batches in threads, not in processes; use --workers 0"
+            )
+        if data.kind == "stream":
             raise InputError(
                 f"--workers {workers} needs data with a length; {data.name} returned an iterable, "
                 "which only one process can read"

@@ -254,7 +254,7 @@ class TaskRun:
         key = jax.random.key(0)
         with located_in_users_files():
             if self.config.engine == "torch":
-                return jax.device_get(jax.jit(self.task.prepare)(batch, key))
+                return on_host(jax.jit(self.task.prepare)(batch, key))
             return jax.eval_shape(self.task.prepare, batch, key)
 
     def _tried(self, method: str, batch: Mapping[str, np.ndarray]) -> Any:
@@ -343,7 +343,7 @@ class TaskRun:
             return
         prepare, constants = jax.jit(self.task.prepare_validation), self.task.constants()
         for batch in batches:
-            yield jax.device_get(dict(prepare({**batch, **constants})))
+            yield on_host(prepare({**batch, **constants}))
 
     def validate(self, network: Network) -> ValidationResult:
         """Figures of the network on data that it never trained on."""
@@ -410,6 +410,11 @@ class TaskRun:
             f"batch {self.config.batch} over mesh {self.config.mesh}",
             f"training on {count}{self._form or 'an iterable'}; {held_out}",
         )
+
+
+def on_host(batch: Mapping[str, jax.Array]) -> dict[str, np.ndarray]:
+    """The batch as arrays that may be written, as torch wants them."""
+    return {name: np.array(rows) for name, rows in batch.items()}
 
 
 def _tiled(images: np.ndarray) -> np.ndarray:
