@@ -12,6 +12,7 @@ from jaxsr.runtime.xla_flags import disable_ynn_fusion
 if TYPE_CHECKING:
     from jaxsr.checking.check_module import check as check
     from jaxsr.restore import restore as restore
+    from jaxsr.train import train as train
     from jaxsr.training.task import Task as Task
     from jaxsr.training.task import TaskConfig as TaskConfig
 
@@ -22,7 +23,7 @@ disable_ynn_fusion()
 
 def __getattr__(name: str) -> object:
     # Modules that can be called; nothing of them is loaded before it is used.
-    if name in ("check", "restore"):
+    if name in ("check", "restore", "train"):
         from importlib import import_module
 
         return import_module(f"jaxsr.{name}")

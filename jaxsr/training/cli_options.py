@@ -20,8 +20,14 @@ from jaxsr.training.run_folder import check_changes, newest_run, read_run
 from jaxsr.training.task import Task
 
 
-def parse_command_line(arguments: Sequence[str]) -> tuple[str, type[Task], RunConfig]:
+def parse_command_line(
+    arguments: Sequence[str], kind: type[Task] | None = None
+) -> tuple[str, type[Task], RunConfig]:
     """The task's name, its class and the run's configuration.
+
+    Args:
+      arguments: words of the command line.
+      kind: the task that the first word names. Default: it is found by that name.
 
     Raises:
       InputError: there is no such task or preset, or an option cannot be used.
@@ -44,27 +50,32 @@ def parse_command_line(arguments: Sequence[str]) -> tuple[str, type[Task], RunCo
         run = read_run(out)
         if run is not None:
             check_run_names(out, (run.family, *run.options.values()), words)
-            return _resumed(out, run, name, sources, rest)
+            return _resumed(out, run, name, kind, sources, rest)
     if other is not None:
         file = read_config(other) if other == sources.config else read_run(other, sealed=False)
         if file is None:
             raise InputError(f"--branch-from found no run in {other}; give the folder of one")
         check_run_names(other, (file.family, *file.options.values()), words)
         _check_family(name, file, other)
-        task = find_task(file.family)
+        task = kind or find_task(file.family)
         default = file.run_config(task.Config)
         return file.family, task, _parse(task, file.family, rest, default, other)
     name = name or next(iter(TASKS))
-    task = find_task(name)
+    task = kind or find_task(name)
     return name, task, _parse_preset(task, name, rest, sources.preset)
 
 
 def _resumed(
-    out: Path, run: ConfigFile, name: str | None, sources: argparse.Namespace, rest: list[str]
+    out: Path,
+    run: ConfigFile,
+    name: str | None,
+    kind: type[Task] | None,
+    sources: argparse.Namespace,
+    rest: list[str],
 ) -> tuple[str, type[Task], RunConfig]:
     """The run's own configuration, changed by those options that may change."""
     _check_family(name, run, out)
-    task = find_task(run.family)
+    task = kind or find_task(run.family)
     default = run.run_config(task.Config, without=PER_RUN)
     config = _parse(task, run.family, rest, default, out)
     if sources.preset is not None:

@@ -15,8 +15,12 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from jaxsr.errors import InputError, first_of
-from jaxsr.models.load import exported_weights
-from jaxsr.models.weight_files import names_of_tensors, read_weights, under_names_of
+from jaxsr.models.weight_files import (
+    exported_weights,
+    names_of_tensors,
+    read_weights,
+    under_names_of,
+)
 
 if TYPE_CHECKING:
     from jaxsr.training.task_run import TaskRun

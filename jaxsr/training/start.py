@@ -26,6 +26,7 @@ from jaxsr.training.run_folder import ENVIRONMENT, choose_folder, claim_folder
 from jaxsr.training.run_lock import lock_folder
 from jaxsr.training.task import Task
 from jaxsr.training.task_run import TaskRun
+from jaxsr.training.train_call import Run
 from jaxsr.training.user_code import code_digests, located_in_users_files
 
 _PER_HOST = (
@@ -44,7 +45,7 @@ _PER_HOST = (
 _SOURCES = ("jaxsr", "jaxsr.interop", "jaxsr.ops")
 
 
-def start(name: str, kind: type[Task], config: RunConfig) -> bool:
+def start(name: str, kind: type[Task], config: RunConfig) -> Run:
     """Runs a task's training as one process, or as one of those of a job.
 
     Args:
@@ -53,7 +54,7 @@ def start(name: str, kind: type[Task], config: RunConfig) -> bool:
       config: of the run.
 
     Returns:
-      Whether the run reached its last step; otherwise a signal stopped it.
+      What it left.
 
     Raises:
       UserError: the run cannot start, here or in another process of the job, or cannot go on.
@@ -92,7 +93,7 @@ def start(name: str, kind: type[Task], config: RunConfig) -> bool:
                 located_in_users_files(),
                 naming_out_of_memory(rows=config.batch, multiple=slices),
             ):
-                return train(task, out, record)
+                return Run(out, train(task, out, record))
         except OSError as error:
             if error.filename is None and error.errno is not None:
                 error.filename = str(out)  # a stream that is full does not know its file

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,6 +46,7 @@ def test_prepare_is_compiled_into_the_step_of_both_engines_and_a_mesh():
     one = take_steps(hooked_tasks.Denoise, hooked_tasks.Denoise.Config())[0]
     noise = [step["network/noise"] for step in one]
     assert len({*noise}) == len(noise) and np.allclose(noise, 0.1, atol=0.02)
+    options: dict[str, Any]
     for options in ({"mesh": "4"}, {"engine": "torch"}):
         other = take_steps(hooked_tasks.Denoise, hooked_tasks.Denoise.Config(**options))[0]
         for a, b in zip(one, other, strict=True):
