@@ -7,7 +7,7 @@ and what fills some of their rows. `sample` is added, int32 (b), these numbers.
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NotRequired, Protocol, TypedDict, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -44,18 +44,6 @@ def sample_rows(first: int, count: int) -> np.ndarray:
 
 _MOST_SAMPLES = 2**31  # sample numbers are int32 on the device
 _MOST_THREADS = 16
-
-
-class StreamOptions(TypedDict):
-    """Options of a `BatchStream`, described there."""
-
-    global_batch: int
-    start_step: NotRequired[int]
-    host: NotRequired[int]
-    hosts: NotRequired[int]
-    threads: NotRequired[int | None]
-    prefetch: NotRequired[int]
-    numbered: NotRequired[bool]
 
 
 class BatchStream:

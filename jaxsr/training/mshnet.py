@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from jaxsr.errors import InputError
 from jaxsr.fields import number
@@ -33,14 +33,10 @@ class MSHNetObjective(Objective):
         Phase(name="main", players=(Player(network="network", loss="main_loss"),)),
     )
 
-    def __init__(self, config: MSHNetConfig | None = None, *, network: nn.Module | None = None):
-        """Args:
-        config: the network and which form of the loss.
-        network: takes the place of `MSHNet(config)`, with the same `forward`.
-        """
+    def __init__(self, config: MSHNetConfig | None = None) -> None:
         super().__init__()
         self.config = config or MSHNetConfig()
-        self.network = MSHNet(self.config) if network is None else network
+        self.network = MSHNet(self.config)
 
     def share_warmup(self, batch: Batch) -> dict[str, Tensor]:
         """The finest head's logits."""

@@ -22,6 +22,7 @@ from jaxsr.models.build import build_network
 from jaxsr.models.outputs import answer_of
 from jaxsr.runtime.options import parse_json_object
 from jaxsr.training.config import RunConfig
+from jaxsr.training.task import PhaseTrial
 from jaxsr.training.user_code import located
 
 _ROUNDING = 1e-3
@@ -126,13 +127,9 @@ def try_losses(objective: Objective, batch: Mapping[str, Tensor], *, option: str
     check_objective(objective)
     trial = copy_module(objective).train()
     shapes = ", ".join(f"{name} {tuple(batch[name].shape)}" for name in [*batch][:2])
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), located(f"{option} in training on {shapes}"):
         for phase in trial.phases:
-            with located(f"{option} in training on {shapes}"):
-                shared = getattr(trial, phase.share)(batch)
-            for player in phase.players:
-                with located(f"the loss of {player.network} ({option}) on {shapes}"):
-                    getattr(trial, player.loss)(shared, batch)
+            PhaseTrial(trial, phase).losses(batch)
 
 
 def check_in_jax(network: nn.Module, picture: Tensor, *, config: RunConfig, option: str) -> None:

@@ -20,12 +20,14 @@
 import dataclasses
 import inspect
 import os
+import random
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, dataclass_transform
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -251,7 +253,7 @@ class Task:
         raise self._lacks("summary")
 
     @classmethod
-    def has(cls, *methods: str) -> bool:
+    def defines(cls, *methods: str) -> bool:
         """Whether one of these methods is a subclass's own."""
         return any(getattr(cls, name) is not getattr(Task, name) for name in methods)
 
@@ -343,7 +345,7 @@ class Evaluation(nn.Module):
         """Every figure, a scalar or a pair."""
         task = self._task()
         figures: dict[str, Tensor | tuple] = {}
-        if task.has("loss"):
+        if task.defines("loss"):
             loss, reported = loss_and_metrics(task, self.network, batch)
             figures |= {"loss": loss, **reported}
         with refusing_state(task, "metrics"), naming_batch(batch):
@@ -414,6 +416,26 @@ def refusing_state(task: Task, method: str) -> Generator[None]:
         raise refusal(
             f"{type(task).__name__}.{method} changes {changed}, which a compiled step does once "
             "and a resumed run begins anew; keep it in a buffer of the network instead"
+        )
+
+
+@contextmanager
+def refusing_draws(task: Task, method: str) -> Generator[None]:
+    """Refuses JAX code that draws from the generators of Python or NumPy.
+
+    Raises:
+      InputError: it did.
+    """
+
+    def states() -> str:
+        return repr((random.getstate(), np.random.get_state()))
+
+    before = states()
+    yield
+    if states() != before:
+        raise refusal(
+            f"{type(task).__name__}.{method} draws from random or numpy.random, and a compiled "
+            "step would keep that one number; draw from its key, with jax.random"
         )
 
 

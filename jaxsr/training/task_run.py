@@ -1,4 +1,4 @@
-"""One run of a user's task: what the loop asks, answered by `jaxsr.training.user_task.Task`."""
+"""One run of a task: what the engines and the loop ask, answered by `jaxsr.training.task.Task`."""
 
 import contextlib
 import dataclasses
@@ -27,7 +27,14 @@ from jaxsr.training.config import RunConfig
 from jaxsr.training.engines import traced_result
 from jaxsr.training.phases import check_phases, phases_in_words
 from jaxsr.training.remat import blocks_to_recompute
-from jaxsr.training.task import Evaluation, PhaseTrial, Task, check_methods
+from jaxsr.training.task import (
+    Evaluation,
+    PhaseTrial,
+    Task,
+    check_methods,
+    refusing_draws,
+    refusing_state,
+)
 from jaxsr.training.task_batches import step_batches, validation_batches
 from jaxsr.training.task_data import TaskData, describe, preserved_generators
 from jaxsr.training.user_code import located, located_in_users_files
@@ -42,10 +49,7 @@ _PICTURED = 8
 
 
 class TaskRun:
-    """One run of a task: its data opened, its networks built, its length in steps.
-
-    It is what the engines and the loop train.
-    """
+    """A task with its data opened, its networks built, and its length in steps."""
 
     def __init__(self, name: str, kind: type[Task], config: RunConfig) -> None:
         """Opens the data and builds the networks; looks at one item of each data set.
@@ -60,12 +64,16 @@ class TaskRun:
         self.task.config = config  # an __init__ of its own may not have kept it
         check_methods(self.task)
         self._check_metadata(label)
+        self.exported, self.sample_name = self.task.exported, self.task.sample_name
+        self.best: Literal["max", "min"] = self.task.best
         self.train = self._open("train_data", self._source("train_data", config.seed))
         held_out = self._source("validation_data", config.seed)
         self.held_out = None if held_out is None else self._open("validation_data", held_out)
-        self._form = "" if self.task.has("files") else self._look(self.train)
+        self._form = "" if self.task.defines("files") else self._look(self.train)
         if self.held_out is not None:
             self._look(self.held_out)
+        is_validated = self.held_out is not None or self.task.defines("validate")
+        self.metric = self.task.metric if is_validated else None
         self._check_names()
         if config.epochs is not None and self.train.length is None:
             raise InputError(
@@ -91,7 +99,7 @@ class TaskRun:
             )
         if config.aot is None and self._is_users:
             self._try_phases()
-            if self.held_out is not None and not self.task.has("validate"):
+            if self.held_out is not None and not self.task.defines("validate"):
                 self._try_validation(self.held_out)
 
     def _located(self, what: str) -> contextlib.AbstractContextManager[None]:
@@ -104,7 +112,7 @@ class TaskRun:
         Raises:
           InputError: as said.
         """
-        if not self.task.has("prepare") or self.train.kind == "samples":
+        if not self.task.defines("prepare") or self.train.kind == "samples":
             return
         if taken := {*self.train.first()} & {"sample", *self.task.constants()}:
             raise InputError(
@@ -125,22 +133,6 @@ class TaskRun:
                 "of numbers and text"
             ) from error
 
-    @property
-    def exported(self) -> str:
-        return self.task.exported
-
-    @property
-    def sample_name(self) -> str:
-        return self.task.sample_name
-
-    @property
-    def metric(self) -> str | None:
-        return self.task.metric if self.held_out or self.task.has("validate") else None
-
-    @property
-    def best(self) -> Literal["max", "min"]:
-        return self.task.best
-
     def _source(self, method: str, seed: int) -> Any:
         """What the task's method returns."""
         label = f"{type(self.task).__name__}.{method}"
@@ -157,7 +149,7 @@ class TaskRun:
             source,
             name=f"{type(self.task).__name__}.{method}",
             item_names=self.task.item_names,
-            collate=self.task.collate if self.task.has("collate") else None,
+            collate=self.task.collate if self.task.defines("collate") else None,
             seed=config.seed,
         )
         cache = getattr(config, "cache", "off")
@@ -204,7 +196,7 @@ class TaskRun:
         with located_in_users_files():
             batch = next(self._validation_batches(data))
             figures = self._tried("measure", batch)
-            if self.task.has("pictures"):
+            if self.task.defines("pictures"):
                 self._tried("picture", batch)
         for name, value in figures.items():
             pair = value if isinstance(value, tuple | list) else (value, 1)
@@ -234,7 +226,7 @@ class TaskRun:
         first = self.train.first() if phases else {}
         rows = 1 if self.train.kind == "steps" else self.config.batch
         batch = {name: np.repeat(array, rows, axis=0) for name, array in first.items()}
-        if batch and self.task.has("prepare"):
+        if batch and self.task.defines("prepare"):
             batch = self._tried_preparation(batch)
         for name, _ in phases if batch else ():
             with located_in_users_files():
@@ -280,7 +272,12 @@ class TaskRun:
             items, index = arrays.pop(_ITEMS), arrays.pop("index")
             # Every device holds all items: a mesh needs no communication.
             arrays |= {name: column[index] for name, column in items.items()}
-        return self.task.prepare(arrays, key) if self.task.has("prepare") else arrays
+        if not self.task.defines("prepare"):
+            return arrays
+        if not self._is_users:
+            return self.task.prepare(arrays, key)
+        with refusing_state(self.task, "prepare"), refusing_draws(self.task, "prepare"):
+            return self.task.prepare(arrays, key)
 
     def constants(self, sharding: jax.sharding.Sharding | None) -> Mapping[str, PyTree]:
         """Trees of arrays that every batch carries unchanged, put once where `sharding` says."""
@@ -320,10 +317,6 @@ class TaskRun:
     def batches(self, start_step: int, *, host: int, hosts: int) -> BatchStream:
         """This host's rows of the batches of `start_step` and all later steps."""
         config = self.config
-        if config.batch % hosts:
-            raise InputError(
-                f"batch={config.batch} cannot be split over {hosts} processes; use a multiple"
-            )
         return step_batches(
             self.train,
             batch=config.batch,
@@ -332,13 +325,13 @@ class TaskRun:
             hosts=hosts,
             shuffle=getattr(config, "shuffle", True),
             workers=getattr(config, "workers", 0) if config.aot is None else 0,
-            numbered=self.task.has("prepare"),
+            numbered=self.task.defines("prepare"),
         )
 
     def _validation_batches(self, data: TaskData) -> Iterator[dict[str, np.ndarray]]:
         """Every item once, prepared."""
         batches = validation_batches(data, self.config.batch)
-        if not self.task.has("prepare_validation"):
+        if not self.task.defines("prepare_validation"):
             yield from batches
             return
         prepare, constants = jax.jit(self.task.prepare_validation), self.task.constants()
@@ -347,7 +340,7 @@ class TaskRun:
 
     def validate(self, network: Network) -> ValidationResult:
         """Figures of the network on data that it never trained on."""
-        if self.task.has("validate"):
+        if self.task.defines("validate"):
             return self.task.validate(network)
         if self.held_out is None:
             return ValidationResult({}, None)
@@ -359,7 +352,7 @@ class TaskRun:
             for name, value in figures.items():
                 pair = value if isinstance(value, tuple | list) else (value * rows, rows)
                 sums[name] = sums.get(name, 0) + np.asarray(pair, np.float64)
-            if number == 0 and self.task.has("pictures"):
+            if number == 0 and self.task.defines("pictures"):
                 picture = _tiled(network.run(self._evaluation, "picture", batch, seed=number))
         metrics = {
             name: float(total / weight) if weight else float("nan")
@@ -369,7 +362,7 @@ class TaskRun:
 
     def files(self) -> Mapping[str, str]:
         """What is trained and validated on, by name: equal on all hosts."""
-        if self.task.has("files"):
+        if self.task.defines("files"):
             return self.task.files()
         parts = {"train": self.train, "validation": self.held_out}
         return {
@@ -380,7 +373,7 @@ class TaskRun:
 
     def describe(self) -> JsonObject:
         """What a weights file must say for another program to build the network."""
-        if self.task.has("describe"):
+        if self.task.defines("describe"):
             return {**self.task.describe()}
         options = json.loads(json.dumps(dataclasses.asdict(self.config), default=str))
         return {
@@ -393,7 +386,7 @@ class TaskRun:
 
     def summary(self) -> Sequence[str]:
         """Lines that tell a person what the run is, printed once at its start."""
-        if self.task.has("summary"):
+        if self.task.defines("summary"):
             return self.task.summary(self.objective)
         network = self.network
         weights = sum(p.numel() for p in network.parameters())

@@ -175,6 +175,20 @@ class PrepareOfOne(Denoise):
         return batch
 
 
+class CountsInPrepare(Denoise):
+    calls = 0
+
+    def prepare(self, batch, key):
+        self.calls += 1
+        return super().prepare(batch, key)
+
+
+class NumpyInPrepare(Denoise):
+    def prepare(self, batch, key):
+        clean = batch["image"][..., :8, :8] / 255.0
+        return {"clean": clean, "noisy": clean + np.random.rand()}
+
+
 class FailingPreparation(Denoise):
     def prepare(self, batch, key):
         return {"clean": batch["picture"]}

@@ -108,7 +108,7 @@ def test_data_by_the_samples_numbers():
     with task.batches(2, host=1, hosts=2) as batches:
         batch = next(batches)
     expected = [np.random.default_rng(2 * 8 + 4 + row).random(3) for row in range(4)]
-    np.testing.assert_array_equal(batch["x"], np.float32(expected))
+    np.testing.assert_array_equal(batch["x"], np.array(expected, np.float32))
     assert "sample" not in batch
 
 
@@ -180,6 +180,8 @@ def test_a_task_of_jaxsrs_may_be_extended():
         (["NoOptimizer"], "NoOptimizer.optimizer('network') returned a str; return an optax"),
         (["TakesOurName"], "TakesOurName.train_data has sample, a name that prepare gets the"),
         (["PrepareOfOne"], "PrepareOfOne.prepare takes other arguments than (self, batch, key)"),
+        (["CountsInPrepare"], "CountsInPrepare.prepare changes self.calls, which a compiled step"),
+        (["NumpyInPrepare"], "NumpyInPrepare.prepare draws from random or numpy.random"),
         (["FailingPreparation"], "KeyError: 'picture' (hooked_tasks.py:"),
         (["Denoise", "--cache", "host", "--workers", "1"], "leave one of them out"),
         (["Denoise", "--cache", "device", "--resident-gb", "0"], "cache=device needs 0.00 GiB for"),
