@@ -36,17 +36,17 @@ def parse_command_line(
     named = bool(arguments) and not arguments[0].startswith("-")
     name = arguments[0].replace(".py:", ":") if named else None
     arguments = arguments[named:]
-    sources, rest = _take_sources(arguments)
-    start = _peek(rest)
-    other = sources.config or start.branch_from
+    sources, rest = _split(arguments)
+    other = sources.config or sources.branch_from
     if other is not None and (
-        sources.preset is not None or (sources.config is not None and start.branch_from is not None)
+        sources.preset is not None
+        or (sources.config is not None and sources.branch_from is not None)
     ):
         raise InputError(
             "--preset, --config and --branch-from each give the defaults; leave all but one out"
         )
-    if start.resume:
-        out = start.out or newest_run(name)
+    if sources.resume:
+        out = sources.out or newest_run(name)
         run = read_run(out)
         if run is not None:
             check_run_names(out, (run.family, *run.options.values()), words)
@@ -139,24 +139,19 @@ def _with_length(default: RunConfig, kind: str) -> RunConfig:
     return dataclasses.replace(default, **{kind: placeholder, other: None})
 
 
-def _peek(arguments: Sequence[str]) -> argparse.Namespace:
-    """Options that decide which run's configuration is the default; they stay in the arguments."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--branch-from", "--branch_from", type=Path)
-    parser.add_argument("--resume", action=argparse.BooleanOptionalAction)
-    try:
-        return parser.parse_known_args(arguments)[0]
-    except argparse.ArgumentError as error:
-        raise InputError(str(error)) from error
+def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Options that decide which run's configuration is the default, and the other arguments.
 
-
-def _take_sources(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """`--preset` and `--config`, which decide the others' defaults, and the other arguments."""
+    Of the former `--preset` and `--config` are no options of the run: the rest has them not.
+    """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--preset")
     parser.add_argument("--config", type=Path)
     try:
-        return parser.parse_known_args(arguments)
+        sources, rest = parser.parse_known_args(arguments)
+        parser.add_argument("--out", type=Path)
+        parser.add_argument("--branch-from", "--branch_from", type=Path)
+        parser.add_argument("--resume", action=argparse.BooleanOptionalAction)
+        return parser.parse_known_args(rest, sources)[0], rest
     except argparse.ArgumentError as error:
         raise InputError(str(error)) from error

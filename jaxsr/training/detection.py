@@ -142,12 +142,10 @@ def _try(config: DetectionRun, network: "nn.Module", option: str) -> None:
     multiple = config.multiple
     odd = multiple * max(2, 48 // multiple)
     for height, width in ((config.crop_size, config.crop_size), (odd, odd + multiple)):
-        expected = (1, 1, height, width)
-
-        def hint(shape: tuple[int, ...], expected: tuple[int, ...] = expected) -> str | None:
-            if shape == expected:
-                return None
-            return f"one logit map {expected}; end it with one channel, or give --multiple"
-
-        pictures = random_pictures(1, config.channels, height, width)
-        try_network(network, pictures, option=option, hint=hint)
+        try_network(
+            network,
+            random_pictures(1, config.channels, height, width),
+            option=option,
+            expected=(1, 1, height, width),
+            mend="one logit map {}; end it with one channel, or give --multiple",
+        )

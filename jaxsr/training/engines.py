@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import random
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -38,51 +38,6 @@ _PREPARATION = 0x70726570  # "prep"
 
 Metrics = Mapping[str, Any]
 """Scalars by `network/name`, those of torch as its tensors."""
-
-
-class Engine(Protocol):
-    """What the loop needs of whoever computes."""
-
-    @property
-    def step(self) -> int:
-        """Steps done."""
-        ...
-
-    def train_step(self, phase: str, batch: Mapping[str, np.ndarray]) -> Metrics:
-        """One step; metrics may still be on their way."""
-        ...
-
-    def fetch(self, metrics: list[Metrics]) -> list[dict[str, float]]:
-        """Waits for metrics of several steps and brings them to the host."""
-        ...
-
-    def state(self) -> PyTree:
-        """All that a checkpoint must hold, as a tree of arrays."""
-        ...
-
-    def sound_state(self) -> PyTree:
-        """`state` after a step that failed: as it was before that step, ready to go on from."""
-        ...
-
-    def load(self, state: PyTree) -> None:
-        """Takes over a tree that `state` returned."""
-        ...
-
-    def network(self, phase: str) -> Network:
-        """The exported network as it answers in a phase, in evaluation mode.
-
-        Its weights are those of the moving average where there is one.
-        """
-        ...
-
-    def weights(self) -> dict[str, np.ndarray]:
-        """That network's arrays under its own torch names."""
-        ...
-
-
-def make_engine(task: "TaskRun") -> Engine:
-    """The engine that the task's configuration names; JAX's platform must be fixed already."""
-    return TorchEngine(task) if task.config.engine == "torch" else JaxEngine(task)
 
 
 def updates_of(task: "TaskRun") -> dict[str, int]:
@@ -198,6 +153,7 @@ class JaxEngine:
 
     @property
     def step(self) -> int:
+        """Steps done."""
         return self._step
 
     def compiled(self, phase: str) -> Callable:
@@ -211,20 +167,25 @@ class JaxEngine:
         return meshes.place_batch(dict(batch), self.mesh) | self._constants
 
     def train_step(self, phase: str, batch: Mapping[str, np.ndarray]) -> Metrics:
+        """One step; metrics may still be on their way."""
         self._state, metrics = self.compiled(phase)(self._state, self.place(batch))
         self._step += 1
         return metrics
 
     def fetch(self, metrics: list[Metrics]) -> list[dict[str, float]]:
+        """Waits for metrics of several steps and brings them to the host."""
         return [{n: float(v) for n, v in m.items()} for m in jax.device_get(metrics)]
 
     def state(self) -> PyTree:
+        """All that a checkpoint must hold, as a tree of arrays."""
         return self._state
 
     def sound_state(self) -> PyTree:
+        """`state` after a step that failed: as it was before that step, ready to go on from."""
         return self._state.replace(failed_step=self._state.failed_step * 0)
 
     def load(self, state: PyTree) -> None:
+        """Takes over a tree that `state` returned."""
         self._state = state
         self._step = int(jax.device_get(state.step))
 
@@ -238,6 +199,10 @@ class JaxEngine:
         return bare[0], bare[1]
 
     def network(self, phase: str) -> Network:
+        """The exported network as it answers in a phase, in evaluation mode.
+
+        Its weights are those of the moving average where there is one.
+        """
         return _JaxNetwork(self, self._task.network, self._task.task.inputs(phase))
 
     def forward(self, extra: tuple) -> Callable:
@@ -289,6 +254,7 @@ class JaxEngine:
         return renamed[0], renamed[1]
 
     def weights(self) -> dict[str, np.ndarray]:
+        """That network's arrays under its own torch names."""
         params, buffers = self.exported()
         prefix = self._task.exported + "."
         # As in torch's state dictionary.
@@ -445,6 +411,15 @@ class _TorchNetwork:
 
     def _placed(self, batch: Mapping[str, np.ndarray]) -> "dict[str, Tensor]":
         return {name: self._runner.place(rows) for name, rows in batch.items()}
+
+
+Engine = JaxEngine | TorchEngine
+"""What the loop drives."""
+
+
+def make_engine(task: "TaskRun") -> Engine:
+    """The engine that the task's configuration names; JAX's platform must be fixed already."""
+    return TorchEngine(task) if task.config.engine == "torch" else JaxEngine(task)
 
 
 def traced_result(

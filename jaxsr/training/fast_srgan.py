@@ -7,17 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from jaxsr.errors import InputError, MissingFileError
+from jaxsr.errors import InputError
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.models.fast_srgan.config import FastSRGANConfig
 from jaxsr.models.fast_srgan.discriminator import Discriminator
 from jaxsr.models.fast_srgan.generator import Generator
 from jaxsr.models.losses.pictures import PICTURE_LOSSES
 from jaxsr.models.losses.terms import ADVERSARIAL, Term
-from jaxsr.models.perceptual import PerceptualLoss
+from jaxsr.models.perceptual import PerceptualLoss, perceptual_loss
 from jaxsr.models.picture_objective import ADVERSARIAL_PHASE, PRETRAIN, PictureObjective
-from jaxsr.models.pretrained import load_vgg16
-from jaxsr.models.trunks import VGG16
 from jaxsr.training.adversarial import AdversarialRun
 from jaxsr.training.photo_task import PhotoTask
 
@@ -65,8 +63,7 @@ def fast_srgan_objective(
     pixel = PICTURE_LOSSES[model.pixel_loss]
     adversarial = "adversarial" in phases
     if perceptual is None and adversarial and model.perceptual_weight:
-        vgg = VGG16() if untrained and not perceptual_weights else load_vgg16(perceptual_weights)
-        perceptual = PerceptualLoss(vgg)
+        perceptual = perceptual_loss(perceptual_weights, untrained=untrained)
     generator = Generator(model)
     terms = [
         Term("pixel", model.pixel_weight, pixel),
@@ -158,18 +155,12 @@ class FastSRGANTask(PhotoTask):
 
     def networks(self) -> PictureObjective:
         config = self.config
-        try:
-            return fast_srgan_objective(
-                config.model,
-                phases=[name for name, _ in config.phases],
-                perceptual_weights=config.perceptual_weights,
-                untrained=config.aot is not None,
-            )
-        except FileNotFoundError as error:
-            raise MissingFileError(
-                f"the perceptual loss (perceptual_weight={config.model.perceptual_weight}) "
-                f"cannot be computed: {error}"
-            ) from error
+        return fast_srgan_objective(
+            config.model,
+            phases=[name for name, _ in config.phases],
+            perceptual_weights=config.perceptual_weights,
+            untrained=config.aot is not None,
+        )
 
     def builder(self) -> JsonObject:
         return {"family": "fast-srgan", "config": asdict(self.config.model)}

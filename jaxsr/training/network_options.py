@@ -7,7 +7,7 @@ What does not fit is then one line, not an error in the middle of a program. Wit
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -75,7 +75,8 @@ def try_network(
     picture: Tensor,
     *,
     option: str,
-    hint: Callable[[tuple[int, ...]], str | None],
+    expected: tuple[int, ...],
+    mend: str,
 ) -> None:
     """Runs the network in torch, in evaluation mode, and refuses what is no picture, or no result
     of its parameters.
@@ -84,7 +85,8 @@ def try_network(
       network: unchanged.
       picture: a batch of one.
       option: how the user named the network, for errors.
-      hint: what is wrong with the answer's shape, or None.
+      expected: shape of the answer.
+      mend: what to do where it has another; `{}` stands for the shape.
 
     Raises:
       InputError: it fails, or gives something else.
@@ -99,10 +101,10 @@ def try_network(
         ) from error
     with located(f"{option} on pictures {shape}"):
         answer = answer_of(copy_module(network).eval()(picture), name=option)
-        wrong = hint(tuple(answer.shape))
-        if wrong is not None:
+        if tuple(answer.shape) != expected:
             raise InputError(
-                f"{option} gives {tuple(answer.shape)} for pictures {shape}, not {wrong}"
+                f"{option} gives {tuple(answer.shape)} for pictures {shape}, not "
+                f"{mend.format(expected)}"
             )
         if not torch.is_floating_point(answer):
             raise InputError(f"{option} gives {answer.dtype}; training needs floating point")

@@ -10,7 +10,7 @@ MATLAB's bicubic. Each stands beside the same figure of plain bicubic enlargemen
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -35,16 +35,6 @@ from jaxsr.training.validation import Network, ValidationResult
 
 _GRID_SIDE = 192  # pixels of a validation photo that the grid shows, about the middle
 _GRID_ROWS = 4
-
-
-class ImageModel(Protocol):
-    """The form of a generator's pictures."""
-
-    @property
-    def scale(self) -> int: ...
-
-    @property
-    def channels(self) -> Literal[1, 3]: ...
 
 
 _SYMMETRIC = (-1.0, 1.0)
@@ -98,8 +88,8 @@ class PhotoRun(PictureRunConfig):
             )
 
     @property
-    def picture(self) -> ImageModel:
-        """What says the form of the pictures: the family's `model`."""
+    def picture(self) -> Any:
+        """What says the pictures' `scale` and `channels`: the family's `model`."""
         return self.model  # type: ignore[attr-defined]
 
     @property

@@ -5,19 +5,18 @@ Data and validation are those of every super-resolution family, `photo_task.py`.
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from jaxsr.errors import InputError, MissingFileError
+from jaxsr.errors import InputError
 from jaxsr.fields import number
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.models.build import build_network
 from jaxsr.models.losses.pictures import PICTURE_LOSSES
 from jaxsr.models.losses.terms import ADVERSARIAL, Loss, make_terms, parse_weights
-from jaxsr.models.perceptual import PerceptualLoss
+from jaxsr.models.perceptual import perceptual_loss
 from jaxsr.models.picture_objective import PictureObjective
-from jaxsr.models.pretrained import load_vgg16
-from jaxsr.models.trunks import VGG16
 from jaxsr.runtime.options import parse_json_object
 from jaxsr.training.adversarial import AdversarialRun
 from jaxsr.training.network_options import (
@@ -28,7 +27,7 @@ from jaxsr.training.network_options import (
     try_losses,
     try_network,
 )
-from jaxsr.training.photo_task import ImageModel, PhotoTask
+from jaxsr.training.photo_task import PhotoTask
 
 _NAMES = (*PICTURE_LOSSES, "perceptual", ADVERSARIAL)
 _LABELS = {"label_real": (1.0, 1.0), "label_fake": (0.0, 0.0), "label_generator": (1.0, 1.0)}
@@ -93,7 +92,7 @@ class SuperResolutionRun(NetworkOptions, AdversarialRun):
             )
 
     @property
-    def picture(self) -> ImageModel:
+    def picture(self) -> Any:
         return self
 
     @property
@@ -216,12 +215,9 @@ class SuperResolutionTask(PhotoTask):
 def _losses(config: SuperResolutionRun) -> dict[str, Loss | None]:
     losses: dict[str, Loss | None] = {**PICTURE_LOSSES, "perceptual": None, ADVERSARIAL: None}
     if "perceptual" in {**config.loss_weights, **config.pretrain_weights}:
-        untrained = config.aot is not None and config.perceptual_weights is None
-        try:
-            vgg = VGG16() if untrained else load_vgg16(config.perceptual_weights)
-        except MissingFileError as error:
-            raise MissingFileError(f"the perceptual loss cannot be computed: {error}") from error
-        losses["perceptual"] = PerceptualLoss(vgg, value_range=(0.0, 1.0))
+        losses["perceptual"] = perceptual_loss(
+            config.perceptual_weights, untrained=config.aot is not None, value_range=(0.0, 1.0)
+        )
     return losses
 
 
@@ -235,15 +231,13 @@ def _try(config: SuperResolutionRun, network: torch.nn.Module, option: str) -> N
     side = config.crop // scale
     odd = multiple * (24 // multiple + 1 - 24 // multiple % 2)
     for height, width in ((side, side), (odd, odd + multiple)):
-        expected = (1, config.channels, scale * height, scale * width)
-
-        def hint(shape: tuple[int, ...], expected: tuple[int, ...] = expected) -> str | None:
-            if shape == expected:
-                return None
-            return f"{expected}, {scale} times as large; give --scale, --channels or --multiple"
-
-        pictures = _in_range(config, random_pictures(1, config.channels, height, width))
-        try_network(network, pictures, option=option, hint=hint)
+        try_network(
+            network,
+            _in_range(config, random_pictures(1, config.channels, height, width)),
+            option=option,
+            expected=(1, config.channels, scale * height, scale * width),
+            mend=f"{{}}, {scale} times as large; give --scale, --channels or --multiple",
+        )
 
 
 def _example_batch(config: SuperResolutionRun) -> dict[str, torch.Tensor]:
