@@ -22,7 +22,7 @@ from jaxsr.models.build import build_network
 from jaxsr.models.outputs import answer_of
 from jaxsr.runtime.options import parse_json_object
 from jaxsr.training.config import RunConfig
-from jaxsr.training.task import PhaseTrial
+from jaxsr.training.task_methods import PhaseTrial
 from jaxsr.training.user_code import located
 
 _ROUNDING = 1e-3
