@@ -4,9 +4,11 @@ What a batch holds its maker says: from the numbers of its samples in the run, i
 and what fills some of their rows. `sample` is added, int32 (b), these numbers.
 """
 
+import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -44,6 +46,43 @@ def sample_rows(first: int, count: int) -> np.ndarray:
 
 _MOST_SAMPLES = 2**31  # sample numbers are int32 on the device
 _MOST_THREADS = 16
+
+
+class _Gate:
+    """Lets threads fill batches, but not while a block of another thread runs."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._filling = self._pauses = 0
+
+    def fill(self, fill: Fill, rows: np.ndarray) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._pauses)
+            self._filling += 1
+        try:
+            fill(rows)
+        finally:
+            with self._changed:
+                self._filling -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def paused(self) -> Generator[None]:
+        with self._changed:
+            self._pauses += 1
+            self._changed.wait_for(lambda: not self._filling)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._pauses -= 1
+                self._changed.notify_all()
+
+
+_GATE = _Gate()
+
+filling_paused = _GATE.paused
+"""A block in which no thread fills a batch: what data change in Python, a trace would see."""
 
 
 class BatchStream:
@@ -135,5 +174,7 @@ class BatchStream:
         batch, fill = self._samples.begin(first, self._rows)
         if self._numbered:
             batch["sample"] = sample_rows(first, self._rows)
-        work = [] if fill is None else [self._pool.submit(fill, part) for part in self._parts]
+        work = []
+        if fill is not None:
+            work = [self._pool.submit(_GATE.fill, fill, part) for part in self._parts]
         self._ahead.append((batch, work))

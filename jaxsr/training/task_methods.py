@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from jaxsr.data.prefetch import filling_paused
 from jaxsr.errors import InputError, UserError
 from jaxsr.interop.hooks import holds_inputs
 from jaxsr.interop.python_state import Snapshot, kept_change
@@ -158,9 +159,10 @@ def refusing_state(task: "Task", method: str) -> Generator[None]:
     Raises:
       InputError: as said, with what it changes.
     """
-    state = Snapshot(task)
-    yield
-    change = kept_change(state)
+    with filling_paused():
+        state = Snapshot(task)
+        yield
+        change = kept_change(state)
     changed = None if change is None else change.path
     if changed is None:
         kept = (key for key, value in vars(task).items() if holds_inputs(value))

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from jaxsr.data.photos import open_photos
+from jaxsr.data.prefetch import BatchStream, filling_paused
 from tests.data.photo_batches import train_batches
 
 
@@ -114,6 +115,22 @@ def test_a_file_that_disappears_is_named_and_stops_the_threads(photos, tmp_path)
 def test_threads_end_with_the_block(photos):
     _take(photos, 3, threads=4)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("photos")]
+
+
+def test_no_thread_fills_while_filling_is_paused():
+    filled = threading.Event()
+
+    class Samples:
+        def begin(self, first, count):
+            return {"x": np.zeros(count)}, lambda rows: filled.set()
+
+    with BatchStream(Samples(), global_batch=2) as stream:
+        with filling_paused():
+            taking = threading.Thread(target=next, args=(stream,))
+            taking.start()
+            assert not filled.wait(0.2)
+        assert filled.wait(60)
+        taking.join()
 
 
 @pytest.mark.parametrize(
