@@ -291,6 +291,22 @@ def test_remat_finds_the_blocks(folder):
     assert TaskRun("fit_task:Fit", task, config).blocks == ["network.2.0", "network.2.1"]
 
 
+def test_remat_finds_blocks_between_other_layers():
+    from torch import nn
+
+    from tests.training.user_tasks import Fit
+
+    class Between(Fit):
+        def network(self):
+            blocks = (nn.Sequential(nn.Linear(5, 5), nn.Tanh()) for _ in range(2))
+            network = nn.Sequential(nn.Linear(3, 5), *blocks, nn.Linear(5, 1))
+            network.register_buffer("calls", torch.zeros(()))
+            return network
+
+    blocks = TaskRun("t:Between", Between, Between.Config(remat=True, engine="torch")).blocks
+    assert blocks == ["network.1", "network.2"]
+
+
 def test_an_unknown_name_is_told_what_there_is():
     with pytest.raises(InputError, match="there are fast-srgan, span, mshnet"):
         find_task("nothing")
