@@ -35,7 +35,7 @@ class AheadSteps:
         self._programs = StepPrograms(task, self.mesh)
         with task.batches(0, host=0, hosts=1) as batches:
             self._rows = next(iter(batches))
-        self._constants = jax.eval_shape(lambda: dict(task.constants(None)))
+        self._constants = jax.eval_shape(dict, task.host_constants())
 
     @property
     def state_shapes(self) -> PyTree:

@@ -281,10 +281,15 @@ class TaskRun:
 
     def constants(self, sharding: jax.sharding.Sharding | None) -> Mapping[str, PyTree]:
         """Trees of arrays that every batch carries unchanged, put once where `sharding` says."""
-        constants = dict(self.task.constants())
+        return jax.tree.map(lambda leaf: on_device(leaf, sharding), self.host_constants())
+
+    def host_constants(self) -> Mapping[str, PyTree]:
+        """The same as NumPy arrays."""
+        with self._located(f"{type(self.task).__name__}.constants"):
+            constants = dict(self.task.constants())
         if self.train.resident:
             constants[_ITEMS] = self.train.columns()
-        return jax.tree.map(lambda leaf: on_device(np.asarray(leaf), sharding), constants)
+        return jax.tree.map(np.asarray, constants)
 
     def optimizers(self, networks: Iterable[str]) -> dict[str, Optimizer]:
         """What updates each network.
