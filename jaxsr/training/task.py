@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, dataclass_transform
 from torch import Tensor, nn
 
 from jaxsr.errors import InputError
+from jaxsr.fields import number
 from jaxsr.interop.train.objective import Objective
 from jaxsr.training.config import CacheOptions, RunConfig
 from jaxsr.training.config_file import ConfigFile
@@ -67,6 +68,9 @@ class TaskConfig(CacheOptions, RunConfig):
     cache: Literal["off", "auto", "device", "host"] = "off"
     """Where items stay, once they are read, if they are the same each time: on the device, in host
     memory, or auto: on the device if they fit resident_gb. A thread then reads ahead."""
+    prefetch: int | None = number(None, least=0, most=1024)
+    """Batches that a thread makes ahead of the step, of data that draw no random numbers from
+    generators of the process. Default: 4 where cache keeps items, else 0."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -93,10 +97,10 @@ class TaskConfig(CacheOptions, RunConfig):
                 f"workers must be at most {most} here, got {self.workers}: more than a few for "
                 "each processor only wait for one another"
             )
-        if self.workers and self.cache != "off":
+        if self.workers and (self.cache != "off" or self.prefetch):
             raise InputError(
-                f"workers={self.workers} load items that differ each time, cache={self.cache} is "
-                "for those that do not; leave one of them out"
+                f"workers={self.workers} are processes that load ahead, each without what another "
+                f"has; leave them out, or cache={self.cache} and prefetch={self.prefetch}"
             )
 
 

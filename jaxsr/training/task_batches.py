@@ -38,9 +38,13 @@ class StepBatches:
 
     def begin(self, first: int, count: int) -> tuple[HostBatch, Fill | None]:
         """See `jaxsr.data.prefetch.Samples`."""
+        step = first // self.batch
         if not self.data.threads:
             with preserved_generators():
-                return self[first // self.batch], None
+                return self[step], None
+        if self.data.kind == "steps" or self.data.collate is not None:
+            batch: HostBatch = {}
+            return batch, lambda rows: batch.update(self[step])
         indices = self._numbers(first, count)[:, 0]
         if self.data.resident:
             return {"index": indices.astype(np.int32)}, None
@@ -95,6 +99,7 @@ def step_batches(
     hosts: int = 1,
     shuffle: bool = True,
     workers: int = 0,
+    prefetch: int | None = None,
     numbered: bool = False,
 ) -> BatchStream:
     """This host's rows of the batches of `start_step` and all later steps.
@@ -106,6 +111,7 @@ def step_batches(
       host, hosts: this host's number, and how many there are.
       shuffle: whether each epoch is a fresh permutation of the items.
       workers: processes that work ahead; 0 loads between steps. An iterable is read without.
+      prefetch: batches that threads make ahead. Default: 4, where there are threads.
       numbered: whether batches have `sample`, the numbers of their samples in the run.
 
     Raises:
@@ -136,7 +142,7 @@ def step_batches(
         host=host,
         hosts=hosts,
         threads=data.threads or None,
-        prefetch=_AHEAD if ahead else 0,
+        prefetch=(_AHEAD if prefetch is None else prefetch) if ahead else 0,
         numbered=numbered,
     )
 

@@ -60,8 +60,8 @@ class TaskData:
     """From a list of items to a batch. Default: fields are stacked."""
     seed: int = 0
     threads: int = 0
-    """Threads that read items ahead of the step, which are the same each time. 0: items are read
-    between steps, with everything seeded."""
+    """Threads that read items ahead of the step, which draw nothing from the process's generators.
+    0: items are read between steps, with everything seeded."""
     cache: PixelCache | None = None
     """With `threads`: where items stay, once they are read."""
     resident: bool = False
@@ -140,7 +140,8 @@ class TaskData:
           InputError: they do not fit one another, or hold what cannot be an array.
         """
         if self.collate is not None:
-            seed_generators(self.seed, stream, _BATCH)
+            if not self.threads:
+                seed_generators(self.seed, stream, _BATCH)
             with located(f"{self.name}: collate"):
                 batch = self.collate(items)
             if not isinstance(batch, Mapping) or not batch:
@@ -222,11 +223,36 @@ class TaskData:
                 f"cache={cache} is for items by number that fit one another, which {self.name} "
                 "does not have; use --cache off"
             )
-        data = replace(self, threads=1)
+        data = self.threaded(f"cache={cache}")
         if cache != "host" and data.fits_device(config.resident_gb, required=cache == "device"):
             return replace(data, resident=True)
         cached = PixelCache(config.cache_bytes, scratch_folder=config.scratch)
         return replace(data, cache=cached)
+
+    def threaded(self, option: str) -> Self:
+        """The same data, read by a thread ahead of the step.
+
+        Args:
+          option: what asks for it, for errors.
+
+        Raises:
+          InputError: their position is not a number, or they draw from the process's generators,
+            which the thread would share with the step.
+        """
+        if self.kind not in ("items", "steps"):
+            raise InputError(
+                f"{option} is for items by number and functions of the step, which {self.name} "
+                "does not return; leave it out"
+            )
+        with located(self.name), preserved_generators():
+            before = generator_states()
+            self.source(0) if self.kind == "steps" else self.source[0]
+            if generator_states() != before:
+                raise InputError(
+                    f"{self.name} draws from random, numpy.random or torch, which a thread must "
+                    f"not: leave {option} out, or draw in prepare, or from a generator made there"
+                )
+        return replace(self, threads=1)
 
     def fits_device(self, resident_gb: float, *, required: bool = False) -> bool:
         """Whether all items take at most so many GiB, by the first one.
@@ -279,7 +305,8 @@ class TaskData:
     def of_step(self, step: int) -> HostBatch:
         """The global batch that a function gives for a step."""
         with located(f"{self.name} for step {step}"):
-            seed_generators(self.seed, step, _BATCH)
+            if not self.threads:
+                seed_generators(self.seed, step, _BATCH)
             try:
                 batch = self.source(step)
             except StopIteration as error:
@@ -388,6 +415,13 @@ def seed_generators(seed: int, epoch: int, index: int) -> None:
     random.seed(int(words[0]))
     np.random.seed(words[1])
     torch.default_generator.manual_seed(int(words[2]) << 32 | int(words[3]))
+
+
+def generator_states() -> str:
+    """The states of the global generators, to be compared."""
+    _, keys, *rest = np.random.get_state(legacy=True)
+    numpy = np.asarray(keys).tobytes(), rest
+    return repr((random.getstate(), numpy, torch.get_rng_state().tolist()))
 
 
 @contextmanager

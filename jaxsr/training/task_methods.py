@@ -1,12 +1,10 @@
 """A task's methods as modules that both engines run, and what is refused of them."""
 
 import inspect
-import random
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,6 +13,7 @@ from jaxsr.errors import InputError, UserError
 from jaxsr.interop.hooks import holds_inputs
 from jaxsr.interop.python_state import Snapshot, kept_change
 from jaxsr.interop.train.objective import Objective, Phase, Player, checked_loss
+from jaxsr.training.task_data import generator_states
 
 if TYPE_CHECKING:
     from jaxsr.training.task import Task
@@ -176,21 +175,18 @@ def refusing_state(task: "Task", method: str) -> Generator[None]:
 
 @contextmanager
 def refusing_draws(task: "Task", method: str) -> Generator[None]:
-    """Refuses JAX code that draws from the generators of Python or NumPy.
+    """Refuses JAX code that draws from the generators of Python, NumPy or torch.
 
     Raises:
       InputError: it did.
     """
 
-    def states() -> str:
-        return repr((random.getstate(), np.random.get_state()))
-
-    before = states()
+    before = generator_states()
     yield
-    if states() != before:
+    if generator_states() != before:
         raise refusal(
-            f"{type(task).__name__}.{method} draws from random or numpy.random, and a compiled "
-            "step would keep that one number; draw from its key, with jax.random"
+            f"{type(task).__name__}.{method} draws from random, numpy.random or torch, and a "
+            "compiled step would keep that one number; draw from its key, with jax.random"
         )
 
 

@@ -27,7 +27,7 @@ from jaxsr.training.config import RunConfig
 from jaxsr.training.engines import traced_result
 from jaxsr.training.phases import check_phases, phases_in_words
 from jaxsr.training.remat import blocks_to_recompute
-from jaxsr.training.task import Task
+from jaxsr.training.task import Task, TaskConfig
 from jaxsr.training.task_batches import step_batches, validation_batches
 from jaxsr.training.task_data import TaskData, describe, preserved_generators
 from jaxsr.training.task_methods import (
@@ -152,9 +152,11 @@ class TaskRun:
             collate=self.task.collate if self.task.defines("collate") else None,
             seed=config.seed,
         )
-        cache = getattr(config, "cache", "off")
-        if method == "train_data" and cache in ("auto", "device", "host"):
-            return data.kept(cache, config)
+        if method == "train_data" and isinstance(config, TaskConfig):
+            if config.cache in ("auto", "device", "host"):
+                data = data.kept(config.cache, config)
+            elif config.prefetch:
+                data = data.threaded(f"prefetch={config.prefetch}")
         return data
 
     def _look(self, data: TaskData) -> str:
@@ -321,16 +323,18 @@ class TaskRun:
 
     def batches(self, start_step: int, *, host: int, hosts: int) -> BatchStream:
         """This host's rows of the batches of `start_step` and all later steps."""
-        config = self.config
+        config, options = self.config, {}
+        if isinstance(config, TaskConfig):
+            workers = config.workers if config.aot is None else 0
+            options = {"shuffle": config.shuffle, "workers": workers, "prefetch": config.prefetch}
         return step_batches(
             self.train,
             batch=config.batch,
             start_step=start_step,
             host=host,
             hosts=hosts,
-            shuffle=getattr(config, "shuffle", True),
-            workers=getattr(config, "workers", 0) if config.aot is None else 0,
             numbered=self.task.defines("prepare"),
+            **options,
         )
 
     def _validation_batches(self, data: TaskData) -> Iterator[dict[str, np.ndarray]]:

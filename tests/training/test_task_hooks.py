@@ -137,6 +137,22 @@ def test_items_that_stay_in_memory_are_those_that_are_read_each_time(monkeypatch
     assert hooked_tasks.Photos.reads == 0
 
 
+def test_a_thread_makes_the_batches_of_functions_and_items_ahead():
+    def batch_of(step):
+        return {"x": np.full((4, 2), step)}
+
+    def pad(items):
+        return {"x": np.stack([item["image"] for item in items])}
+
+    for source, options in ((batch_of, {}), (hooked_tasks.Photos(), {"collate": pad})):
+        data = TaskData.open(source, name="My.train_data", **options)
+        plain, ahead = [], []
+        for kind, into in ((data, plain), (data.threaded("prefetch=3"), ahead)):
+            with step_batches(kind, batch=4, start_step=2, prefetch=3) as batches:
+                into += [next(batches)["x"] for _ in range(6)]
+        np.testing.assert_array_equal(ahead, plain)
+
+
 @pytest.mark.parametrize(
     "cache", ["device", *(pytest.param(c, marks=pytest.mark.slow) for c in ("host", "auto"))]
 )
@@ -181,11 +197,16 @@ def test_a_task_of_jaxsrs_may_be_extended():
         (["TakesOurName"], "TakesOurName.train_data has sample, a name that prepare gets the"),
         (["PrepareOfOne"], "PrepareOfOne.prepare takes other arguments than (self, batch, key)"),
         (["CountsInPrepare"], "CountsInPrepare.prepare changes self.calls, which a compiled step"),
-        (["NumpyInPrepare"], "NumpyInPrepare.prepare draws from random or numpy.random"),
+        (["NumpyInPrepare"], "NumpyInPrepare.prepare draws from random, numpy.random or torch"),
         (["FailingPreparation"], "KeyError: 'picture' (hooked_tasks.py:"),
-        (["Denoise", "--cache", "host", "--workers", "1"], "leave one of them out"),
+        (
+            ["Denoise", "--cache", "host", "--workers", "1"],
+            "workers=1 are processes that load ahead",
+        ),
         (["Denoise", "--cache", "device", "--resident-gb", "0"], "cache=device needs 0.00 GiB for"),
         (["ByNumber", "--cache", "host"], "cache=host is for items by number that fit one another"),
+        (["Fit", "--prefetch", "2"], "Fit.train_data draws from random, numpy.random or torch, wh"),
+        (["ByNumber", "--prefetch", "2"], "prefetch=2 is for items by number and functions of"),
         (["ByNumber", "--workers", "1"], "ByNumber.train_data makes its batches in threads"),
     ],
 )
