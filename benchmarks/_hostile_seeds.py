@@ -184,9 +184,9 @@ def safetensors() -> dict[str, bytes]:
 def json_files() -> dict[str, bytes]:
     """The JSON files that are read: of a model folder, of a run."""
     from jaxsr.training.config_file import to_json
-    from jaxsr.training.task import load_family
+    from jaxsr.training.find_task import find_task
 
-    run = to_json("span", load_family("span").PRESET_RUNS["quick"])
+    run = to_json("span", find_task("span").presets["quick"])
     weight_map = dict.fromkeys(("model.norm.weight", "lm_head.weight"), "model-1.safetensors")
     files: dict[str, Any] = {
         "config.json": _HF_CONFIG,
@@ -264,11 +264,11 @@ def read_json_file(path: Path) -> None:
     from jaxsr.models.llama.config import LlamaConfig
     from jaxsr.models.load import load_model
     from jaxsr.training.config_file import read_config
-    from jaxsr.training.task import load_family
+    from jaxsr.training.find_task import find_task
 
     if path.name == "run.json":
         file = read_config(path)
-        file.run_config(load_family(file.family).CONFIG)
+        file.run_config(find_task(file.family).Config)
     elif path.name == "config.json":
         _all_of(lambda: LlamaConfig.from_hf(hf_folder.read_json(path)),
                 lambda: load_model(path.parent))  # fmt: skip

@@ -152,15 +152,18 @@ def train(
     run and (under "model") of its network."""
     from jaxsr.interop.aot.topology import load_topology
     from jaxsr.training.aot import AheadSteps
-    from jaxsr.training.task import load_family
+    from jaxsr.training.find_task import find_task
+    from jaxsr.training.task_run import TaskRun
 
     topology = load_topology(topology_name)
     devices = len(topology.devices)
-    module = load_family(family)
-    chosen = module.PRESET_RUNS[preset]
+    kind = find_task(family)
+    chosen: Any = kind.presets[preset]
     model = dataclasses.replace(chosen.model, **options.get("model", {}))
     chosen = dataclasses.replace(chosen, **{**options, "model": model})
-    task = module.build(
+    task = TaskRun(
+        family,
+        kind,
         dataclasses.replace(
             chosen,
             mesh=mesh or str(devices),
@@ -173,7 +176,7 @@ def train(
             steps=1000,
             epochs=None,
             **({"warmup_epochs": 1} if family == "mshnet" else {}),
-        )
+        ),
     )
     steps = AheadSteps(task, topology)
     ahead = steps.compile(phase)

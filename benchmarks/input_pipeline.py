@@ -23,15 +23,15 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from benchmarks._race import take_turns
 from benchmarks._results import Report, ReportOptions, Row, run_benchmark
-from jaxsr.data.batches import train_batches
+from jaxsr.data.batches import PhotoCrops
 from jaxsr.data.photos import Photos, available_cpus, open_photos, open_training_photos
-from jaxsr.data.prefetch import HostBatch
+from jaxsr.data.prefetch import BatchStream, HostBatch
 from jaxsr.runtime.allocator import keep_freed_memory
 
 
@@ -123,12 +123,16 @@ def crop_rows(folder: Path | None, *, batch: int, crop: int, seconds: float) -> 
     cold = open_photos(folder, crop=crop, cache_bytes=0)
     warm = open_photos(folder, crop=crop)
     disk = open_photos(folder, crop=crop, cache_bytes=0, scratch_folder=Path(tempfile.gettempdir()))
-    options: dict[str, Any] = {"global_batch": batch, "crop": crop, "seed": 0}
+
+    def train_batches(photos: Photos, form: Literal["image", "window"] = "image") -> BatchStream:
+        crops = PhotoCrops(photos=photos, crop=crop, seed=0, form=form)
+        return BatchStream(crops, global_batch=batch)
+
     sources: dict[str, Callable[[], Iterator[Any]]] = {
-        "decoded for every crop": lambda: train_batches(cold, **options),
-        "from memory": lambda: train_batches(warm, **options),
-        "from a scratch file": lambda: train_batches(disk, **options),
-        "places alone": lambda: train_batches(warm, form="window", **options),
+        "decoded for every crop": lambda: train_batches(cold),
+        "from memory": lambda: train_batches(warm),
+        "from a scratch file": lambda: train_batches(disk),
+        "places alone": lambda: train_batches(warm, "window"),
         "torch DataLoader, Pillow, decoded for every crop": lambda: _torch_batches(
             cold, batch, crop
         ),
@@ -146,10 +150,10 @@ def crop_rows(folder: Path | None, *, batch: int, crop: int, seconds: float) -> 
 def step_rows(folder: Path | None, *, preset: str) -> list[Row]:
     """What is left of the rate of a preset's training step, by each way photos reach the device."""
     from jaxsr.training.engines import JaxEngine
-    from jaxsr.training.task import load_family
+    from jaxsr.training.fast_srgan import FastSRGANTask
+    from jaxsr.training.task_run import TaskRun
 
-    family = load_family("fast-srgan")
-    run = dataclasses.replace(family.PRESET_RUNS[preset], data=folder)
+    run = dataclasses.replace(FastSRGANTask.presets[preset], data=folder)
     ways: dict[str, Row] = {
         "decoded for every crop": {"resident_gb": 0.0, "cache_gb": 0.0},
         "from memory": {"resident_gb": 0.0},
@@ -157,7 +161,7 @@ def step_rows(folder: Path | None, *, preset: str) -> list[Row]:
     }
     rows = []
     for name, options in ways.items():
-        task = family.build(dataclasses.replace(run, **options))
+        task = TaskRun("fast-srgan", FastSRGANTask, dataclasses.replace(run, **options))
         engine, phase = JaxEngine(task), task.phases[0][0]
         with task.batches(0, host=0, hosts=1) as batches:
             rates = rate_kept(partial(engine.train_step, phase), batches)

@@ -36,9 +36,12 @@ def workload(options: Options) -> Workload:
     import numpy as np
 
     from jaxsr.interop.mesh import place_batch, replicated
-    from jaxsr.training.mshnet import MSHNetRun, build
+    from jaxsr.training.mshnet import MSHNetRun, MSHNetTask
+    from jaxsr.training.task_run import TaskRun
 
-    task = build(
+    task = TaskRun(
+        "mshnet",
+        MSHNetTask,
         MSHNetRun(
             steps=100,
             warmup_epochs=0,
@@ -49,9 +52,9 @@ def workload(options: Options) -> Workload:
             crop_size=options.crop,
             augment=options.augment,
             scenes=32,
-        )
+        ),
     )
-    images, masks = zip(*(task.data.read(i) for i in range(options.batch)), strict=True)
+    images, masks = zip(*(task.task.images.read(i) for i in range(options.batch)), strict=True)
 
     def on_devices(mesh):
         with task.batches(0, host=0, hosts=1) as batches:

@@ -34,7 +34,7 @@ def workload(options: Options) -> Workload:
 
     from jaxsr.interop.mesh import place_batch
     from jaxsr.models.fast_srgan.config import FastSRGANConfig
-    from jaxsr.models.fast_srgan.objective import build_objective
+    from jaxsr.training.fast_srgan import fast_srgan_objective
 
     torch.manual_seed(0)
     config = FastSRGANConfig(
@@ -47,7 +47,7 @@ def workload(options: Options) -> Workload:
     )
     batch = _batch(options)
     return Workload(
-        objective=build_objective(config, phases=[options.phase]),
+        objective=fast_srgan_objective(config, phases=[options.phase]),
         phase=options.phase,
         exported="generator",
         torch_batch=batch,

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from jaxsr.checking.check_module import check as check
     from jaxsr.interop.module import to_jax as to_jax
     from jaxsr.restore import restore as restore
-    from jaxsr.training.user_task import Task as Task
-    from jaxsr.training.user_task import TaskConfig as TaskConfig
+    from jaxsr.train import train as train
+    from jaxsr.training.task import Task as Task
+    from jaxsr.training.task import TaskConfig as TaskConfig
 
 __version__ = "0.2.0"
 
@@ -28,10 +29,10 @@ disable_ynn_fusion()
 
 
 _MODULES = ("check", "interop", "ops", "restore", "train")
-"""Modules that are loaded when they are used; `check` and `restore` can be called."""
+"""Modules that are loaded when they are used; `check`, `restore` and `train` can be called."""
 _HOME = {
-    "Task": "jaxsr.training.user_task",
-    "TaskConfig": "jaxsr.training.user_task",
+    "Task": "jaxsr.training.task",
+    "TaskConfig": "jaxsr.training.task",
     "to_jax": "jaxsr.interop.module",
 }
 

@@ -1,13 +1,25 @@
-"""`python -m jaxsr.train [FAMILY] [--preset NAME] [OPTIONS]`: trains a model family.
+"""Training: `jaxsr.train(task, steps=…)` and `python -m jaxsr.train [TASK] [OPTIONS]`.
 
-Without options it trains a small Fast-SRGAN on photos that come with the installation.
+Without options the command trains a small Fast-SRGAN on photos that come with the installation.
 """
 
 import os
+import sys
+import types
 from collections.abc import Sequence
 
 from jaxsr.runtime.cli import run_command, run_program
 from jaxsr.runtime.exit_status import ExitStatus
+from jaxsr.training.train_call import train
+
+
+class _CallableModule(types.ModuleType):
+    """`jaxsr.train` is this module, and the function."""
+
+    __call__ = staticmethod(train)
+
+
+sys.modules[__name__].__class__ = _CallableModule
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -18,16 +30,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _train(arguments: list[str]) -> int | None:
     from jaxsr.training.cli_options import parse_command_line
 
-    name, family, config = parse_command_line(arguments)
+    name, task, config = parse_command_line(arguments)
     if config.aot is not None:
         from jaxsr.training.aot import run
 
-        return run(family, config)
+        return run(name, task, config)
     from jaxsr.training.start import start
 
-    if not start(name, family, config) and os.environ.get("JAXSR_SAY_STOPPED") == "1":
-        return ExitStatus.STOPPED
-    return None
+    finished = start(name, task, config).finished
+    return None if finished or os.environ.get("JAXSR_SAY_STOPPED") != "1" else ExitStatus.STOPPED
 
 
 if __name__ == "__main__":

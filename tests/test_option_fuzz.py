@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jaxsr.models.registry import trainable_families
-from jaxsr.training.task import CUSTOM, load_family
+from jaxsr.models.registry import TASKS
+from jaxsr.training.find_task import find_task
 
 COMMANDS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     # Command: module, configuration, where the work begins, and what the command needs.
@@ -145,12 +145,12 @@ def test_options_are_refused_in_one_line(command, monkeypatch, capsys, tmp_path)
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("family", [*trainable_families(), *CUSTOM])
+@pytest.mark.parametrize("family", TASKS)
 def test_options_of_training(family, monkeypatch, capsys, tmp_path):
     without_work(monkeypatch, "jaxsr.training.start:start", "jaxsr.training.aot:run")
     monkeypatch.chdir(tmp_path)
     main = import_module("jaxsr.train").main
-    names = [*option_names(load_family(family).CONFIG), "--preset", "--config"]
+    names = [*option_names(find_task(family).Config), "--preset", "--config"]
 
     @FUZZ
     @given(line=command_lines(names, ()))

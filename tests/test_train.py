@@ -17,6 +17,7 @@ from jaxsr import train
 from jaxsr.interop.weights import read_weights
 from jaxsr.models.fast_srgan.config import FastSRGANConfig
 from jaxsr.models.fast_srgan.generator import Generator
+from jaxsr.training.train_call import Run
 
 TINY = (
     "--model.width", "4", "--model.depth", "1", "--batch", "4", "--crop", "32",
@@ -389,6 +390,7 @@ def test_a_stopped_run_has_a_status_of_its_own_where_asked(
     reached_its_end, asked, status, monkeypatch
 ):
     """tests/examples/test_launch.py stops a run with it."""
-    monkeypatch.setattr("jaxsr.training.start.start", lambda *_: reached_its_end)
+    run = Run(Path("run"), finished=reached_its_end)
+    monkeypatch.setattr("jaxsr.training.start.start", lambda *_: run)
     monkeypatch.setenv("JAXSR_SAY_STOPPED", asked)
     assert train.main(["span", "--steps", "1"]) == status

@@ -28,7 +28,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int32, UInt8
 
-from jaxsr.data.infrared_batches import ResidentInfrared
 from jaxsr.data.input_form import IMAGENET
 from jaxsr.errors import InputError
 
@@ -69,7 +68,7 @@ def make_augmentation(
     contrast: float = 0.0,
     normalisation: Normalisation = IMAGENET,
 ) -> Prepare:
-    """Makes the pure function `prepare(batch, key, resident=None)` for use inside the step.
+    """Makes the pure function `prepare(batch, key)` for use inside the step.
 
     Args:
       crop: side in pixels of the square that the network sees.
@@ -81,10 +80,9 @@ def make_augmentation(
       normalisation: mean and deviation of the network's three channels, of images in 0…1.
 
     Returns:
-      `prepare(batch, key, resident=None)`, which gives `image`, float32 (b, 3, crop, crop),
-      normalised, and `mask`, float32 (b, 1, crop, crop), 0 or 1. `key` must be the same at every
-      step. `batch` is what `infrared_batches` yields, with `index` if `resident` is given; both
-      forms give equal results.
+      `prepare(batch, key)`, which gives `image`, float32 (b, 3, crop, crop), normalised, and
+      `mask`, float32 (b, 1, crop, crop), 0 or 1. `key` must be the same at every step. `batch`
+      holds `InfraredItems`, and `sample`, the number of each in the run.
 
     Raises:
       ValueError: an argument is out of range.
@@ -101,13 +99,8 @@ def make_augmentation(
     if not 0 <= contrast < 1:
         raise InputError(f"contrast must be from 0 to below 1, got {contrast}")
 
-    def prepare(
-        batch: Mapping[str, Array],
-        key: Array,
-        resident: ResidentInfrared | None = None,
-    ) -> dict[str, Array]:
-        rows = batch if resident is None else resident.rows(batch["index"])
-        image, mask, size = rows["image"], rows["mask"], rows["size"]
+    def prepare(batch: Mapping[str, Array], key: Array) -> dict[str, Array]:
+        image, mask, size = batch["image"], batch["mask"], batch["size"]
         keys = jax.vmap(jax.random.fold_in, (None, 0))(key, batch["sample"])
         if kind == "scale":
             placement = draw_scale(keys, size, base=base, crop=crop)

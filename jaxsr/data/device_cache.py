@@ -21,8 +21,8 @@ from jaxsr.data.photos import Photos, available_cpus
 class ResidentPhotos(NamedTuple):
     """Photos on the device; a pytree, to be passed to the jitted step as an argument."""
 
-    canvas: UInt8[Array, "3 rows columns"]
-    origin: Int32[Array, "photos 2"]
+    canvas: UInt8[Array | np.ndarray, "3 rows columns"]
+    origin: Int32[Array | np.ndarray, "photos 2"]
     """Row and column of each photo's top left pixel on the canvas."""
 
     def crops(self, window: Int32[Array, "b 3"], crop: int) -> UInt8[Array, "b 3 crop crop"]:
@@ -43,30 +43,17 @@ def resident_bytes(photos: Photos) -> int:
     return 3 * rows * columns
 
 
-def resident_photos(
-    photos: Photos,
-    budget_bytes: int,
-    *,
-    sharding: jax.sharding.Sharding | None = None,
-    threads: int | None = None,
-) -> ResidentPhotos | None:
-    """Puts the photos on the device, or returns None if they would take more than `budget_bytes`.
-
-    Nothing is read or reserved before that is known. While the canvas is filled, host memory holds
-    it once as well.
+def resident_photos(photos: Photos, *, threads: int | None = None) -> ResidentPhotos:
+    """The photos as they go on the device, in host memory.
 
     Args:
       photos: what to put there.
-      budget_bytes: the most to take on each device.
-      sharding: where to; on a mesh, a replicated `NamedSharding`. Default: the default device.
       threads: photos read at once. Default: one per CPU.
 
     Raises:
       RuntimeError: a photo changed or went away since it was checked.
     """
     shape, origin = _shelves(photos.sizes)
-    if 3 * shape[0] * shape[1] > budget_bytes:
-        return None
     canvas = np.zeros((3, *shape), np.uint8)
 
     def place(index: int) -> None:
@@ -75,7 +62,7 @@ def resident_photos(
 
     with ThreadPoolExecutor(threads or available_cpus(), "resident-photos") as pool:
         list(pool.map(place, range(len(photos))))
-    return ResidentPhotos(on_device(canvas, sharding), on_device(origin, sharding))
+    return ResidentPhotos(canvas, origin)
 
 
 def on_device(array: np.ndarray, sharding: jax.sharding.Sharding | None) -> Array:

@@ -26,6 +26,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from jaxsr.data.decode import PICTURE_ENDINGS, decode_rgb, orientation_of
+from jaxsr.data.held_out import is_held_out
 from jaxsr.data.host_cache import PixelCache
 from jaxsr.data.masks import Mask, read_mask
 from jaxsr.data.photos import available_cpus
@@ -132,9 +133,7 @@ class Infrared:
                 f"the validation split must be a fraction between 0 and 1, got {fraction}; "
                 "to validate on a list of your own, give its file"
             )
-        draw = np.array([_name_draw(name) for name in self.names])
-        # A few names can all lie above the fraction.
-        in_validation = draw <= max(fraction, draw.min())
+        in_validation = is_held_out(self.names, fraction)
         if in_validation.all():
             raise InputError(
                 f"{self.source} ({self.split}) has {len(self)} image(s), too few to hold out "
@@ -487,11 +486,6 @@ def _stem(name: str) -> str:
 
 def _px(shape: Sequence[int]) -> str:
     return f"{shape[1]}×{shape[0]} px"
-
-
-def _name_draw(name: str) -> float:
-    """A number in [0, 1) that depends on the name alone."""
-    return int.from_bytes(hashlib.sha256(os.fsencode(name)).digest()[:8], "big") / 2**64
 
 
 def _listing(problems: dict[str, str], order: Sequence[str]) -> str:

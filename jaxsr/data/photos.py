@@ -6,7 +6,6 @@ Without a folder the photos are those that scikit-image and scikit-learn ship in
 """
 
 import dataclasses
-import hashlib
 import importlib.util
 import logging
 import os
@@ -21,6 +20,7 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from jaxsr.data.decode import claims_to_be_picture, decode_rgb, picture_size
+from jaxsr.data.held_out import is_held_out
 from jaxsr.data.host_cache import PixelCache
 from jaxsr.data.input_files import list_files
 from jaxsr.data.picture_file import ChangedFileError, UnreadablePicture
@@ -192,17 +192,15 @@ class Photos:
                 f"held_out must be a fraction between 0 and 1, got {held_out}; "
                 f"give --val FOLDER to hold out nothing"
             )
-        draw = [_name_draw(self._twins.get(name, name)) for name in self.names]
-        # A dozen photos can all lie above the fraction: the lowest is then the one held out.
-        bar = max(held_out, min(draw))
-        validation = [i for i, d in enumerate(draw) if d <= bar]
-        training = [i for i, d in enumerate(draw) if d > bar]
-        if not training:
+        names = [self._twins.get(name, name) for name in self.names]
+        in_validation = is_held_out(names, held_out)
+        if in_validation.all():
             raise InputError(
                 f"{self.source} has {len(self)} photo(s), too few to hold out held_out={held_out} "
                 f"for validation and train on the rest; add photos, or give --val FOLDER"
             )
-        return self.subset(training), self.subset(validation)
+        parts = (np.flatnonzero(~in_validation), np.flatnonzero(in_validation))
+        return self.subset(parts[0].tolist()), self.subset(parts[1].tolist())
 
 
 def open_training_photos(
@@ -458,11 +456,6 @@ def _refuse_overlap(photos: Photos, validation: Photos) -> None:
             f"{len(shared)} photo(s) of --val {validation.source} are also trained on, "
             f"{shared[0]} among them; give folders without common photos, or leave --val out"
         )
-
-
-def _name_draw(name: str) -> float:
-    """A number in [0, 1) that depends on the name alone."""
-    return int.from_bytes(hashlib.sha256(os.fsencode(name)).digest()[:8], "big") / 2**64
 
 
 def _reason(error: Exception) -> str:

@@ -1,40 +1,88 @@
 """An endless iterator of a host's batches, by step number, filled by threads that work ahead.
 
-What a batch holds its maker says: from the places that `sampler.py` gives to samples, it makes the
-arrays, and what fills some of their rows. Every batch has `sample` besides, int32 (b), the numbers
-of its samples in the run.
+What a batch holds its maker says: from the numbers of its samples in the run, it makes the arrays,
+and what fills some of their rows. `sample` is added, int32 (b), these numbers.
 """
 
+import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NotRequired, TypedDict
+from contextlib import contextmanager
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from jaxsr.data.photos import available_cpus
-from jaxsr.data.sampler import CropOrder
 from jaxsr.errors import InputError
 
 HostBatch = dict[str, np.ndarray]
 Fill = Callable[[np.ndarray], None]
 """Fills the rows of these numbers."""
-Begin = Callable[[np.ndarray], tuple[HostBatch, Fill | None]]
-"""From the windows of a batch's samples, int32 (b, 3): its arrays, and what fills them, if any."""
+
+
+@runtime_checkable
+class Samples(Protocol):
+    """Data by the sample's number; one that has a `close` is closed with its stream."""
+
+    def begin(self, first: int, count: int) -> tuple[HostBatch, Fill | None]:
+        """The arrays of samples `first` to `first + count - 1`, and what fills them, if any."""
+        ...
+
+
+def sample_rows(first: int, count: int) -> np.ndarray:
+    """The entry `sample` of a batch.
+
+    Raises:
+      InputError: there are no more numbers.
+    """
+    if first + count > _MOST_SAMPLES:
+        raise InputError(
+            f"sample {first} and its batch reach {_MOST_SAMPLES}, where 32-bit sample numbers "
+            f"end; start a new run from these weights"
+        )
+    return np.arange(first, first + count, dtype=np.int32)
+
 
 _MOST_SAMPLES = 2**31  # sample numbers are int32 on the device
 _MOST_THREADS = 16
 
 
-class StreamOptions(TypedDict):
-    """Options of a `BatchStream`, described there."""
+class _Gate:
+    """Lets threads fill batches, but not while a block of another thread runs."""
 
-    global_batch: int
-    start_step: NotRequired[int]
-    host: NotRequired[int]
-    hosts: NotRequired[int]
-    threads: NotRequired[int | None]
-    prefetch: NotRequired[int]
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._filling = self._pauses = 0
+
+    def fill(self, fill: Fill, rows: np.ndarray) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._pauses)
+            self._filling += 1
+        try:
+            fill(rows)
+        finally:
+            with self._changed:
+                self._filling -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def paused(self) -> Generator[None]:
+        with self._changed:
+            self._pauses += 1
+            self._changed.wait_for(lambda: not self._filling)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._pauses -= 1
+                self._changed.notify_all()
+
+
+_GATE = _Gate()
+
+filling_paused = _GATE.paused
+"""A block in which no thread fills a batch: what data change in Python, a trace would see."""
 
 
 class BatchStream:
@@ -42,8 +90,7 @@ class BatchStream:
 
     def __init__(
         self,
-        order: CropOrder,
-        begin: Begin,
+        samples: Samples,
         *,
         global_batch: int,
         start_step: int = 0,
@@ -51,19 +98,20 @@ class BatchStream:
         hosts: int = 1,
         threads: int | None = None,
         prefetch: int = 4,
+        numbered: bool = True,
     ) -> None:
         """Checks the arguments; threads start with the first batch that has something to fill.
 
         Host h of n has rows `h · b/n` to `(h + 1) · b/n - 1` of the global batch of b.
 
         Args:
-          order: which window each sample of the run is.
-          begin: makes a batch's arrays.
+          samples: makes the arrays.
           global_batch: samples per step over all hosts, a multiple of `hosts`.
           start_step: the first step to yield: a resumed run passes the step it stopped at.
           host, hosts: this host's number, and how many there are.
           threads: threads that fill. Default: one per CPU, at most 16.
           prefetch: batches prepared ahead of the one in use.
+          numbered: whether batches have `sample`.
 
         Raises:
           ValueError: an argument is out of range.
@@ -81,9 +129,9 @@ class BatchStream:
             raise InputError(f"start_step must be 0 or more, got start_step={start_step}")
         if threads is not None and threads < 1:
             raise InputError(f"threads must be at least 1, got threads={threads}")
-        if prefetch < 1:
-            raise InputError(f"prefetch must be at least 1 batch, got prefetch={prefetch}")
-        self._order, self._make = order, begin
+        if prefetch < 0:
+            raise InputError(f"prefetch must be 0 or more batches, got prefetch={prefetch}")
+        self._samples, self._numbered = samples, numbered
         self._rows = global_batch // hosts
         self._first = start_step * global_batch + host * self._rows
         self._stride = global_batch
@@ -98,7 +146,7 @@ class BatchStream:
 
     def __next__(self) -> HostBatch:
         while len(self._ahead) <= self._prefetch:
-            self._ahead.append(self._begin())
+            self._begin()
         batch, work = self._ahead.popleft()
         try:
             for part in work:
@@ -117,17 +165,16 @@ class BatchStream:
     def close(self) -> None:
         """Stops the threads, after what they are reading; no batch comes after this."""
         self._pool.shutdown(wait=True, cancel_futures=True)
+        getattr(self._samples, "close", lambda: None)()
 
-    def _begin(self) -> tuple[HostBatch, list[Future[None]]]:
+    def _begin(self) -> None:
         """Hands the next batch to the threads."""
         first = self._first
-        if first + self._rows > _MOST_SAMPLES:
-            raise InputError(
-                f"sample {first} and its batch reach {_MOST_SAMPLES}, where 32-bit sample numbers "
-                f"end; start a new run from these weights"
-            )
         self._first += self._stride
-        batch, fill = self._make(self._order.windows(first, self._rows))
-        batch["sample"] = np.arange(first, first + self._rows, dtype=np.int32)
-        work = [] if fill is None else [self._pool.submit(fill, part) for part in self._parts]
-        return batch, work
+        batch, fill = self._samples.begin(first, self._rows)
+        if self._numbered:
+            batch["sample"] = sample_rows(first, self._rows)
+        work = []
+        if fill is not None:
+            work = [self._pool.submit(_GATE.fill, fill, part) for part in self._parts]
+        self._ahead.append((batch, work))

@@ -23,7 +23,6 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from jaxsr.errors import InputError, UserError, first_of, one_line
 from jaxsr.models.libraries import import_beside_torch, import_library
-from jaxsr.models.llama.hf_folder import read_json
 from jaxsr.models.registry import perturb
 from jaxsr.models.transformers_files import config_of, model_of, transformers_library
 from jaxsr.models.user_files import place_of
@@ -264,6 +263,8 @@ def _config_file(name: str) -> Path | None:
     path = path / "config.json" if path.is_dir() else path
     if path.name != "config.json" and path.suffix != ".json":
         return None
+    from jaxsr.models.llama.hf_folder import read_json
+
     try:
         content = read_json(path)
     except UserError:
@@ -272,6 +273,8 @@ def _config_file(name: str) -> Path | None:
 
 
 def _transformers(path: Path, options: Mapping[str, Any]) -> nn.Module:
+    from jaxsr.models.llama.hf_folder import read_json
+
     config = config_of(read_json(path) | dict(options))
     name = next(iter(getattr(config, "architectures", None) or []), None)
     library = transformers_library()

@@ -40,7 +40,7 @@ from jaxsr.models.registry import (
     random_network,
 )
 from jaxsr.models.spandrel_weights import freeze_merged, load_by_spandrel
-from jaxsr.models.weight_files import READERS, load_weights, read_weights
+from jaxsr.models.weight_files import READERS, exported_weights, load_weights, read_weights
 
 SHIPPED = {
     "clean": "restore_x4.safetensors",
@@ -170,25 +170,6 @@ def _shipped(word: str) -> Path:
             "runs/mine, or name a weights file"
         )
     return path
-
-
-def exported_weights(folder: Path) -> Path:
-    """The network that a run exported last; its best by validation can be named by file.
-
-    Raises:
-      FileNotFoundError: the run has exported nothing yet.
-      ValueError: the folder holds several weights files.
-    """
-    files = sorted(p for p in folder.glob("*.safetensors") if not p.stem.endswith(".best"))
-    if len(files) == 1:
-        return files[0]
-    if not files:
-        raise MissingFileError(
-            f"{folder} holds no exported network (*.safetensors): let the run reach its first "
-            "export, or give the weights file itself"
-        )
-    names = ", ".join(path.name for path in files[:4])
-    raise InputError(f"{folder} holds several weights files ({names}); give one of them to --model")
 
 
 def _is_language_checkpoint(path: Path, kind: Kind | None) -> bool:

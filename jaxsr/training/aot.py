@@ -14,14 +14,15 @@ from jaxsr.runtime.aot import compile_batches, prepare
 from jaxsr.training.engines import StepPrograms
 from jaxsr.training.fine_tuning import prepare_network
 from jaxsr.training.sharding_table import show_sharding
-from jaxsr.training.task import Trainable
+from jaxsr.training.task import Task
+from jaxsr.training.task_run import TaskRun
 from jaxsr.training.user_code import located_in_users_files
 
 
 class AheadSteps:
     """The steps of a task on a topology, by phase and batch."""
 
-    def __init__(self, task: Trainable, topology: Topology) -> None:
+    def __init__(self, task: TaskRun, topology: Topology) -> None:
         """Args:
           task: its configuration names the mesh, which the topology must have the devices for.
           topology: where to compile to.
@@ -34,7 +35,7 @@ class AheadSteps:
         self._programs = StepPrograms(task, self.mesh)
         with task.batches(0, host=0, hosts=1) as batches:
             self._rows = next(iter(batches))
-        self._constants = jax.eval_shape(lambda: dict(task.constants(None)))
+        self._constants = jax.eval_shape(dict, task.host_constants())
 
     @property
     def state_shapes(self) -> PyTree:
@@ -76,7 +77,7 @@ class AheadSteps:
         )
 
 
-def run(family: Any, config: Any) -> int:
+def run(name: str, kind: type[Task], config: Any) -> int:
     """What the command does with `--aot`; returns its exit status, 1 where something is refused.
 
     Raises:
@@ -84,7 +85,7 @@ def run(family: Any, config: Any) -> int:
     """
     topology = prepare(config, deterministic=config.deterministic)
     config = fitted(config, topology)
-    task = family.build(config)
+    task = TaskRun(name, kind, config)
     prepare_network(task)
     steps = AheadSteps(task, topology)
     if meshes.model_devices(steps.mesh) > 1:

@@ -8,76 +8,87 @@ import argparse
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from jaxsr.errors import InputError
 from jaxsr.models.named_code import check_run_names
-from jaxsr.models.registry import trainable_families
+from jaxsr.models.registry import TASKS
 from jaxsr.runtime.cli import parse_options
 from jaxsr.training.config import RunConfig
 from jaxsr.training.config_file import PER_RUN, ConfigFile, read_config
+from jaxsr.training.find_task import find_task, presets_of
 from jaxsr.training.run_folder import check_changes, newest_run, read_run
-from jaxsr.training.task import load_family
+from jaxsr.training.task import Task
 
 
-def parse_command_line(arguments: Sequence[str]) -> tuple[str, Any, RunConfig]:
-    """The family's name, its module and the run's configuration.
+def parse_command_line(
+    arguments: Sequence[str], kind: type[Task] | None = None
+) -> tuple[str, type[Task], RunConfig]:
+    """The task's name, its class and the run's configuration.
+
+    Args:
+      arguments: words of the command line.
+      kind: the task that the first word names. Default: it is found by that name.
 
     Raises:
-      InputError: there is no such family or preset, or an option cannot be used.
+      InputError: there is no such task or preset, or an option cannot be used.
     """
     words = arguments = list(arguments)
     named = bool(arguments) and not arguments[0].startswith("-")
     name = arguments[0].replace(".py:", ":") if named else None
     arguments = arguments[named:]
-    sources, rest = _take_sources(arguments)
-    start = _peek(rest)
-    other = sources.config or start.branch_from
+    sources, rest = _split(arguments)
+    other = sources.config or sources.branch_from
     if other is not None and (
-        sources.preset is not None or (sources.config is not None and start.branch_from is not None)
+        sources.preset is not None
+        or (sources.config is not None and sources.branch_from is not None)
     ):
         raise InputError(
             "--preset, --config and --branch-from each give the defaults; leave all but one out"
         )
-    if start.resume:
-        out = start.out or newest_run(name)
+    if sources.resume:
+        out = sources.out or newest_run(name)
         run = read_run(out)
         if run is not None:
             check_run_names(out, (run.family, *run.options.values()), words)
-            return _resumed(out, run, name, sources, rest)
+            return _resumed(out, run, name, kind, sources, rest)
     if other is not None:
         file = read_config(other) if other == sources.config else read_run(other, sealed=False)
         if file is None:
             raise InputError(f"--branch-from found no run in {other}; give the folder of one")
         check_run_names(other, (file.family, *file.options.values()), words)
         _check_family(name, file, other)
-        family = load_family(file.family)
-        default = file.run_config(family.CONFIG)
-        return file.family, family, _parse(family, file.family, rest, default, other)
-    name = name or trainable_families()[0]
-    family = load_family(name)
-    return name, family, _parse_preset(family, name, rest, sources.preset)
+        task = kind or find_task(file.family)
+        default = file.run_config(task.Config)
+        return file.family, task, _parse(task, file.family, rest, default, other)
+    name = name or next(iter(TASKS))
+    task = kind or find_task(name)
+    return name, task, _parse_preset(task, name, rest, sources.preset)
 
 
 def _resumed(
-    out: Path, run: ConfigFile, name: str | None, sources: argparse.Namespace, rest: list[str]
-) -> tuple[str, Any, RunConfig]:
+    out: Path,
+    run: ConfigFile,
+    name: str | None,
+    kind: type[Task] | None,
+    sources: argparse.Namespace,
+    rest: list[str],
+) -> tuple[str, type[Task], RunConfig]:
     """The run's own configuration, changed by those options that may change."""
     _check_family(name, run, out)
-    family = load_family(run.family)
-    default = run.run_config(family.CONFIG, without=PER_RUN)
-    config = _parse(family, run.family, rest, default, out)
+    task = kind or find_task(run.family)
+    default = run.run_config(task.Config, without=PER_RUN)
+    config = _parse(task, run.family, rest, default, out)
     if sources.preset is not None:
-        check_changes(out, run, _parse_preset(family, run.family, rest, sources.preset))
+        check_changes(out, run, _parse_preset(task, run.family, rest, sources.preset))
     elif sources.config is not None:
         file = read_config(sources.config)
         check_run_names(sources.config, (file.family, *file.options.values()), [run.family, *rest])
         _check_family(run.family, file, sources.config)
-        default = file.run_config(family.CONFIG)
-        check_changes(out, run, _parse(family, run.family, rest, default, sources.config))
+        default = file.run_config(task.Config)
+        check_changes(out, run, _parse(task, run.family, rest, default, sources.config))
     config = dataclasses.replace(config, out=out)
     check_changes(out, run, config)
-    return run.family, family, config
+    return run.family, task, config
 
 
 def _check_family(name: str | None, file: ConfigFile, source: Path) -> None:
@@ -87,16 +98,16 @@ def _check_family(name: str | None, file: ConfigFile, source: Path) -> None:
         )
 
 
-def _parse_preset(family: Any, name: str, rest: list[str], preset: str | None) -> RunConfig:
+def _parse_preset(task: type[Task], name: str, rest: list[str], preset: str | None) -> RunConfig:
     has_data = any(_is_option(a, "--data") for a in rest)
-    preset = preset or family.DEFAULT_PRESETS[has_data]
-    if preset not in family.PRESET_RUNS:
-        raise InputError(f"no preset {preset!r}; there are {', '.join(family.PRESET_RUNS)}")
-    return _parse(family, name, rest, family.PRESET_RUNS[preset], f"--preset {preset}")
+    preset, presets = preset or task.default_presets[has_data], presets_of(task)
+    if preset not in presets:
+        raise InputError(f"no preset {preset!r}; there are {', '.join(presets)}")
+    return _parse(task, name, rest, presets[preset], f"--preset {preset}")
 
 
 def _parse(
-    family: Any, name: str, rest: list[str], default: RunConfig, source: object
+    task: type[Task], name: str, rest: list[str], default: RunConfig, source: object
 ) -> RunConfig:
     """The run's configuration: the default's values, changed by the options."""
     # A length in steps replaces the default's in epochs, and the other way round.
@@ -104,13 +115,13 @@ def _parse(
     if len(units) == 1:
         default = _with_length(default, units[0])
     return parse_options(
-        family.CONFIG,
+        task.Config,
         rest,
         default=default,
         prog=f"python -m jaxsr.train {name}",
         description=(
             f"Trains {name}. Defaults are those of {source}; presets: "
-            f"{', '.join(family.PRESET_RUNS)}. --config FILE takes another run's configuration."
+            f"{', '.join(presets_of(task))}. --config FILE takes another run's configuration."
         ),
     )
 
@@ -128,24 +139,19 @@ def _with_length(default: RunConfig, kind: str) -> RunConfig:
     return dataclasses.replace(default, **{kind: placeholder, other: None})
 
 
-def _peek(arguments: Sequence[str]) -> argparse.Namespace:
-    """Options that decide which run's configuration is the default; they stay in the arguments."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--branch-from", "--branch_from", type=Path)
-    parser.add_argument("--resume", action=argparse.BooleanOptionalAction)
-    try:
-        return parser.parse_known_args(arguments)[0]
-    except argparse.ArgumentError as error:
-        raise InputError(str(error)) from error
+def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Options that decide which run's configuration is the default, and the other arguments.
 
-
-def _take_sources(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """`--preset` and `--config`, which decide the others' defaults, and the other arguments."""
+    Of the former `--preset` and `--config` are no options of the run: the rest has them not.
+    """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--preset")
     parser.add_argument("--config", type=Path)
     try:
-        return parser.parse_known_args(arguments)
+        sources, rest = parser.parse_known_args(arguments)
+        parser.add_argument("--out", type=Path)
+        parser.add_argument("--branch-from", "--branch_from", type=Path)
+        parser.add_argument("--resume", action=argparse.BooleanOptionalAction)
+        return parser.parse_known_args(rest, sources)[0], rest
     except argparse.ArgumentError as error:
         raise InputError(str(error)) from error

@@ -10,7 +10,7 @@ from jaxsr.errors import InputError
 from jaxsr.fields import number
 from jaxsr.interop.train.optimizers import OptimizerConfig
 from jaxsr.interop.train.step import StepConfig
-from jaxsr.runtime.options import AotOptions, LaneFoldingOptions
+from jaxsr.runtime.options import AotOptions, CheckedOptions, LaneFoldingOptions
 
 Part = TypeVar("Part", StepConfig, OptimizerConfig)
 
@@ -153,21 +153,25 @@ class RunConfig(LaneFoldingOptions, AotOptions, StepConfig, OptimizerConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PictureRunConfig(RunConfig):
+class CacheOptions(CheckedOptions):
+    """Options of data that may stay in memory."""
+
+    cache_gb: float | None = number(None, least=0, most=1e6)
+    """Host memory for decoded data in GiB. Default: a quarter of what is free."""
+    scratch: Path | None = None
+    """Folder for decoded data beyond cache_gb. Default: decoded anew each time."""
+    resident_gb: float = number(1.0, least=0, most=1e6)
+    """Device memory for decoded data in GiB; a data set that fits is put there once."""
+
+    @property
+    def cache_bytes(self) -> int | None:
+        """`cache_gb` in bytes."""
+        return None if self.cache_gb is None else int(self.cache_gb * 2**30)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PictureRunConfig(CacheOptions, RunConfig):
     """Options of runs on picture files."""
 
     on_bad_file: Literal["error", "skip"] = "error"
     """What to do with unreadable or too small files: stop before training, or leave them out."""
-    cache_gb: float | None = None
-    """Host memory for decoded data in GiB. Default: a quarter of what is free."""
-    scratch: Path | None = None
-    """Folder for decoded data beyond cache_gb. Default: decoded anew each time."""
-    resident_gb: float = 1.0
-    """Device memory for decoded data in GiB; a data set that fits is put there once."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("cache_gb", "resident_gb"):
-            value = getattr(self, name)
-            if value is not None and not value >= 0:
-                raise InputError(f"{name} must not be negative, got {value}")

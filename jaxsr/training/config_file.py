@@ -101,7 +101,7 @@ def to_json(family: str, config: RunConfig, **facts: Any) -> JsonObject:
 
 
 def describe_data(files: Mapping[str, str]) -> JsonObject:
-    """Number and digest of what `Trainable.files` lists."""
+    """Number and digest of what `TaskRun.files` lists."""
     return {"files": len(files), "digest": short_digest(json.dumps(sorted(files.items())).encode())}
 
 

@@ -9,14 +9,12 @@ a step's batch holds does not depend on n.
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing import connection, parent_process
 from typing import Any
 
+from jaxsr.data.prefetch import HostBatch
 from jaxsr.errors import InputError, UserError, one_line
-from jaxsr.training.task_batches import BatchIterator
-from jaxsr.training.task_data import HostBatch
 
 _AHEAD = 2
 """Batches that each worker makes ahead."""
@@ -39,62 +37,66 @@ class _Steps:
             return {"error": str(error)}
 
 
-def in_workers(source: Any, *, start: int, workers: int) -> BatchIterator:
-    """Batches of `source[start]`, `source[start + 1]`, … made by processes.
+class Workers:
+    """Batches of `source[start]`, `source[start + 1]`, … made by processes, in this order."""
 
-    Args:
-      source: picklable; its items are batches.
-      start: index of the first.
-      workers: processes, at least 1.
+    def __init__(self, source: Any, *, start: int, workers: int) -> None:
+        """Args:
+          source: picklable; its items are batches.
+          start: index of the first.
+          workers: processes, at least 1.
 
-    Raises:
-      InputError: Grain is not installed, or the source cannot be pickled.
-    """
-    try:
-        import cloudpickle
-        import grain
-        from absl import flags
-    except ImportError as error:
-        raise InputError(
-            f"--workers {workers} needs Grain ({error}); install jaxsr's extra data, or use "
-            "--workers 0"
-        ) from error
-    try:
-        cloudpickle.dumps(source)
-    except Exception as error:
-        raise InputError(
-            f"the data cannot be sent to worker processes ({type(error).__name__}: "
-            f"{one_line(error)}); open files in __getitem__ instead of __init__, or use --workers 0"
-        ) from error
-    if not flags.FLAGS.is_parsed():
-        flags.FLAGS.mark_as_parsed()  # Grain reads flags, which nobody gives on this command line
-    batches = (
-        grain.MapDataset.source(_Steps(source, start))
-        # Threads would share the random generators that are seeded for each item.
-        .to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
-        .mp_prefetch(
-            grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=_AHEAD),
-            worker_init_fn=_begin,
+        Raises:
+          InputError: Grain is not installed, or the source cannot be pickled.
+        """
+        try:
+            import cloudpickle
+            import grain
+            from absl import flags
+        except ImportError as error:
+            raise InputError(
+                f"--workers {workers} needs Grain ({error}); install jaxsr's extra data, or use "
+                "--workers 0"
+            ) from error
+        try:
+            cloudpickle.dumps(source)
+        except Exception as error:
+            raise InputError(
+                f"the data cannot be sent to worker processes ({type(error).__name__}: "
+                f"{one_line(error)}); open files in __getitem__ instead of __init__, or use "
+                "--workers 0"
+            ) from error
+        if not flags.FLAGS.is_parsed():
+            flags.FLAGS.mark_as_parsed()  # Grain reads flags, which nobody gives here
+        batches = (
+            grain.MapDataset.source(_Steps(source, start))
+            # Threads would share the random generators that are seeded for each item.
+            .to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
+            .mp_prefetch(
+                grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=_AHEAD),
+                worker_init_fn=_begin,
+            )
         )
-    )
-    iterator: Any = iter(batches)
+        self._batches: Any = iter(batches)
 
-    def load() -> Iterator[HostBatch]:
-        while True:
-            try:
-                batch = next(iterator)
-            except UserError:
-                raise
-            except Exception as error:
-                raise InputError(
-                    f"a worker process failed: {type(error).__name__}: {one_line(error)}; "
-                    "--workers 0 shows where"
-                ) from error
-            if isinstance(batch.get("error"), str):
-                raise InputError(batch["error"])
-            yield batch
+    def begin(self, first: int, count: int) -> tuple[HostBatch, None]:
+        """The next batch; see `jaxsr.data.prefetch.Samples`."""
+        try:
+            batch = next(self._batches)
+        except UserError:
+            raise
+        except Exception as error:
+            raise InputError(
+                f"a worker process failed: {type(error).__name__}: {one_line(error)}; "
+                "--workers 0 shows where"
+            ) from error
+        if isinstance(batch.get("error"), str):
+            raise InputError(batch["error"])
+        return batch, None
 
-    return BatchIterator(load(), iterator.close)
+    def close(self) -> None:
+        """Ends the processes."""
+        self._batches.close()
 
 
 def _begin(worker: int, workers: int) -> None:

@@ -7,10 +7,11 @@ import dataclasses
 import functools
 import random
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
+import optax
 from jax.typing import ArrayLike
 
 from jaxsr.errors import InputError
@@ -25,63 +26,21 @@ from jaxsr.interop.train.step import TrainState, TrainStep, convert, init_state
 from jaxsr.models.outputs import answer_of
 from jaxsr.runtime.setup import torch_device
 from jaxsr.training.fine_tuning import learning_rate_factors
-from jaxsr.training.task import Network, Trainable
+from jaxsr.training.validation import Network
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from jaxsr.interop.train.torch_step import TorchStep
+    from jaxsr.training.task_run import TaskRun
+
+_PREPARATION = 0x70726570  # "prep"
 
 Metrics = Mapping[str, Any]
 """Scalars by `network/name`, those of torch as its tensors."""
 
 
-class Engine(Protocol):
-    """What the loop needs of whoever computes."""
-
-    @property
-    def step(self) -> int:
-        """Steps done."""
-        ...
-
-    def train_step(self, phase: str, batch: Mapping[str, np.ndarray]) -> Metrics:
-        """One step; metrics may still be on their way."""
-        ...
-
-    def fetch(self, metrics: list[Metrics]) -> list[dict[str, float]]:
-        """Waits for metrics of several steps and brings them to the host."""
-        ...
-
-    def state(self) -> PyTree:
-        """All that a checkpoint must hold, as a tree of arrays."""
-        ...
-
-    def sound_state(self) -> PyTree:
-        """`state` after a step that failed: as it was before that step, ready to go on from."""
-        ...
-
-    def load(self, state: PyTree) -> None:
-        """Takes over a tree that `state` returned."""
-        ...
-
-    def network(self, phase: str) -> Network:
-        """The exported network as it answers in a phase, in evaluation mode.
-
-        Its weights are those of the moving average where there is one.
-        """
-        ...
-
-    def weights(self) -> dict[str, np.ndarray]:
-        """That network's arrays under its own torch names."""
-        ...
-
-
-def make_engine(task: Trainable) -> Engine:
-    """The engine that the task's configuration names; JAX's platform must be fixed already."""
-    return TorchEngine(task) if task.config.engine == "torch" else JaxEngine(task)
-
-
-def updates_of(task: Trainable) -> dict[str, int]:
+def updates_of(task: "TaskRun") -> dict[str, int]:
     """How many updates each network gets over the run."""
     updates: dict[str, int] = {}
     for name, steps in task.phases:
@@ -90,21 +49,32 @@ def updates_of(task: Trainable) -> dict[str, int]:
     return updates
 
 
+def preparation_key(root: jax.Array, step: ArrayLike) -> jax.Array:
+    """The key of the task's `prepare` in a step, apart from what the networks draw in it."""
+    return jax.random.fold_in(jax.random.fold_in(root, step), _PREPARATION)
+
+
 class StepPrograms:
     """A task's steps as jitted functions on a mesh, whose devices need not be of this machine."""
 
-    def __init__(self, task: Trainable, mesh: jax.sharding.Mesh) -> None:
+    def __init__(self, task: "TaskRun", mesh: jax.sharding.Mesh) -> None:
         config = task.config
         self.mesh = mesh
         self._task = task
         self._config = config.step_config
-        optimizer, updates = config.optimizer_config, updates_of(task)
         factors = learning_rate_factors(task)
-        self._optimizers = {
-            n: make_optimizer(optimizer, count, select_network(factors, n))
-            for n, count in updates.items()
-        }
-        self._schedules = {n: make_schedule(optimizer, count) for n, count in updates.items()}
+        self._optimizers: dict[str, optax.GradientTransformation] = {}
+        self._schedules: dict[str, optax.Schedule] = {}
+        updates = updates_of(task)
+        for name, chosen in task.optimizers(updates).items():
+            if isinstance(chosen, OptimizerConfig):
+                steps = updates[name]
+                self._schedules[name] = make_schedule(chosen, steps)
+                self._optimizers[name] = make_optimizer(
+                    chosen, steps, select_network(factors, name)
+                )
+            else:
+                self._optimizers[name] = chosen
         blocks = task.blocks if config.remat else ()
         self._model = convert(
             task.objective,
@@ -114,7 +84,7 @@ class StepPrograms:
             device=mesh.devices.flat[0],
         )
         self.non_persistent = self._model.non_persistent
-        rules = getattr(task, "sharding_rules", {})
+        rules = task.sharding_rules
         if mesh.shape["tensor"] > 1 and not rules:
             raise InputError(
                 f"mesh {config.mesh} splits weights over tensor by rules, but {task.family} has "
@@ -142,19 +112,22 @@ class StepPrograms:
 
     def jit(self, phase: str) -> Callable:
         """The step of a phase, `(state, batch) -> (state, metrics)`; it consumes its state."""
-        train_step = TrainStep(
-            self._model,
-            self._task.objective.phase(phase),
-            self._optimizers,
-            prepare=self._task.prepare,
-            mesh=self.mesh,
-            config=self._config,
-            schedules=self._schedules,
-        )
 
         def step(
             state: TrainState, batch: Mapping[str, Any]
         ) -> tuple[TrainState, Arrays]:  # profiles and caches show its name
+            def prepare(rows: Mapping[str, Any], root: jax.Array) -> Mapping[str, jax.Array]:
+                return self._task.prepare(rows, preparation_key(root, state.step))
+
+            train_step = TrainStep(
+                self._model,
+                self._task.objective.phase(phase),
+                self._optimizers,
+                prepare=prepare,
+                mesh=self.mesh,
+                config=self._config,
+                schedules=self._schedules,
+            )
             return train_step(state, batch)
 
         return jax.jit(
@@ -167,7 +140,7 @@ class StepPrograms:
 class JaxEngine:
     """The jitted step on a mesh; the state never leaves the devices but to be saved."""
 
-    def __init__(self, task: Trainable) -> None:
+    def __init__(self, task: "TaskRun") -> None:
         self.mesh = meshes.make_mesh(task.config.mesh_shape)
         self._task = task
         self._programs = StepPrograms(task, self.mesh)
@@ -180,6 +153,7 @@ class JaxEngine:
 
     @property
     def step(self) -> int:
+        """Steps done."""
         return self._step
 
     def compiled(self, phase: str) -> Callable:
@@ -193,20 +167,25 @@ class JaxEngine:
         return meshes.place_batch(dict(batch), self.mesh) | self._constants
 
     def train_step(self, phase: str, batch: Mapping[str, np.ndarray]) -> Metrics:
+        """One step; metrics may still be on their way."""
         self._state, metrics = self.compiled(phase)(self._state, self.place(batch))
         self._step += 1
         return metrics
 
     def fetch(self, metrics: list[Metrics]) -> list[dict[str, float]]:
+        """Waits for metrics of several steps and brings them to the host."""
         return [{n: float(v) for n, v in m.items()} for m in jax.device_get(metrics)]
 
     def state(self) -> PyTree:
+        """All that a checkpoint must hold, as a tree of arrays."""
         return self._state
 
     def sound_state(self) -> PyTree:
+        """`state` after a step that failed: as it was before that step, ready to go on from."""
         return self._state.replace(failed_step=self._state.failed_step * 0)
 
     def load(self, state: PyTree) -> None:
+        """Takes over a tree that `state` returned."""
         self._state = state
         self._step = int(jax.device_get(state.step))
 
@@ -220,14 +199,18 @@ class JaxEngine:
         return bare[0], bare[1]
 
     def network(self, phase: str) -> Network:
-        return _JaxNetwork(self, self._task.extra_inputs(phase))
+        """The exported network as it answers in a phase, in evaluation mode.
+
+        Its weights are those of the moving average where there is one.
+        """
+        return _JaxNetwork(self, self._task.network, self._task.task.inputs(phase))
 
     def forward(self, extra: tuple) -> Callable:
         """The exported network's jitted `forward`, made once for these further inputs."""
         if extra not in self._networks:
             from jaxsr.interop.module import to_jax
 
-            model = to_jax(self._task.objective.get_submodule(self._task.exported))
+            model = to_jax(self._task.network)
 
             def answer(
                 params: Arrays, buffers: Arrays, x: jax.Array, named: Mapping[str, Any]
@@ -271,6 +254,7 @@ class JaxEngine:
         return renamed[0], renamed[1]
 
     def weights(self) -> dict[str, np.ndarray]:
+        """That network's arrays under its own torch names."""
         params, buffers = self.exported()
         prefix = self._task.exported + "."
         # As in torch's state dictionary.
@@ -281,8 +265,8 @@ class JaxEngine:
 class _JaxNetwork:
     """The exported network as it is when it is asked first."""
 
-    def __init__(self, engine: JaxEngine, extra: tuple) -> None:
-        self._engine, self._extra = engine, extra
+    def __init__(self, engine: JaxEngine, module: "nn.Module", extra: tuple) -> None:
+        self._engine, self.module, self._extra = engine, module, extra
 
     @functools.cached_property
     def _on_one_device(self) -> tuple[Arrays, Arrays]:
@@ -313,17 +297,17 @@ class _JaxNetwork:
 class TorchEngine:
     """Plain PyTorch on one device; batches are prepared by the very kernels of the JAX engine."""
 
-    def __init__(self, task: Trainable) -> None:
+    def __init__(self, task: "TaskRun") -> None:
         from jaxsr.interop.train.torch_step import TorchStep
 
         config = task.config
         self._task = task
-        optimizer: OptimizerConfig = config.optimizer_config
         updates = updates_of(task)
+        optimizers: Any = task.optimizers(updates)  # refuses those that torch has not
         device = torch_device(config.platform)
         self._runner = TorchStep(
             task.objective,
-            dict.fromkeys(updates, optimizer),
+            optimizers,
             updates,
             exported=task.exported,
             config=config.step_config,
@@ -333,7 +317,11 @@ class TorchEngine:
         )
         self._key = jax.random.key(config.seed)
         self._constants = dict(task.constants(None))
-        self._prepare = jax.jit(task.prepare)
+
+        def prepare(batch: Mapping[str, Any], step: jax.Array) -> Mapping[str, Any]:
+            return task.prepare(batch, preparation_key(self._key, step))
+
+        self._prepare = jax.jit(prepare)
 
     @property
     def step(self) -> int:
@@ -342,7 +330,7 @@ class TorchEngine:
     def train_step(self, phase: str, batch: Mapping[str, np.ndarray]) -> Metrics:
         import torch
 
-        prepared = self._prepare({**batch, **self._constants}, self._key)
+        prepared = self._prepare({**batch, **self._constants}, self.step)
         # By step number, as the JAX engine's keys: a run that is resumed draws the same.
         seed = self._task.config.seed
         torch.manual_seed(seed << 32 | self.step)
@@ -363,13 +351,13 @@ class TorchEngine:
         self._runner.load(state)
 
     def network(self, phase: str) -> Network:
-        module = self._task.objective.get_submodule(self._task.exported)
+        module = self._task.network
         return _TorchNetwork(
-            self._runner, module, dict(self._average()), self._task.extra_inputs(phase)
+            self._runner, module, dict(self._average()), self._task.task.inputs(phase)
         )
 
     def weights(self) -> dict[str, np.ndarray]:
-        module = self._task.objective.get_submodule(self._task.exported)
+        module = self._task.network
         tensors = module.state_dict() | dict(self._average())
         return {n: t.detach().cpu().numpy() for n, t in tensors.items()}
 
@@ -388,7 +376,7 @@ class _TorchNetwork:
         averaged: "Mapping[str, Tensor]",
         extra: tuple,
     ) -> None:
-        self._runner, self._module, self._extra = runner, module, extra
+        self._runner, self.module, self._extra = runner, module, extra
         self._averaged = dict(averaged)
 
     def __call__(self, images: np.ndarray, **named: np.ndarray) -> np.ndarray:
@@ -397,7 +385,7 @@ class _TorchNetwork:
         tensors = self._placed({"": images, **named})
         with self._runner.evaluating():
             inputs = tensors.pop(""), *self._extra
-            answer = torch.func.functional_call(self._module, self._averaged, inputs, tensors)
+            answer = torch.func.functional_call(self.module, self._averaged, inputs, tensors)
             return answer_of(answer).detach().cpu().numpy()
 
     def run(
@@ -406,7 +394,7 @@ class _TorchNetwork:
         import torch
 
         devices = [self._runner.device] if self._runner.device.type == "cuda" else []
-        parameters = dict(self._module.named_parameters())
+        parameters = dict(self.module.named_parameters())
         trained = {name: parameters[name].data for name in self._averaged}
         with self._runner.evaluating(), torch.random.fork_rng(devices):
             torch.manual_seed(seed)
@@ -423,6 +411,15 @@ class _TorchNetwork:
 
     def _placed(self, batch: Mapping[str, np.ndarray]) -> "dict[str, Tensor]":
         return {name: self._runner.place(rows) for name, rows in batch.items()}
+
+
+Engine = JaxEngine | TorchEngine
+"""What the loop drives."""
+
+
+def make_engine(task: "TaskRun") -> Engine:
+    """The engine that the task's configuration names; JAX's platform must be fixed already."""
+    return TorchEngine(task) if task.config.engine == "torch" else JaxEngine(task)
 
 
 def traced_result(

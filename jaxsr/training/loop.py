@@ -26,9 +26,10 @@ from jaxsr.training.config import RunConfig
 from jaxsr.training.config_file import summarize
 from jaxsr.training.engines import Engine, make_engine
 from jaxsr.training.metrics_logger import NoRecords, Records
+from jaxsr.training.phases import phase_at
 from jaxsr.training.run_folder import RunRecord
 from jaxsr.training.stop_signals import StopRequest
-from jaxsr.training.task import Trainable, phase_at
+from jaxsr.training.task_run import TaskRun
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class TrainingError(UserError, RuntimeError):
     """The run cannot go on; the message says what is safe and what to do."""
 
 
-def train(task: Trainable, out: Path, record: RunRecord | None = None) -> bool:
+def train(task: TaskRun, out: Path, record: RunRecord | None = None) -> bool:
     """Trains a task from its start, or from the newest checkpoint in `out` with `resume`.
 
     Args:
@@ -134,7 +135,7 @@ class _Run:
 
     def __init__(
         self,
-        task: Trainable,
+        task: TaskRun,
         engine: Engine,
         checkpoints: Checkpoints,
         records: Records | NoRecords,

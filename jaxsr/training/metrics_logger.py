@@ -6,7 +6,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -168,24 +168,10 @@ class Records:
 
 
 class NoRecords:
-    """Stands in on every host but the first."""
+    """Stands in on every host but the first: its methods do nothing."""
 
-    def compiled(self, done: int) -> None:
-        """Does nothing."""
-
-    def steps(self, done: int, phase: str, records: Mapping[int, Mapping[str, float]]) -> None:
-        """Does nothing."""
-
-    def validation(
-        self, step: int, metrics: Mapping[str, float], picture: np.ndarray | None
-    ) -> None:
-        """Does nothing."""
-
-    def say(self, line: str) -> None:
-        """Does nothing."""
-
-    def close(self) -> None:
-        """Does nothing."""
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_, **__: None
 
 
 @functools.cache

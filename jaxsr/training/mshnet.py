@@ -1,21 +1,66 @@
 """Training MSHNet: a warm-up of the finest head alone, then all heads and their fusion.
 
-Data and validation are those of every detector, `segmentation.py`.
+Data and validation are those of every detector, `detector_task.py`.
 """
 
 import dataclasses
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+
+from torch import Tensor
 
 from jaxsr.errors import InputError
 from jaxsr.fields import number
+from jaxsr.interop.annotations import JsonObject
+from jaxsr.interop.train.objective import Batch, Objective, Phase, Player
+from jaxsr.models.losses.sls import deep_supervision, warmup_loss
 from jaxsr.models.mshnet.config import MSHNetConfig
-from jaxsr.models.mshnet.objective import MSHNetObjective
-from jaxsr.training.networks import Networks
-from jaxsr.training.segmentation import Segmentation, SegmentationRun
+from jaxsr.models.mshnet.network import MSHNet
+from jaxsr.training.detector_task import DetectorRun, DetectorTask
+
+Terms = tuple[Tensor, dict[str, Tensor]]
+
+
+class MSHNetObjective(Objective):
+    """The network and its losses, of `image` (B, C, H, W), normalised, and `mask` (B, 1, H, W)."""
+
+    phases = (
+        Phase(
+            name="warmup",
+            share="share_warmup",
+            players=(Player(network="network", loss="warmup_loss"),),
+        ),
+        Phase(name="main", players=(Player(network="network", loss="main_loss"),)),
+    )
+
+    def __init__(self, config: MSHNetConfig | None = None) -> None:
+        super().__init__()
+        self.config = config or MSHNetConfig()
+        self.network = MSHNet(self.config)
+
+    def share_warmup(self, batch: Batch) -> dict[str, Tensor]:
+        """The finest head's logits."""
+        return {"head_0": self.network(batch["image"], "warmup")}
+
+    def share(self, batch: Batch) -> dict[str, Tensor]:
+        """The logits of the fusion (`final`) and of each head (`head_0`, …)."""
+        final, *heads = self.network(batch["image"], "all")
+        return {"final": final, **{f"head_{k}": head for k, head in enumerate(heads)}}
+
+    def warmup_loss(self, shared: Batch, batch: Batch) -> Terms:
+        """1 − IoU of the finest head."""
+        loss = warmup_loss(shared["head_0"], batch["mask"], form=self.config.loss)
+        return loss, {}
+
+    def main_loss(self, shared: Batch, batch: Batch) -> Terms:
+        """The SLS loss, averaged over the fusion and the heads."""
+        outputs = [shared["final"]] + [shared[f"head_{k}"] for k in range(len(shared) - 1)]
+        terms = deep_supervision(outputs, batch["mask"], form=self.config.loss)
+        return terms.pop("loss"), terms
 
 
 @dataclass(frozen=True, kw_only=True)
-class MSHNetRun(SegmentationRun):
+class MSHNetRun(DetectorRun):
     """Options of an MSHNet run."""
 
     model: MSHNetConfig = field(default_factory=MSHNetConfig)
@@ -49,9 +94,6 @@ class MSHNetRun(SegmentationRun):
                 "more steps, or a smaller warmup_epochs (0: no warm-up)"
             )
         return (("warmup", warmup), ("main", self.total_steps - warmup))
-
-
-CONFIG = MSHNetRun
 
 
 # The paper's recipe: the defaults above are its augmentation, sizes and warm-up.
@@ -90,26 +132,31 @@ QUICK = dataclasses.replace(
     lr=1e-3,
 )
 
-PRESET_RUNS = {"quick": QUICK, "mshnet-paper": PAPER, "mshnet-toolbox": TOOLBOX}
-"""The presets by the name that the command line knows."""
-DEFAULT_PRESETS = ("quick", "mshnet-paper")
-"""`quick` for the synthetic scenes, the paper's recipe for a data set."""
 
+class MSHNetTask(DetectorTask):
+    """MSHNet on infrared images; synthetic scenes where there are none."""
 
-def build(config: MSHNetRun) -> Segmentation:
-    """The task of a run."""
-    return Segmentation(config, "mshnet", _networks)
+    Config = MSHNetRun
+    presets = {"quick": QUICK, "mshnet-paper": PAPER, "mshnet-toolbox": TOOLBOX}  # noqa: RUF012
+    default_presets = ("quick", "mshnet-paper")
+    config: MSHNetRun
+    title = "mshnet"
 
+    @property
+    def loss_in_words(self) -> str:
+        return self.config.model.loss
 
-def _networks(config: MSHNetRun) -> Networks:
-    objective = MSHNetObjective(config.model)
-    stages = [name for name, _ in objective.network.named_children()]
-    return Networks(
-        objective=objective,
-        blocks=[f"network.{n}.*" for n in stages if n.startswith(("encoder", "decoder"))],
-        title="mshnet",
-        loss=config.model.loss,
-        description={"family": "mshnet", "config": dataclasses.asdict(config.model)},
+    @property
+    def remat_blocks(self) -> Sequence[str]:
+        levels = range(self.config.model.scales)
+        return [f"{way}coder_{level}.*" for way in ("en", "de") for level in levels]
+
+    def objective(self) -> MSHNetObjective:
+        return MSHNetObjective(self.config.model)
+
+    def inputs(self, phase: str) -> tuple:
         # The fusion of the heads is not trained before the main phase.
-        extra_inputs={"warmup": ("warmup",), "main": ("final",)},
-    )
+        return ("warmup",) if phase == "warmup" else ("final",)
+
+    def builder(self) -> JsonObject:
+        return {"family": "mshnet", "config": asdict(self.config.model)}

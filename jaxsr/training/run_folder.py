@@ -177,7 +177,7 @@ def claim_folder(
       out: the run's folder.
       config: of the run.
       family: its name.
-      files: as `Trainable.files` lists them.
+      files: as `TaskRun.files` lists them.
       cpu_threads: that the run computes with.
       kernel_threads: torch's.
       computed_by: see `ConfigFile`.

@@ -1,14 +1,18 @@
 """Training SPAN: an enlarger that can be tiled exactly, on pixels alone.
 
-Data and validation are those of every super-resolution family, `super_resolution.py`.
+Data and validation are those of every super-resolution family, `photo_task.py`.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
+from jaxsr.interop.annotations import JsonObject
+from jaxsr.models.losses.pictures import PICTURE_LOSSES
+from jaxsr.models.losses.terms import Term
+from jaxsr.models.picture_objective import PictureObjective
 from jaxsr.models.span.config import SpanConfig
-from jaxsr.models.span.objective import build_span_objective
-from jaxsr.training.networks import Networks
-from jaxsr.training.super_resolution import PhotoRun, SuperResolution
+from jaxsr.models.span.generator import Span
+from jaxsr.training.photo_task import PhotoRun, PhotoTask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,8 +22,6 @@ class SpanRun(PhotoRun):
     model: SpanConfig = field(default_factory=SpanConfig)
     """The network."""
 
-
-CONFIG = SpanRun
 
 QUICK = SpanRun(
     model=SpanConfig(width=24, depth=5, block="residual", expansion=None, pixel_loss="smooth_l1"),
@@ -62,21 +64,24 @@ RESTORE = SpanRun(
     save_every=500,
 )
 
-PRESET_RUNS = {"quick": QUICK, "restore": RESTORE}
-DEFAULT_PRESETS = ("quick", "restore")
-"""`quick` for the few built-in photos, `restore` for a data set."""
 
+class SpanTask(PhotoTask):
+    """SPAN on photos: one phase, `pretrain`, with the pixel loss alone."""
 
-def build(config: SpanRun) -> SuperResolution:
-    """The task of a run."""
-    return SuperResolution(config, "span", _networks)
+    Config = SpanRun
+    presets = {"quick": QUICK, "restore": RESTORE}  # noqa: RUF012
+    default_presets = ("quick", "restore")
+    config: SpanRun
+    title = "span"
 
+    @property
+    def remat_blocks(self) -> Sequence[str]:
+        return [f"blocks.{index}" for index in range(self.config.model.depth)]
 
-def _networks(config: SpanRun) -> Networks:
-    return Networks(
-        objective=build_span_objective(config.model),
-        blocks=tuple(f"generator.blocks.{index}" for index in range(config.model.depth)),
-        title="span",
-        loss=config.model.pixel_loss,
-        description={"family": "span", "config": asdict(config.model)},
-    )
+    def networks(self) -> PictureObjective:
+        model = self.config.model
+        loss = Term("pixel", 1.0, PICTURE_LOSSES[model.pixel_loss])
+        return PictureObjective(Span(model), pretrain=[loss])
+
+    def builder(self) -> JsonObject:
+        return {"family": "span", "config": asdict(self.config.model)}

@@ -4,7 +4,6 @@ import os
 import sys
 from contextlib import ExitStack
 from importlib import metadata
-from typing import Any
 
 import jax
 
@@ -26,6 +25,9 @@ from jaxsr.training.fine_tuning import prepare_network
 from jaxsr.training.loop import train
 from jaxsr.training.run_folder import ENVIRONMENT, choose_folder, claim_folder
 from jaxsr.training.run_lock import lock_folder
+from jaxsr.training.task import Task
+from jaxsr.training.task_run import TaskRun
+from jaxsr.training.train_call import Run
 from jaxsr.training.user_code import code_digests, located_in_users_files
 
 _PER_HOST = (
@@ -44,16 +46,16 @@ _PER_HOST = (
 _SOURCES = ("jaxsr", "jaxsr.interop", "jaxsr.ops")
 
 
-def start(name: str, family: Any, config: RunConfig) -> bool:
-    """Runs a family's training as one process, or as one of those of a job.
+def start(name: str, kind: type[Task], config: RunConfig) -> Run:
+    """Runs a task's training as one process, or as one of those of a job.
 
     Args:
-      name: of the family.
-      family: its module, see `jaxsr.training.task.load_family`.
+      name: of the task.
+      kind: its class.
       config: of the run.
 
     Returns:
-      Whether the run reached its last step; otherwise a signal stopped it.
+      What it left.
 
     Raises:
       UserError: the run cannot start, here or in another process of the job, or cannot go on.
@@ -69,7 +71,7 @@ def start(name: str, family: Any, config: RunConfig) -> bool:
                 deterministic=config.deterministic,
             )
             out = choose_folder(config, name, jax.process_count())
-            task = family.build(config)  # checks the data before anything is computed
+            task = TaskRun(name, kind, config)  # checks the data before anything is computed
             remarks = prepare_network(task)
             code = code_digests()
             check_alike({"files": task.files(), "code": code})
@@ -93,7 +95,7 @@ def start(name: str, family: Any, config: RunConfig) -> bool:
                 located_in_users_files(),
                 naming_out_of_memory(rows=config.batch, multiple=slices),
             ):
-                return train(task, out, record)
+                return Run(out, train(task, out, record))
         except OSError as error:
             if error.filename is None and error.errno is not None:
                 error.filename = str(out)  # a stream that is full does not know its file

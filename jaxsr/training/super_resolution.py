@@ -1,334 +1,255 @@
-"""Training super-resolution: photos in, a generator out, judged on photos it never saw.
+"""Training a network of the user's that enlarges pictures, or at scale 1 restores them.
 
-What all generators share, those of families and the user's: the options of a run on photos, its
-data and its validation.
-Figures are PSNR and SSIM on MATLAB's Y (BT.601, studio range) of 8-bit pictures, `scale` pixels
-cut from each border, as super-resolution papers report them; the low-resolution side is made by
-MATLAB's bicubic. Each stands beside the same figure of plain bicubic enlargement. LPIPS
-(AlexNet, lower is better) joins them where its weights are installed and no photo is too small.
+Data and validation are those of every super-resolution family, `photo_task.py`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any
 
-import jax.numpy as jnp
-import numpy as np
+import torch
 
-from jaxsr.data.batches import train_batches
-from jaxsr.data.degradation import Degradation
-from jaxsr.data.device_cache import resident_bytes, resident_photos
-from jaxsr.data.photos import open_training_photos
-from jaxsr.data.transforms import DetailLoss, enlarge, make_preparation
-from jaxsr.data.validation import ValidationPair, validation_pairs
 from jaxsr.errors import InputError
 from jaxsr.fields import number
-from jaxsr.interop.annotations import JsonObject, PyTree
-from jaxsr.metrics.perceptual import LPIPS_SMALLEST, lpips_if_installed
-from jaxsr.training.config import PictureRunConfig
-from jaxsr.training.networks import Networks
-from jaxsr.training.task import HostBatches, Network, ValidationResult
+from jaxsr.interop.annotations import JsonObject
+from jaxsr.models.build import build_network
+from jaxsr.models.losses.pictures import PICTURE_LOSSES
+from jaxsr.models.losses.terms import ADVERSARIAL, Loss, make_terms, parse_weights
+from jaxsr.models.perceptual import perceptual_loss
+from jaxsr.models.picture_objective import PictureObjective
+from jaxsr.runtime.options import parse_json_object
+from jaxsr.training.adversarial import AdversarialRun
+from jaxsr.training.network_options import (
+    NetworkOptions,
+    check_in_jax,
+    check_side,
+    random_pictures,
+    try_losses,
+    try_network,
+)
+from jaxsr.training.photo_task import PhotoTask
 
-if TYPE_CHECKING:
-    import jax
-
-_GRID_SIDE = 192  # pixels of a validation photo that the grid shows, about the middle
-_GRID_ROWS = 4
-
-
-class ImageModel(Protocol):
-    """The form of a generator's pictures."""
-
-    @property
-    def scale(self) -> int: ...
-
-    @property
-    def channels(self) -> Literal[1, 3]: ...
-
-
-_SYMMETRIC = (-1.0, 1.0)
+_NAMES = (*PICTURE_LOSSES, "perceptual", ADVERSARIAL)
+_LABELS = {"label_real": (1.0, 1.0), "label_fake": (0.0, 0.0), "label_generator": (1.0, 1.0)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class PhotoRun(PictureRunConfig):
-    """Options of every run on photos; a family adds `model`, or another `picture`."""
+class SuperResolutionRun(NetworkOptions, AdversarialRun):
+    """Options of a run of a network that enlarges pictures."""
 
-    crop: int = number(most=2**14)
-    """Side of the high-resolution crops in pixels."""
-    crops_per_photo: int = number(1, most=2**24)
-    """Crops of each photo in an epoch."""
-    built_in: bool = False
-    """Train on the photos that come with the installation beside those of data."""
-    fractions: tuple[float, ...] = (1.0,)
-    """Sizes at which each training photo is shown, as fractions of its own: few photos, more to
-    learn from."""
-    swap_colours: bool = False
-    """Put red, green and blue of each crop in a random order: a few photos are overfit."""
-    bicubic: Literal["torch", "matlab"] = "torch"
-    """Whose bicubic shrinks the crops; torch's is Pillow's. Validation's is always MATLAB's."""
-    detail_factors: tuple[int, ...] = (2,)
-    """At scale 1: each sample is shrunk by one of these and enlarged back to lose its detail."""
-    detail_noise: float = 0.0
-    """At scale 1: most deviation of the noise added, in levels of 255."""
-    low_blur: float = 0.0
-    """Maximum standard deviation in pixels of the blur of the network's input, drawn for each
-    sample; blur, noise and JPEG come in random order, in validation too."""
-    low_noise: float = 0.0
-    """Maximum standard deviation of the noise of the network's input, in levels of 255."""
-    low_jpeg: tuple[int, int] | None = None
-    """Lowest and highest quality, as 40 95, of JPEG files that the network's input went through."""
-    low_share: float = number(1.0, least=0, most=1)
-    """Share of the samples that are blurred, and of those with noise."""
-    low_again: float = number(0.0, least=0, most=1)
-    """Share of the samples that are resized, sharpened and damaged a second time, as pictures from
-    the web are."""
-    held_out: float = 0.1
-    """Fraction of the data held out for validation where there is no val folder."""
-    validation_px: int = number(512, most=2**15)
-    """Validation photos larger than this are cut to their middle."""
+    scale: int = number(4, most=64)
+    """Enlargement per side; 1 restores detail without changing the size."""
+    value_range: tuple[float, float] = (0.0, 1.0)
+    """Black and white in the network's pictures: 0 1, as most published networks, or -1 1."""
+    multiple: int = number(1, most=2**12)
+    """The sides of the network's input must be multiples of so many pixels."""
+    loss: str = "l1"
+    """Losses and weights, as l1=1,ssim=0.1: l1, smooth_l1, charbonnier, mse, ssim, perceptual,
+    adversarial (needs a discriminator), or package.module:function of your own, which takes
+    (prediction, target) with pictures in 0…1 and returns a scalar."""
+    pretrain_loss: str | None = None
+    """Losses of the phase before the adversarial one. Default: those of loss but adversarial."""
+    discriminator: str | None = None
+    """The discriminator, named as network is: pictures in the network's value_range to logits, one
+    a picture or a map."""
+    discriminator_args: str = "{}"
+    """Keyword arguments of the discriminator, as a JSON object."""
+    adversarial_share: float = 0.5
+    """With an adversarial loss: part of the steps that its phase gets, at the end of the run."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        _ = self.degradation  # checks itself
-        if self.crop < 1 or self.crop % self.picture.scale:
+        self.check_at_least(1, "scale", "multiple")
+        parse_json_object(self.network_args, "network_args")
+        parse_json_object(self.discriminator_args, "discriminator_args")
+        low, high = self.value_range
+        if not low < high:
             raise InputError(
-                f"crop={self.crop} must be a positive multiple of the model's "
-                f"scale={self.picture.scale}"
+                f"value_range must be black and white with black below white, got {low} {high}"
+            )
+        adversarial = ADVERSARIAL in self.loss_weights
+        if adversarial != (self.discriminator is not None):
+            raise InputError(
+                f"the loss {self.loss!r} and discriminator={self.discriminator} do not go "
+                "together: an adversarial loss needs --discriminator package.module:Class, and a "
+                "discriminator a loss such as l1=1,adversarial=0.01"
+            )
+        if not adversarial and (self.adversarial_steps or self.pretrain_loss):
+            raise InputError(
+                "adversarial_steps and pretrain_loss are for runs with an adversarial loss; add it "
+                "to --loss, or leave them out"
+            )
+        if ADVERSARIAL in (pretrain := self.pretrain_weights) or not pretrain:
+            raise InputError(
+                "the phase before the adversarial one needs losses of its own, without "
+                f"adversarial, got pretrain_loss={self.pretrain_loss} and loss={self.loss}; give "
+                "--pretrain-loss l1=1"
+            )
+        super().__post_init__()
+        if self.crop % (self.scale * self.multiple):
+            raise InputError(
+                f"crop={self.crop} must be a multiple of scale={self.scale} times "
+                f"multiple={self.multiple}"
             )
 
     @property
-    def picture(self) -> ImageModel:
-        """What says the form of the pictures: the family's `model`."""
-        return self.model  # type: ignore[attr-defined]
+    def picture(self) -> Any:
+        return self
 
     @property
     def intensities(self) -> tuple[float, float]:
-        """Black and white in the pictures that the network takes and gives."""
-        return _SYMMETRIC
-
-    @property
-    def degradation(self) -> Degradation | None:
-        """Damage to the network's input; None where there is none."""
-        damage = Degradation(
-            blur=self.low_blur,
-            noise=self.low_noise,
-            jpeg=self.low_jpeg,
-            share=self.low_share,
-            again=self.low_again,
-        )
-        return damage if damage.kinds else None
+        return self.value_range
 
     @property
     def side_multiple(self) -> int:
-        """Pixels that the sides of the network's input are multiples of."""
-        return 1
+        return self.multiple
+
+    @property
+    def loss_weights(self) -> dict[str, float]:
+        """Weights of the losses by name."""
+        return parse_weights(self.loss, names=_NAMES, option="--loss")
+
+    @property
+    def pretrain_weights(self) -> dict[str, float]:
+        """Weights of the first phase's losses by name."""
+        if self.pretrain_loss is not None:
+            return parse_weights(self.pretrain_loss, names=_NAMES, option="--pretrain-loss")
+        return {name: w for name, w in self.loss_weights.items() if name != ADVERSARIAL}
 
     @property
     def phases(self) -> tuple[tuple[str, int], ...]:
-        """The generator alone on pixels, through the whole run."""
-        return (("pretrain", self.total_steps),)
+        """Both phases with an adversarial loss, else the one without."""
+        if ADVERSARIAL not in self.loss_weights:
+            return (("pretrain", self.total_steps),)
+        return super().phases
 
 
-class SuperResolution:
-    """One run's photos, objective and validation."""
+# Minutes on two CPU cores for networks of 100,000 parameters, on the built-in photos.
+QUICK = SuperResolutionRun(
+    steps=400,
+    batch=16,
+    crop=96,
+    crops_per_photo=64,
+    bicubic="matlab",
+    optimizer="adam",
+    lr=1e-3,
+    schedule="cosine",
+    warmup_steps=20,
+    ema=0.99,
+    validate_every=100,
+)
 
-    exported = "generator"
-    metric = "psnr_y"
-    sample_name = "images"
-    best: Literal["max", "min"] = "max"
+# The options that published networks of this kind train with, for a data set.
+LONG = dataclasses.replace(
+    QUICK,
+    steps=100_000,
+    crop=192,
+    crops_per_photo=16,
+    lr=5e-4,
+    warmup_steps=500,
+    ema=0.999,
+    log_every=100,
+    validate_every=5_000,
+    save_every=1_000,
+)
 
-    def __init__(
-        self, config: PhotoRun, family: str, make_networks: Callable[[Any], Networks]
-    ) -> None:
-        """Checks every photo and builds the networks; no device is used yet.
 
-        Args:
-          config: of the run.
-          family: its name on the command line.
-          make_networks: builds what is trained, with the generator as `generator`, from the
-            configuration in steps.
+class SuperResolutionTask(PhotoTask):
+    """A network of the user's that enlarges pictures, or at scale 1 restores them."""
+
+    Config = SuperResolutionRun
+    presets = {"quick": QUICK, "long": LONG}  # noqa: RUF012
+    default_presets = ("quick", "long")
+    labels = _LABELS
+    config: SuperResolutionRun
+
+    @property
+    def title(self) -> str:
+        return str(self.config.network)
+
+    def networks(self) -> PictureObjective:
+        """The network, its discriminator and losses, tried on random pictures.
 
         Raises:
-          FileNotFoundError, ValueError: the data or the weights cannot be used.
+          InputError: the network, a loss or the discriminator cannot be used.
         """
-        cache = None if config.cache_gb is None else int(config.cache_gb * 2**30)
-        self.photos, self.held_out = open_training_photos(
-            config.data,
-            config.val,
-            built_in=config.built_in,
-            crop=config.crop,
-            val_crop=max(config.picture.scale * max(16, config.side_multiple), 16),
-            on_bad_file=config.on_bad_file,
-            held_out=config.held_out,
-            cache_bytes=cache,
-            scratch_folder=config.scratch,
+        config = self.config
+        network = config.build()
+        option = f"--network {config.network}"
+        _try(config, network, option)
+        losses = _losses(config)
+        phases = [name for name, _ in config.phases]
+        discriminator = None
+        if "adversarial" in phases:
+            assert config.discriminator is not None
+            discriminator = build_network(
+                config.discriminator,
+                parse_json_object(config.discriminator_args, "discriminator_args"),
+                option="--discriminator",
+            ).float()
+        weights = {"pretrain": config.pretrain_weights, "adversarial": config.loss_weights}
+        terms = {
+            phase: make_terms(weights[phase], losses, option="--loss") if phase in phases else ()
+            for phase in weights
+        }
+        objective = PictureObjective(
+            network, **terms, discriminator=discriminator, value_range=config.value_range
         )
-        if config.fractions != (1.0,):
-            self.photos = self.photos.at_fractions(config.fractions, crop=config.crop)
-        config = config.in_steps(len(self.photos) * config.crops_per_photo)
-        self.config = config
-        self.family = family
-        self.phases = config.phases
-        import torch
+        try_losses(objective, _example_batch(config), option=option)
+        if config.check:
+            side = check_side(config.multiple)
+            picture = _in_range(config, random_pictures(2, config.channels, side, side))
+            check_in_jax(network, picture, config=config, option=option)
+        return objective
 
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(config.seed)
-            self._networks = make_networks(config)
-        self.objective, self.blocks = self._networks.objective, self._networks.blocks
-        self._resident = resident_bytes(self.photos) <= config.resident_gb * 2**30
-        detail = DetailLoss(factors=config.detail_factors, noise=config.detail_noise)
-        self._prepare = make_preparation(
-            crop=config.crop,
-            scale=config.picture.scale,
-            channels=config.picture.channels,
-            swap_colours=config.swap_colours,
-            bicubic=config.bicubic,
-            loss_of_detail=detail if config.picture.scale == 1 else None,
-            degradation=config.degradation,
-            labels=self._networks.labels,
-            value_range=config.intensities,
-        )
-        self._pairs: list[ValidationPair] = []
-        self._lpips: Callable[[np.ndarray, np.ndarray], float] | None = None
-
-    def prepare(self, batch: Mapping[str, PyTree], key: "jax.Array") -> Mapping[str, PyTree]:
-        arrays = {name: rows for name, rows in batch.items() if name != "resident"}
-        return self._prepare(arrays, key, batch.get("resident"))
-
-    def constants(self, sharding: "jax.sharding.Sharding | None") -> Mapping[str, PyTree]:
-        if not self._resident:
-            return {}
-        budget = int(self.config.resident_gb * 2**30)
-        return {"resident": resident_photos(self.photos, budget, sharding=sharding)}
-
-    def batches(self, start_step: int, *, host: int, hosts: int) -> HostBatches:
-        return train_batches(
-            self.photos,
-            global_batch=self.config.batch,
-            crop=self.config.crop,
-            seed=self.config.seed,
-            start_step=start_step,
-            host=host,
-            hosts=hosts,
-            crops_per_photo=self.config.crops_per_photo,
-            form="window" if self._resident else "image",
-        )
-
-    def extra_inputs(self, phase: str) -> tuple:
-        return self._networks.extra_inputs.get(phase, ())
-
-    def validate(self, network: Network) -> ValidationResult:
-        if not self._pairs:
-            self._pairs = list(self._load_pairs())
-            shortest = min(min(pair.high.shape[2:]) for pair in self._pairs)
-            if shortest >= LPIPS_SMALLEST:
-                self._lpips = lpips_if_installed()
-        scale, intensities = self.config.picture.scale, self.config.intensities
-        figures: list[dict[str, float]] = []
-        rows: list[np.ndarray] = []
-        for pair in self._pairs:
-            low, high = _levels(pair.low, intensities), _levels(pair.high, intensities)
-            bicubic = _bicubic(low, scale)
-            output = _levels(network(pair.low), intensities)
-            figures.append(
-                {
-                    **_judge(output, high, scale),
-                    **{f"bicubic_{k}": v for k, v in _judge(bicubic, high, scale).items()},
-                }
-            )
-            if self._lpips:
-                for name, image in (("lpips", output), ("bicubic_lpips", bicubic)):
-                    figures[-1][name] = self._lpips(*(_channels_last(x) for x in (image, high)))
-            if len(rows) < _GRID_ROWS:
-                rows.append(_grid_row((low, bicubic, output, high), scale))
-        metrics = {name: float(np.mean([f[name] for f in figures])) for name in figures[0]}
-        metrics["gain_db"] = metrics["psnr_y"] - metrics["bicubic_psnr_y"]
-        return ValidationResult(metrics, _stack(rows))
-
-    def _load_pairs(self) -> Iterator[ValidationPair]:
-        return validation_pairs(
-            self.held_out,
-            self.config.picture.scale,
-            channels=self.config.picture.channels,
-            longest_px=self.config.validation_px,
-            multiple=self.config.side_multiple,
-            value_range=self.config.intensities,
-            degradation=self.config.degradation,
-        )
-
-    def files(self) -> dict[str, str]:
-        parts = {"train": self.photos, "validation": self.held_out}
+    def builder(self) -> JsonObject:
+        config = self.config
         return {
-            f"{part}/{name}": f"{path.stat().st_size} bytes"
-            for part, photos in parts.items()
-            for name, path in zip(photos.names, photos.paths, strict=True)
+            **config.describe("super-resolution"),
+            "scale": config.scale,
+            "channels": config.channels,
+            "value_range": list(config.value_range),
+            "multiple": config.multiple,
         }
 
-    def describe(self) -> JsonObject:
-        return {
-            **self._networks.description,
-            "network": self.exported,
-            # So that whoever judges the weights can leave out what they were trained on.
-            "held_out": self.held_out.names,
-        }
 
-    def summary(self) -> Sequence[str]:
-        scale = self.config.picture.scale
-        weights = sum(p.numel() for p in self.objective.generator.parameters())
-        names = ", ".join(f"{name} {steps} steps" for name, steps in self.phases)
-        return (
-            f"{self._networks.title} ×{scale}, {weights:,} parameters; {names}; "
-            f"batch {self.config.batch} of {self.config.crop} px over mesh {self.config.mesh}",
-            f"training on {len(set(self.photos.paths))} photos from {self.photos.source}, "
-            f"validating on {len(self.held_out)} held out; PSNR and SSIM on MATLAB's Y, "
-            f"{scale} px border cut",
+def _losses(config: SuperResolutionRun) -> dict[str, Loss | None]:
+    losses: dict[str, Loss | None] = {**PICTURE_LOSSES, "perceptual": None, ADVERSARIAL: None}
+    if "perceptual" in {**config.loss_weights, **config.pretrain_weights}:
+        losses["perceptual"] = perceptual_loss(
+            config.perceptual_weights, untrained=config.aot is not None, value_range=(0.0, 1.0)
+        )
+    return losses
+
+
+def _try(config: SuperResolutionRun, network: torch.nn.Module, option: str) -> None:
+    """Runs the network on crops as in training, and on a picture of other sides.
+
+    Raises:
+      InputError: it fails, or its output is no such picture.
+    """
+    scale, multiple = config.scale, config.multiple
+    side = config.crop // scale
+    odd = multiple * (24 // multiple + 1 - 24 // multiple % 2)
+    for height, width in ((side, side), (odd, odd + multiple)):
+        try_network(
+            network,
+            _in_range(config, random_pictures(1, config.channels, height, width)),
+            option=option,
+            expected=(1, config.channels, scale * height, scale * width),
+            mend=f"{{}}, {scale} times as large; give --scale, --channels or --multiple",
         )
 
 
-def _levels(images: np.ndarray, intensities: tuple[float, float]) -> np.ndarray:
-    """Black to white as uint8, rounded."""
-    black, white = intensities
-    levels = (jnp.asarray(images) - black) * (255 / (white - black))
-    levels = jnp.clip(jnp.round(levels), 0, 255)
-    return np.asarray(levels.astype(jnp.uint8))  # by XLA, which casts a NaN without a warning
-
-
-def _channels_last(images: np.ndarray) -> np.ndarray:
-    return np.moveaxis(images[0], 0, -1)
-
-
-def _bicubic(low: np.ndarray, scale: int) -> np.ndarray:
-    """MATLAB's bicubic enlargement, what papers compare with; at scale 1 the input itself."""
-    return np.asarray(enlarge(jnp.asarray(low), scale, convention="matlab")) if scale > 1 else low
-
-
-def _judge(image: np.ndarray, truth: np.ndarray, scale: int) -> dict[str, float]:
-    from jaxsr.ops.quality import psnr, ssim
-
-    luma = "matlab" if image.shape[1] == 3 else None
-    options = {"luma": luma, "crop_border": scale, "axes": (-2, -1), "channel": -3}
-    return {
-        "psnr_y": float(psnr(image, truth, **options)[0]),
-        "ssim_y": float(ssim(image, truth, **options)[0]),
+def _example_batch(config: SuperResolutionRun) -> dict[str, torch.Tensor]:
+    size = (2, config.channels)
+    side = config.crop // config.scale
+    batch = {
+        "low": _in_range(config, random_pictures(*size, side, side)),
+        "high": _in_range(config, random_pictures(*size, config.crop, config.crop, seed=1)),
     }
+    return batch | {name: torch.ones(2, 1, 1, 1) for name in _LABELS}
 
 
-def _grid_row(pictures: Sequence[np.ndarray], scale: int) -> np.ndarray:
-    """Input (pixels enlarged), bicubic, output and truth side by side, cut about the middle."""
-    low, *rest = pictures
-    low = low.repeat(scale, axis=2).repeat(scale, axis=3)
-    cells = []
-    for picture in (low, *rest):
-        height, width = picture.shape[2:]
-        side = min(_GRID_SIDE, height, width)
-        top, left = (height - side) // 2, (width - side) // 2
-        cell = picture[0, :, top : top + side, left : left + side].transpose(1, 2, 0)
-        cells.append(np.broadcast_to(cell, (side, side, 3)))
-    return np.concatenate(cells, axis=1)
-
-
-def _stack(rows: Sequence[np.ndarray]) -> np.ndarray:
-    width = max(row.shape[1] for row in rows)
-    return np.concatenate(
-        [np.pad(row, ((0, 0), (0, width - row.shape[1]), (0, 0))) for row in rows]
-    )
+def _in_range(config: SuperResolutionRun, pictures: torch.Tensor) -> torch.Tensor:
+    low, high = config.value_range
+    return low + (high - low) * pictures

@@ -5,17 +5,20 @@ The position in the data is the step number. Sample `s` of a run (step · batch 
 restart. Every host makes the rows of its own devices; an iterable it reads in whole.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from jaxsr.data.prefetch import BatchStream, Fill, HostBatch, Samples
 from jaxsr.data.sampler import shuffled
 from jaxsr.errors import InputError
-from jaxsr.training.task_data import HostBatch, TaskData, preserved_generators, seed_generators
+from jaxsr.training.task_data import TaskData, preserved_generators, seed_generators
 from jaxsr.training.user_code import located
 
+_AHEAD = 4
+"""Batches that threads make ahead."""
 _END = object()
 
 
@@ -33,6 +36,27 @@ class StepBatches:
     def __len__(self) -> int:
         return 2**31
 
+    def begin(self, first: int, count: int) -> tuple[HostBatch, Fill | None]:
+        """See `jaxsr.data.prefetch.Samples`."""
+        step = first // self.batch
+        if not self.data.threads:
+            with preserved_generators():
+                return self[step], None
+        if self.data.kind == "steps" or self.data.collate is not None:
+            batch: HostBatch = {}
+            return batch, lambda rows: batch.update(self[step])
+        indices = self._numbers(first, count)[:, 0]
+        if self.data.resident:
+            return {"index": indices.astype(np.int32)}, None
+        return self.data.fixed(indices)
+
+    def _numbers(self, first: int, count: int) -> np.ndarray:
+        data = self.data
+        assert data.length is not None
+        return sample_numbers(
+            first, count, length=data.length, seed=data.seed, shuffle=self.shuffle
+        )
+
     def __getitem__(self, step: int) -> HostBatch:
         rows = self.batch // self.hosts
         data = self.data
@@ -42,10 +66,7 @@ class StepBatches:
             host_rows = slice(self.host * rows, (self.host + 1) * rows)
             return {name: array[host_rows] for name, array in batch.items()}
         first = step * self.batch + self.host * rows
-        assert data.length is not None
-        samples = sample_numbers(
-            first, rows, length=data.length, seed=data.seed, shuffle=self.shuffle
-        )
+        samples = self._numbers(first, rows)
         items = [data.item(int(index), int(epoch)) for index, epoch in samples]
         batch = data.batch(items, samples[:, 0].tolist(), first)
         _check_rows(batch, rows, f"collate of {data.name}")
@@ -69,25 +90,6 @@ def _check_rows(batch: HostBatch, rows: int, where: str) -> None:
             )
 
 
-class BatchIterator:
-    """Batches from a step on; leaving the `with` block ends the worker processes."""
-
-    def __init__(self, batches: Iterator[HostBatch], close: Callable[[], None]) -> None:
-        self._batches, self._close = batches, close
-
-    def __iter__(self) -> Iterator[HostBatch]:
-        return self
-
-    def __next__(self) -> HostBatch:
-        return next(self._batches)
-
-    def __enter__(self) -> Iterator[HostBatch]:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._close()
-
-
 def step_batches(
     data: TaskData,
     *,
@@ -97,7 +99,9 @@ def step_batches(
     hosts: int = 1,
     shuffle: bool = True,
     workers: int = 0,
-) -> BatchIterator:
+    prefetch: int | None = None,
+    numbered: bool = False,
+) -> BatchStream:
     """This host's rows of the batches of `start_step` and all later steps.
 
     Args:
@@ -107,48 +111,56 @@ def step_batches(
       host, hosts: this host's number, and how many there are.
       shuffle: whether each epoch is a fresh permutation of the items.
       workers: processes that work ahead; 0 loads between steps. An iterable is read without.
+      prefetch: batches that threads make ahead. Default: 4, where there are threads.
+      numbered: whether batches have `sample`, the numbers of their samples in the run.
 
     Raises:
       InputError: workers are asked for and Grain is missing, or the data cannot be sent to them.
     """
+    source = StepBatches(data=data, batch=batch, host=host, hosts=hosts, shuffle=shuffle)
+    samples: Samples = data.source if data.kind == "samples" else source
+    ahead = data.kind == "samples" or (data.threads and not data.resident)
     if data.kind == "stream":
-        if workers:
+        samples = _Stream(data, start_step * batch, batch)
+    if workers:
+        if data.kind == "samples":
+            raise InputError(
+                f"{data.name} makes its batches in threads, not in processes; use --workers 0"
+            )
+        if data.kind == "stream":
             raise InputError(
                 f"--workers {workers} needs data with a length; {data.name} returned an iterable, "
                 "which only one process can read"
             )
-        return BatchIterator(_stream_batches(data, batch, start_step, host, hosts), lambda: None)
-    source = StepBatches(data=data, batch=batch, host=host, hosts=hosts, shuffle=shuffle)
-    if workers:
-        from jaxsr.training.data_workers import in_workers
+        from jaxsr.training.data_workers import Workers
 
-        return in_workers(source, start=start_step, workers=workers)
+        samples = Workers(source, start=start_step, workers=workers)
+    return BatchStream(
+        samples,
+        global_batch=batch,
+        start_step=start_step,
+        host=host,
+        hosts=hosts,
+        threads=data.threads or None,
+        prefetch=(_AHEAD if prefetch is None else prefetch) if ahead else 0,
+        numbered=numbered,
+    )
 
-    def load() -> Iterator[HostBatch]:
-        for step in range(start_step, len(source)):
-            with preserved_generators():
-                rows = source[step]
-            yield rows
 
-    return BatchIterator(load(), lambda: None)
+class _Stream:
+    """An iterable: every host reads every item, and keeps its own rows."""
 
-
-def _stream_batches(
-    data: TaskData, batch: int, start_step: int, host: int, hosts: int
-) -> Iterator[HostBatch]:
-    """Every host reads every item, and keeps its own rows."""
-    rows = batch // hosts
-    with preserved_generators():
-        items = data.endless_items(start_step * batch)
-    step = start_step
-    while True:
+    def __init__(self, data: TaskData, skip: int, batch: int) -> None:
+        self._data, self._batch, self._read = data, batch, skip
         with preserved_generators():
-            taken = [next(items) for _ in range(batch)]
-            first = step * batch + host * rows
-            numbers = range(first, first + rows)
-            made = data.batch(taken[host * rows : (host + 1) * rows], numbers, first)
-        yield made
-        step += 1
+            self._items = data.endless_items(skip)
+
+    def begin(self, first: int, count: int) -> tuple[HostBatch, None]:
+        with preserved_generators():
+            taken = [next(self._items) for _ in range(self._batch)]
+            rows = taken[first - self._read :][:count]
+            self._read += self._batch
+            return self._data.batch(rows, range(first, first + count), first), None
 
 
 def validation_batches(data: TaskData, batch: int) -> Iterator[HostBatch]:

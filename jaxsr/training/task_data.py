@@ -2,34 +2,41 @@
 
 Items by number have `__len__` and `__getitem__`: torch's `Dataset`, Grain's sources, a Hugging Face
 table, a list. A mapping of arrays is a table of items. A function of the step number returns the
-global batch. An iterable of items (torch's `IterableDataset`, a generator) is read forward only: a
-resumed run reads and drops what it has trained on.
+global batch. An object with `begin` (`jaxsr.data.prefetch.Samples`) makes the arrays of samples by
+their numbers in the run, which threads fill ahead of the step. An iterable of items (torch's
+`IterableDataset`, a generator) is read forward only: a resumed run reads and drops what it has
+trained on.
 
 Before an item is read, the global random generators of `random`, NumPy and torch are seeded from
 the run's seed, the epoch and the item's index. So what a dataset draws from them depends on nothing
-else. Which items a batch has, `task_batches` decides.
+else. Items that are `fixed` draw nothing: several threads read them, and they may stay in memory or
+on the device. Which items a batch has, `task_batches` decides.
 
 Batches hold what torch's `DataLoader` would give, in NumPy: float32, integers, bool; torch's int64
 becomes int32 on the way to the device, and int64 again in the loss.
 """
 
+import functools
 import random
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Sized
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 
+from jaxsr.data.host_cache import PixelCache
+from jaxsr.data.prefetch import Fill, HostBatch, Samples
 from jaxsr.errors import InputError, one_line
 from jaxsr.models.user_files import place_of
+from jaxsr.training.config import CacheOptions
 from jaxsr.training.item_arrays import to_array
 from jaxsr.training.user_code import located
 
-HostBatch = dict[str, np.ndarray]
 Collate = Callable[[list], Any]
-Kind = Literal["items", "steps", "stream"]
+Kind = Literal["items", "steps", "samples", "stream"]
 
 _END = object()
 _BATCH = 2**32 - 1
@@ -52,6 +59,13 @@ class TaskData:
     collate: Collate | None = None
     """From a list of items to a batch. Default: fields are stacked."""
     seed: int = 0
+    threads: int = 0
+    """Threads that read items ahead of the step, which draw nothing from the process's generators.
+    0: items are read between steps, with everything seeded."""
+    cache: PixelCache | None = None
+    """With `threads`: where items stay, once they are read."""
+    resident: bool = False
+    """With `threads`: all items are put on the device, and batches hold their numbers."""
 
     @classmethod
     def open(cls, source: Any, *, name: str, **options: Any) -> Self:
@@ -72,6 +86,9 @@ class TaskData:
             )
         if isinstance(source, Mapping):
             source = _Table(source, name)
+        if isinstance(source, Samples) and not isinstance(source, type):
+            length = len(source) if isinstance(source, Sized) else None
+            return cls(source=source, name=name, kind="samples", length=length, **options)
         by_number = not isinstance(source, torch.utils.data.IterableDataset)
         sized = hasattr(source, "__len__") and hasattr(source, "__getitem__") and by_number
         if isinstance(source, type) or source is None:
@@ -92,7 +109,8 @@ class TaskData:
           InputError: the data cannot give it.
         """
         with located(f"{self.name}: item {index}"):
-            seed_generators(self.seed, epoch, index)
+            if not self.threads:
+                seed_generators(self.seed, epoch, index)
             try:
                 # Grain's datasets draw and shuffle anew where the number is beyond their length.
                 many = type(self.source).__module__.startswith("grain.")
@@ -122,7 +140,8 @@ class TaskData:
           InputError: they do not fit one another, or hold what cannot be an array.
         """
         if self.collate is not None:
-            seed_generators(self.seed, stream, _BATCH)
+            if not self.threads:
+                seed_generators(self.seed, stream, _BATCH)
             with located(f"{self.name}: collate"):
                 batch = self.collate(items)
             if not isinstance(batch, Mapping) or not batch:
@@ -173,16 +192,121 @@ class TaskData:
         with preserved_generators():
             if self.kind == "steps":
                 return self.of_step(0)
+            if self.kind == "samples":
+                batch, fill = self.source.begin(0, 1)
+                if fill is not None:
+                    fill(np.arange(1))
+                return batch
             if self.kind == "items":
                 return self.batch([self.item(0)], [0], 0)
             if iter(self.source) is self.source:
                 return {}  # looking at it would take an item away
             return self.batch([next(self.endless_items(0))], [0], 0)
 
+    @functools.cached_property
+    def form(self) -> HostBatch:
+        """The first item's arrays, (1, …): those of `fixed` items are all alike."""
+        return self.first()
+
+    def kept(self, cache: str, config: CacheOptions) -> Self:
+        """The same items, to be kept once they are read.
+
+        Args:
+          cache: `auto`, `device` or `host`.
+          config: how much may be kept.
+
+        Raises:
+          InputError: they are not items of one form, or must go on the device and do not fit.
+        """
+        if self.kind != "items" or self.collate is not None:
+            raise InputError(
+                f"cache={cache} is for items by number that fit one another, which {self.name} "
+                "does not have; use --cache off"
+            )
+        data = self.threaded(f"cache={cache}")
+        if cache != "host" and data.fits_device(config.resident_gb, required=cache == "device"):
+            return replace(data, resident=True)
+        cached = PixelCache(config.cache_bytes, scratch_folder=config.scratch)
+        return replace(data, cache=cached)
+
+    def threaded(self, option: str) -> Self:
+        """The same data, read by a thread ahead of the step.
+
+        Args:
+          option: what asks for it, for errors.
+
+        Raises:
+          InputError: their position is not a number, or they draw from the process's generators,
+            which the thread would share with the step.
+        """
+        if self.kind not in ("items", "steps"):
+            raise InputError(
+                f"{option} is for items by number and functions of the step, which {self.name} "
+                "does not return; leave it out"
+            )
+        with located(self.name), preserved_generators():
+            before = generator_states()
+            self.source(0) if self.kind == "steps" else self.source[0]
+            if generator_states() != before:
+                raise InputError(
+                    f"{self.name} draws from random, numpy.random or torch, which a thread must "
+                    f"not: leave {option} out, or draw in prepare, or from a generator made there"
+                )
+        return replace(self, threads=1)
+
+    def fits_device(self, resident_gb: float, *, required: bool = False) -> bool:
+        """Whether all items take at most so many GiB, by the first one.
+
+        Raises:
+          InputError: they must, and do not.
+        """
+        needed = (self.length or 0) * sum(a.nbytes for a in self.form.values()) / 2**30
+        if required and needed > resident_gb:
+            raise InputError(
+                f"cache=device needs {needed:.2f} GiB for {self.name}, more than "
+                f"resident_gb={resident_gb}; raise --resident-gb, or use --cache host"
+            )
+        return needed <= resident_gb
+
+    def fixed(self, indices: np.ndarray) -> tuple[HostBatch, Fill]:
+        """Arrays for the items of these numbers, and what fills rows of them, from any thread."""
+        shapes = {n: ((len(indices), *a.shape[1:]), a.dtype) for n, a in self.form.items()}
+        batch = {name: np.empty(*shape) for name, shape in shapes.items()}
+
+        def fill(rows: np.ndarray) -> None:
+            for row in rows:
+                for name, array in self._read(int(indices[row])).items():
+                    batch[name][row] = array
+
+        return batch, fill
+
+    def _read(self, index: int) -> HostBatch:
+        """An item's arrays, from memory or else from its source."""
+        cache = self.cache
+        if cache is not None:
+            kept = {name: cache.get((index, name)) for name in self.form}
+            if all(array is not None for array in kept.values()):
+                return kept  # type: ignore[return-value]
+        fields = self.fields(self.item(index), index)
+        self._check_alike({n: a[0] for n, a in self.form.items()}, fields, 0, index)
+        if cache is not None:
+            fields = {n: cache.keep((index, n), np.array(a)) for n, a in fields.items()}
+        return fields
+
+    def columns(self) -> HostBatch:
+        """All items, as arrays with the items along the first axis."""
+        assert self.length is not None
+        batch, fill = self.fixed(np.arange(self.length))
+        parts = np.array_split(np.arange(self.length), min(self.length, 8 * self.threads))
+        with ThreadPoolExecutor(self.threads, "resident-items") as pool:
+            list(pool.map(fill, parts))
+        return batch
+
     def of_step(self, step: int) -> HostBatch:
         """The global batch that a function gives for a step."""
         with located(f"{self.name} for step {step}"):
-            seed_generators(self.seed, step, _BATCH)
+            if not self.threads:
+                seed_generators(self.seed, step, _BATCH)
             try:
                 batch = self.source(step)
             except StopIteration as error:
@@ -291,6 +415,13 @@ def seed_generators(seed: int, epoch: int, index: int) -> None:
     random.seed(int(words[0]))
     np.random.seed(words[1])
     torch.default_generator.manual_seed(int(words[2]) << 32 | int(words[3]))
+
+
+def generator_states() -> str:
+    """The states of the global generators, to be compared."""
+    _, keys, *rest = np.random.get_state(legacy=True)
+    numpy = np.asarray(keys).tobytes(), rest
+    return repr((random.getstate(), numpy, torch.get_rng_state().tolist()))
 
 
 @contextmanager

@@ -1,117 +1,129 @@
-"""One run of a user's task: what the loop asks, answered by `jaxsr.training.user_task.Task`."""
+"""One run of a task: what the engines and the loop ask, answered by `jaxsr.training.task.Task`."""
 
 import contextlib
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+import jax
 import numpy as np
+import optax
 import torch
-from torch import nn
 
+from jaxsr.data.device_cache import on_device
+from jaxsr.data.prefetch import BatchStream
 from jaxsr.errors import InputError
 from jaxsr.interop.annotations import JsonObject, PyTree
 from jaxsr.interop.module_copy import copy_module
 from jaxsr.interop.out_of_memory import check_fits
 from jaxsr.interop.sharding_rules import planned_rules
 from jaxsr.interop.train.objective import Objective, check_objective
-from jaxsr.models.build import check_parameters, import_attribute
+from jaxsr.interop.train.optimizers import OptimizerConfig
+from jaxsr.models.build import check_parameters
 from jaxsr.models.own_network import stated_uses
+from jaxsr.training.config import RunConfig
 from jaxsr.training.engines import traced_result
-from jaxsr.training.task import HostBatches, Network, ValidationResult, check_phases
+from jaxsr.training.phases import check_phases, phases_in_words
+from jaxsr.training.remat import blocks_to_recompute
+from jaxsr.training.task import Task, TaskConfig
 from jaxsr.training.task_batches import step_batches, validation_batches
 from jaxsr.training.task_data import TaskData, describe, preserved_generators
+from jaxsr.training.task_methods import (
+    Evaluation,
+    PhaseTrial,
+    check_methods,
+    refusing_draws,
+    refusing_state,
+)
 from jaxsr.training.user_code import located, located_in_users_files
-from jaxsr.training.user_task import Evaluation, PhaseTrial, Task, TaskConfig, check_methods
+from jaxsr.training.validation import Network, ValidationResult
 
-if TYPE_CHECKING:
-    import jax
+Optimizer = OptimizerConfig | optax.GradientTransformation
 
+_ITEMS = "items"
+"""The constant that holds all items on the device."""
 _PICTURED = 8
 """Images in a validation's picture."""
 
 
-class TaskFamily:
-    """What `jaxsr.train` needs of a family, from a class of the user's."""
-
-    DEFAULT_PRESETS = ("default", "default")
-    """There is one preset: the options' defaults."""
-
-    def __init__(self, name: str) -> None:
-        """Imports the class `package.module:Class`.
-
-        Raises:
-          InputError: there is none, it is no task, or its options are no `TaskConfig`.
-        """
-        module, _, kind = name.partition(":")
-        if Path(module).is_file() and Path(module) == Path(Path(module).name):
-            name = f"{module.removesuffix('.py')}:{kind}"
-        task = import_attribute(name, option="the task")
-        if not (isinstance(task, type) and issubclass(task, Task)):
-            raise InputError(
-                f"{name} is no task: make it a subclass of jaxsr.Task, see docs/own-task.md"
-            )
-        if not (isinstance(task.Config, type) and issubclass(task.Config, TaskConfig)):
-            raise InputError(f"{name}.Config must be a subclass of jaxsr.TaskConfig")
-        self.name, self._task = name, task
-        self.CONFIG = task.Config
-        with located(f"{name}.Config"):
-            self.PRESET_RUNS = {"default": task.Config()}
-
-    def build(self, config: TaskConfig) -> "TaskRun":
-        """The run of a configuration."""
-        return TaskRun(self.name, self._task, config)
-
-
 class TaskRun:
-    """A task's data, objective and validation."""
+    """A task with its data opened, its networks built, and its length in steps."""
 
-    def __init__(self, name: str, kind: type[Task], config: TaskConfig) -> None:
+    def __init__(self, name: str, kind: type[Task], config: RunConfig) -> None:
         """Opens the data and builds the networks; looks at one item of each data set.
 
         Raises:
           InputError: the task's code fails, or gives what cannot be used.
         """
         self.family, label = name, kind.__name__
-        with located(f"{label}(config)"):
-            self._user = kind(config)
-        self._user.config = config  # an __init__ of its own may not have kept it
-        check_methods(self._user)
+        self._is_users = not kind.__module__.startswith("jaxsr.")
+        with self._located(f"{label}(config)"):
+            self.task = kind(config)
+        self.task.config = config  # an __init__ of its own may not have kept it
+        check_methods(self.task)
         self._check_metadata(label)
+        self.exported, self.sample_name = self.task.exported, self.task.sample_name
+        self.best: Literal["max", "min"] = self.task.best
         self.train = self._open("train_data", self._source("train_data", config.seed))
         held_out = self._source("validation_data", config.seed)
         self.held_out = None if held_out is None else self._open("validation_data", held_out)
-        self._form = self._look(self.train)
+        self._form = "" if self.task.defines("files") else self._look(self.train)
         if self.held_out is not None:
             self._look(self.held_out)
+        is_validated = self.held_out is not None or self.task.defines("validate")
+        self.metric = self.task.metric if is_validated else None
+        self._check_names()
         if config.epochs is not None and self.train.length is None:
             raise InputError(
                 f"epochs={config.epochs:g} need data with a length, which {self.train.name} does "
                 "not have; give --steps"
             )
-        self.config = self._user.config = config.in_steps(self.train.length or 0)
+        self.config = self.task.config = config.in_steps(self.train.length or 0)
         self.objective = self._build(label)
         try:
-            network = self.objective.get_submodule(self.exported)
+            self.network = self.objective.get_submodule(self.exported)
         except AttributeError as error:
             raise InputError(
                 f"the objective of {label} has no network {self.exported!r}; set exported"
             ) from error
-        self._evaluation = Evaluation(self._user, network)
-        with located(f"{label}.phases"):
-            self.phases = tuple(self._user.phases(self.objective))
+        self._evaluation = Evaluation(self.task, self.network)
+        with self._located(f"{label}.phases"):
+            self.phases = tuple(self.task.phases(self.objective))
         check_phases(self.phases, self.config.total_steps)
-        self.blocks = self._blocks() if config.remat else ()
-        if config.aot is None:
+        self.blocks: Sequence[str] = ()
+        if config.remat:
+            self.blocks = blocks_to_recompute(
+                self.network, self.task.remat_blocks, prefix=self.exported, owner=label
+            )
+        if config.aot is None and self._is_users:
             self._try_phases()
-        if self.held_out is not None and config.aot is None:
-            self._try_validation(self.held_out)
+            if self.held_out is not None and not self.task.defines("validate"):
+                self._try_validation(self.held_out)
+
+    def _located(self, what: str) -> contextlib.AbstractContextManager[None]:
+        """Makes errors of the user's code one line; those of jaxsr's keep their traceback."""
+        return located(what) if self._is_users else contextlib.nullcontext()
+
+    def _check_names(self) -> None:
+        """Refuses data whose names are those that `prepare` gets besides.
+
+        Raises:
+          InputError: as said.
+        """
+        if not self.task.defines("prepare") or self.train.kind == "samples":
+            return
+        if taken := {*self.train.first()} & {"sample", *self.task.constants()}:
+            raise InputError(
+                f"{self.train.name} has {', '.join(sorted(taken))}, a name that prepare gets the "
+                "samples' numbers or a constant by; rename it in the data"
+            )
 
     def _check_metadata(self, label: str) -> None:
         """Refuses metadata that no file can hold, or that `restore` would not read."""
-        metadata = self._user.metadata
+        metadata = self.task.metadata
         try:
             json.dumps(dict(metadata))
             stated_uses(Path(label), {"builder": self.family, **metadata})
@@ -122,45 +134,37 @@ class TaskRun:
                 "of numbers and text"
             ) from error
 
-    @property
-    def exported(self) -> str:
-        return self._user.exported
-
-    @property
-    def sample_name(self) -> str:
-        return self._user.sample_name
-
-    @property
-    def metric(self) -> str | None:
-        return self._user.metric if self.held_out is not None else None
-
-    @property
-    def best(self) -> Literal["max", "min"]:
-        return self._user.best
-
     def _source(self, method: str, seed: int) -> Any:
         """What the task's method returns."""
-        label = f"{type(self._user).__name__}.{method}"
-        with located(label), preserved_generators():
+        label = f"{type(self.task).__name__}.{method}"
+        with self._located(label), preserved_generators():
             torch.manual_seed(seed)
             np.random.seed(seed)
-            return getattr(self._user, method)()
+            return getattr(self.task, method)()
 
     def _open(self, method: str, source: Any) -> TaskData:
-        collate = self._user.collate if type(self._user).collate is not Task.collate else None
-        return TaskData.open(
+        if isinstance(source, TaskData):
+            return source
+        config = self.task.config
+        data = TaskData.open(
             source,
-            name=f"{type(self._user).__name__}.{method}",
-            item_names=self._user.item_names,
-            collate=collate,
-            seed=self._user.config.seed,
+            name=f"{type(self.task).__name__}.{method}",
+            item_names=self.task.item_names,
+            collate=self.task.collate if self.task.defines("collate") else None,
+            seed=config.seed,
         )
+        if method == "train_data" and isinstance(config, TaskConfig):
+            if config.cache in ("auto", "device", "host"):
+                data = data.kept(config.cache, config)
+            elif config.prefetch:
+                data = data.threaded(f"prefetch={config.prefetch}")
+        return data
 
     def _look(self, data: TaskData) -> str:
         """Reads one item, and says what it holds."""
         first = data.first()
         if data.kind != "steps":
-            rows = self._user.config.batch
+            rows = self.task.config.batch
             least = rows * sum(array.nbytes for array in first.values())
             check_fits(least, f"{rows} items of {data.name}", advice="use a smaller --batch")
         return describe(first, samples=True)
@@ -168,13 +172,17 @@ class TaskRun:
     def _build(self, label: str) -> Objective:
         def build() -> Objective:
             torch.manual_seed(self.config.seed)
-            return self._user.objective()
+            return self.task.objective()
 
-        with located(f"{label}.network"), torch.random.fork_rng(devices=[]):
+        with self._located(f"{label}.network"), torch.random.fork_rng(devices=[]):
             objective = None
             if self.config.aot is not None:
                 # Without values, as for a network that this machine could not hold.
-                with contextlib.suppress(Exception), torch.device("meta"):
+                with (
+                    contextlib.suppress(Exception),
+                    warnings.catch_warnings(action="error"),
+                    torch.device("meta"),
+                ):
                     objective = build()
             objective = build() if objective is None else objective
         if not isinstance(objective, Objective):
@@ -186,40 +194,17 @@ class TaskRun:
         check_objective(objective)
         return objective
 
-    def _blocks(self) -> list[str]:
-        """Submodules that `remat` recomputes.
-
-        Raises:
-          InputError: the task names none, and the network has no list of equal modules.
-        """
-        if self._user.remat_blocks:
-            return [f"{self.exported}.{pattern}" for pattern in self._user.remat_blocks]
-        blocks: list[str] = []
-        for name, module in self._evaluation.network.named_modules():
-            members = list(module.children())
-            repeated = len(members) > 1 and len({type(member) for member in members}) == 1
-            inside = any(name.startswith(f"{block}.") or name == block for block in blocks)
-            plain = isinstance(module, nn.ModuleList | nn.Sequential) and not inside
-            if plain and repeated and next(members[0].children(), None) is not None:
-                blocks += [f"{name}.{key}" for key, _ in module.named_children()]
-        if not blocks:
-            raise InputError(
-                "remat finds no list of equal modules in the network; set remat_blocks to the "
-                "names of its blocks"
-            )
-        return [f"{self.exported}.{block.removeprefix('.')}" for block in blocks]
-
     def _try_validation(self, data: TaskData) -> None:
         """Runs or traces the figures of one batch: what is wrong with them shows before training.
 
         Raises:
           InputError: they fail, are not scalars, or lack the metric.
         """
-        label = type(self._user).__name__
+        label = type(self.task).__name__
         with located_in_users_files():
-            batch = next(validation_batches(data, self.config.batch))
+            batch = next(self._validation_batches(data))
             figures = self._tried("measure", batch)
-            if type(self._user).pictures is not Task.pictures:
+            if self.task.defines("pictures"):
                 self._tried("picture", batch)
         for name, value in figures.items():
             pair = value if isinstance(value, tuple | list) else (value, 1)
@@ -249,6 +234,8 @@ class TaskRun:
         first = self.train.first() if phases else {}
         rows = 1 if self.train.kind == "steps" else self.config.batch
         batch = {name: np.repeat(array, rows, axis=0) for name, array in first.items()}
+        if batch and self.task.defines("prepare"):
+            batch = self._tried_preparation(batch)
         for name, _ in phases if batch else ():
             with located_in_users_files():
                 phase = self.objective.phase(name)
@@ -260,60 +247,127 @@ class TaskRun:
                     trial = PhaseTrial(self.objective, phase)
                     traced_result(trial, "losses", batch, train=True)
 
+    def _tried_preparation(self, batch: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
+        """What `prepare` makes of a batch; for the JAX engine in shapes and dtypes."""
+        batch = {**batch, **self.task.constants()}
+        batch["sample"] = np.arange(len(next(iter(batch.values()))), dtype=np.int32)
+        key = jax.random.key(0)
+        with located_in_users_files():
+            if self.config.engine == "torch":
+                return on_host(jax.jit(self.task.prepare)(batch, key))
+            return jax.eval_shape(self.task.prepare, batch, key)
+
     def _tried(self, method: str, batch: Mapping[str, np.ndarray]) -> Any:
         """What a method of the evaluation gives for a batch, from the engine of the run."""
         if self.config.engine != "torch":
             return traced_result(self._evaluation, method, batch)
         # A copy: what the figures write into buffers is no part of the training.
-        network = copy_module(self._evaluation.network).eval().requires_grad_(False)
-        trial = Evaluation(self._user, network)
+        network = copy_module(self.network).eval().requires_grad_(False)
+        trial = Evaluation(self.task, network)
         with torch.random.fork_rng(devices=[]):
             return getattr(trial, method)({n: torch.from_numpy(rows) for n, rows in batch.items()})
 
     @property
     def sharding_rules(self) -> dict[str, str]:
         """The task's rules, or those that transformers plans for its network."""
-        network = self._evaluation.network
-        rules = dict(self._user.sharding_rules) or planned_rules(network)
+        rules = dict(self.task.sharding_rules) or planned_rules(self.network)
         return {f"{self.exported}.{pattern}": style for pattern, style in rules.items()}
 
-    def prepare(self, batch: Mapping[str, PyTree], key: "jax.Array") -> Mapping[str, PyTree]:
-        return batch
+    def prepare(self, batch: Mapping[str, PyTree], key: jax.Array) -> Mapping[str, PyTree]:
+        """The objective's batch from the host's and `constants`, under `jit`."""
+        arrays = dict(batch)
+        if self.train.resident:
+            items, index = arrays.pop(_ITEMS), arrays.pop("index")
+            # Every device holds all items: a mesh needs no communication.
+            arrays |= {name: column[index] for name, column in items.items()}
+        if not self.task.defines("prepare"):
+            return arrays
+        if not self._is_users:
+            return self.task.prepare(arrays, key)
+        with refusing_state(self.task, "prepare"), refusing_draws(self.task, "prepare"):
+            return self.task.prepare(arrays, key)
 
-    def constants(self, sharding: "jax.sharding.Sharding | None") -> Mapping[str, PyTree]:
-        return {}
+    def constants(self, sharding: jax.sharding.Sharding | None) -> Mapping[str, PyTree]:
+        """Trees of arrays that every batch carries unchanged, put once where `sharding` says."""
+        return jax.tree.map(lambda leaf: on_device(leaf, sharding), self.host_constants())
 
-    def batches(self, start_step: int, *, host: int, hosts: int) -> HostBatches:
-        config = self.config
-        if config.batch % hosts:
-            raise InputError(
-                f"batch={config.batch} cannot be split over {hosts} processes; use a multiple"
-            )
+    def host_constants(self) -> Mapping[str, PyTree]:
+        """The same as NumPy arrays."""
+        with self._located(f"{type(self.task).__name__}.constants"):
+            constants = dict(self.task.constants())
+        if self.train.resident:
+            constants[_ITEMS] = self.train.columns()
+        return jax.tree.map(np.asarray, constants)
+
+    def optimizers(self, networks: Iterable[str]) -> dict[str, Optimizer]:
+        """What updates each network.
+
+        Raises:
+          InputError: the task's method gives something else, or what the engine lacks.
+        """
+        made = {name: self.task.optimizer(name) for name in networks}
+        for name, optimizer in made.items():
+            if isinstance(optimizer, OptimizerConfig):
+                continue
+            what = f"{type(self.task).__name__}.optimizer({name!r})"
+            if not isinstance(optimizer, optax.GradientTransformation):
+                raise InputError(
+                    f"{what} returned a {type(optimizer).__name__}; return an optax "
+                    "transformation, or dataclasses.replace(self.config.optimizer_config, lr=…)"
+                )
+            if self.config.engine == "torch":
+                raise InputError(
+                    f"{what} is a transformation of optax, which torch.optim has no twin of; use "
+                    "--engine jax, or return an OptimizerConfig"
+                )
+            if self.config.lr_factor and name == self.exported:
+                raise InputError(
+                    f"lr_factor scales the options' learning rate, and {what} has one of its own; "
+                    "leave --lr-factor out, or use optax.partition"
+                )
+        return made
+
+    def batches(self, start_step: int, *, host: int, hosts: int) -> BatchStream:
+        """This host's rows of the batches of `start_step` and all later steps."""
+        config, options = self.config, {}
+        if isinstance(config, TaskConfig):
+            workers = config.workers if config.aot is None else 0
+            options = {"shuffle": config.shuffle, "workers": workers, "prefetch": config.prefetch}
         return step_batches(
             self.train,
             batch=config.batch,
             start_step=start_step,
             host=host,
             hosts=hosts,
-            shuffle=config.shuffle,
-            workers=config.workers if config.aot is None else 0,
+            numbered=self.task.defines("prepare"),
+            **options,
         )
 
-    def extra_inputs(self, phase: str) -> tuple:
-        return ()
+    def _validation_batches(self, data: TaskData) -> Iterator[dict[str, np.ndarray]]:
+        """Every item once, prepared."""
+        batches = validation_batches(data, self.config.batch)
+        if not self.task.defines("prepare_validation"):
+            yield from batches
+            return
+        prepare, constants = jax.jit(self.task.prepare_validation), self.task.constants()
+        for batch in batches:
+            yield on_host(prepare({**batch, **constants}))
 
     def validate(self, network: Network) -> ValidationResult:
+        """Figures of the network on data that it never trained on."""
+        if self.task.defines("validate"):
+            return self.task.validate(network)
         if self.held_out is None:
             return ValidationResult({}, None)
         sums: dict[str, np.ndarray] = {}
         picture = None
-        for number, batch in enumerate(validation_batches(self.held_out, self.config.batch)):
+        for number, batch in enumerate(self._validation_batches(self.held_out)):
             rows = len(next(iter(batch.values())))
             figures = network.run(self._evaluation, "measure", batch, seed=number)
             for name, value in figures.items():
                 pair = value if isinstance(value, tuple | list) else (value * rows, rows)
                 sums[name] = sums.get(name, 0) + np.asarray(pair, np.float64)
-            if number == 0 and type(self._user).pictures is not Task.pictures:
+            if number == 0 and self.task.defines("pictures"):
                 picture = _tiled(network.run(self._evaluation, "picture", batch, seed=number))
         metrics = {
             name: float(total / weight) if weight else float("nan")
@@ -321,7 +375,10 @@ class TaskRun:
         }
         return ValidationResult(metrics, picture)
 
-    def files(self) -> dict[str, str]:
+    def files(self) -> Mapping[str, str]:
+        """What is trained and validated on, by name: equal on all hosts."""
+        if self.task.defines("files"):
+            return self.task.files()
         parts = {"train": self.train, "validation": self.held_out}
         return {
             part: f"{data.length} items of {self._look(data)}"
@@ -330,21 +387,27 @@ class TaskRun:
         }
 
     def describe(self) -> JsonObject:
+        """What a weights file must say for another program to build the network."""
+        if self.task.defines("describe"):
+            return {**self.task.describe()}
         options = json.loads(json.dumps(dataclasses.asdict(self.config), default=str))
         return {
             "family": self.family,
             "network": self.exported,
             "builder": self.family,
             "builder_args": options,
-            **self._user.metadata,
+            **self.task.metadata,
         }
 
     def summary(self) -> Sequence[str]:
-        network = self._evaluation.network
+        """Lines that tell a person what the run is, printed once at its start."""
+        if self.task.defines("summary"):
+            return self.task.summary(self.objective)
+        network = self.network
         weights = sum(p.numel() for p in network.parameters())
         learning = sum(p.numel() for p in network.parameters() if p.requires_grad)
         frozen = f" ({learning:,} learn)" if learning != weights else ""
-        phases = ", ".join(f"{name} {steps} steps" for name, steps in self.phases)
+        phases = phases_in_words(self.phases)
         count = "" if self.train.length is None else f"{self.train.length:,} items of "
         held_out = "no validation data"
         if self.held_out is not None:
@@ -355,6 +418,11 @@ class TaskRun:
             f"batch {self.config.batch} over mesh {self.config.mesh}",
             f"training on {count}{self._form or 'an iterable'}; {held_out}",
         )
+
+
+def on_host(batch: Mapping[str, jax.Array]) -> dict[str, np.ndarray]:
+    """The batch as arrays that may be written, as torch wants them."""
+    return {name: np.array(rows) for name, rows in batch.items()}
 
 
 def _tiled(images: np.ndarray) -> np.ndarray:

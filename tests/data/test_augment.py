@@ -20,9 +20,9 @@ from jaxsr.data.augment import (
     place,
     scaled_size,
 )
-from jaxsr.data.infrared_batches import infrared_batches, resident_infrared
 from jaxsr.data.scenes import open_scenes
 from jaxsr.interop import mesh as meshes
+from tests.data.infrared_batches import infrared_batches, infrared_data
 
 _place64 = jax.jit(partial(place, crop=64))
 
@@ -262,8 +262,14 @@ def test_resident_and_streamed_are_equal_on_any_mesh(scenes, options):
     np.testing.assert_array_equal(pixels["sample"], np.arange(16, 24))
     alone = jax.jit(prepare)(pixels, key)
     mesh = meshes.make_mesh(8)
-    resident = resident_infrared(scenes, 10**9, channels=1, sharding=meshes.replicated(mesh))
-    split = jax.jit(prepare)
+    columns = infrared_data(scenes, channels=1).columns()
+    resident = jax.device_put(columns, meshes.replicated(mesh))
+
+    @jax.jit
+    def split(batch, key, resident):
+        rows = {name: column[batch["index"]] for name, column in resident.items()}
+        return prepare(rows | {"sample": batch["sample"]}, key)
+
     placed = meshes.place_batch(index, mesh)
     compiled = split.lower(placed, key, resident).compile()
     text = compiled.as_text()

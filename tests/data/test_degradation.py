@@ -14,7 +14,7 @@ from scipy import ndimage, stats
 from jaxsr.data.degradation import Degradation, degrade
 from jaxsr.data.photos import open_training_photos
 from jaxsr.data.validation import validation_pairs
-from jaxsr.training.custom_super_resolution import QUICK
+from jaxsr.training.super_resolution import QUICK
 
 KEYS = jax.random.split(jax.random.key(5), 24)
 

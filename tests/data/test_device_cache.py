@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxsr.data.batches import train_batches
 from jaxsr.data.device_cache import _shelves, resident_bytes, resident_photos
 from jaxsr.data.host_cache import PixelCache
 from jaxsr.data.photos import Photos, open_training_photos
+from tests.data.photo_batches import train_batches
 
 
 @pytest.fixture(scope="module")
@@ -18,8 +18,7 @@ def photos():
 
 
 def test_crops_are_those_of_the_streamed_batches(photos):
-    resident = resident_photos(photos, 2**30)
-    assert resident is not None
+    resident = resident_photos(photos)
     options: dict[str, Any] = {"global_batch": 32, "crop": 96, "seed": 3}
     with (
         train_batches(photos, **options) as images,
@@ -33,10 +32,9 @@ def test_crops_are_those_of_the_streamed_batches(photos):
             np.testing.assert_array_equal(cut(resident, window), image.transpose(0, 3, 1, 2))
 
 
-def test_the_budget_is_kept_and_known_before_anything_is_read(photos):
+def test_the_size_is_known_before_anything_is_read(photos):
     size = resident_bytes(photos)
-    resident = resident_photos(photos, size)
-    assert resident is not None and resident.canvas.nbytes == size
+    assert resident_photos(photos).canvas.nbytes == size
     gone = Photos(
         source="nowhere",
         names=photos.names,
@@ -45,9 +43,8 @@ def test_the_budget_is_kept_and_known_before_anything_is_read(photos):
         cache=PixelCache(0),
     )
     assert resident_bytes(gone) == size
-    assert resident_photos(gone, size - 1) is None
     with pytest.raises(RuntimeError, match=r"gone\.png was readable"):
-        resident_photos(gone, size)
+        resident_photos(gone)
 
 
 def test_little_of_the_canvas_is_wasted(photos):

@@ -9,13 +9,9 @@ from PIL import Image
 from scipy import ndimage
 
 from jaxsr.data.infrared import open_split, open_training, read_list, to_gray
-from jaxsr.data.infrared_batches import (
-    infrared_batches,
-    resident_infrared,
-    resident_infrared_bytes,
-)
 from jaxsr.data.scenes import open_scenes, scene
 from jaxsr.metrics.components import components
+from tests.data.infrared_batches import infrared_batches, infrared_data
 
 
 def _picture(path, mode="L", size=(40, 30), seed=0):
@@ -394,15 +390,16 @@ def test_canvases_hold_image_mask_and_size(data_set):
         assert not batch["image"][row, :, :, width:].any()
 
 
-def test_the_cache_is_sized_before_it_is_filled(data_set, monkeypatch):
-    data = open_split(data_set, "train")
-    needed = resident_infrared_bytes(data, channels=1)
-    assert needed == 9 * 30 * 48 * 2
-    resident = resident_infrared(data, needed, channels=1)
-    assert resident is not None
-    assert sum(a.nbytes for a in (resident.image, resident.mask)) == needed
-    monkeypatch.setattr(type(data), "read", lambda *_: pytest.fail("read before it was sized"))
-    assert resident_infrared(data, needed - 1, channels=1) is None
+def test_the_cache_is_sized_by_one_image_before_it_is_filled(data_set, monkeypatch):
+    data = infrared_data(open_split(data_set, "train"), channels=1)
+    needed = 9 * (30 * 48 * 2 + 8)
+    assert sum(array.nbytes for array in data.columns().values()) == needed
+    monkeypatch.setattr(
+        "jaxsr.data.infrared.Infrared.read", lambda *_: pytest.fail("read before it was sized")
+    )
+    assert data.fits_device(needed / 2**30) and not data.fits_device((needed - 1) / 2**30)
+    with pytest.raises(ValueError, match=r"cache=device needs 0.00 GiB .* raise --resident-gb"):
+        data.fits_device(0.0, required=True)
 
 
 @pytest.mark.parametrize(
@@ -411,8 +408,6 @@ def test_the_cache_is_sized_before_it_is_filled(data_set, monkeypatch):
         ({"global_batch": 3, "hosts": 2}, "hosts=2"),
         ({"global_batch": 0}, "global_batch=0"),
         ({"global_batch": 2, "host": 1}, "host=1"),
-        ({"global_batch": 2, "prefetch": 0}, "prefetch=0"),
-        ({"global_batch": 2, "form": "window"}, "form"),
         ({"global_batch": 2, "channels": 2}, "channels"),
     ],
 )

@@ -13,11 +13,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from PIL import Image
 from scipy import stats
 
-from jaxsr.data.batches import train_batches
 from jaxsr.data.device_cache import resident_photos
 from jaxsr.data.photos import open_photos, open_training_photos
 from jaxsr.data.transforms import DetailLoss, make_preparation, to_levels, turn
 from jaxsr.data.validation import validation_pairs
+from tests.data.photo_batches import train_batches
 
 KEY = jax.random.key(11)
 LABELS = {"label_real": (0.8, 1.1), "label_fake": (0.0, 0.3), "label_generator": (0.7, 1.0)}
@@ -256,8 +256,7 @@ def test_a_sample_does_not_depend_on_its_batch_mesh_or_place(photos, form):
     mesh = Mesh(np.array(jax.devices()), ("data",))
     sharded = NamedSharding(mesh, PartitionSpec("data"))
     replicated = NamedSharding(mesh, PartitionSpec())
-    resident = resident_photos(photos, 2**30, sharding=replicated)
-    assert resident is not None
+    resident = jax.device_put(resident_photos(photos), replicated)
     window = _batch(photos, start_step=3, form="window")
     key = jax.device_put(KEY, replicated)
     for inputs in (

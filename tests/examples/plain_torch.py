@@ -53,6 +53,5 @@ def train_plain(task: Any, config: Any, steps: int) -> tuple[list[float], nn.Mod
 
 def train_jaxsr(task: Any, config: Any) -> tuple[list[float], dict[str, Any]]:
     """The losses and weights of the same run by jaxsr."""
-    family = type("Family", (), {"build": lambda c: TaskRun("example:Task", task, c)})
-    metrics, weights = take_steps(family, config)
+    metrics, weights = take_steps(task, config)
     return [step["network/loss"] for step in metrics], weights

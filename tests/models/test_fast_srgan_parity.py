@@ -13,13 +13,13 @@ from jaxsr.interop import to_jax
 from jaxsr.models.fast_srgan import (
     Discriminator,
     FastSRGANConfig,
-    FastSRGANObjective,
     Generator,
 )
 from jaxsr.models.lpips import LPIPS
 from jaxsr.models.perceptual import PerceptualLoss
 from jaxsr.models.trunks import VGG16
 from jaxsr.models.weight_files import load_weights, read_weights
+from jaxsr.training.fast_srgan import fast_srgan_objective
 from tests.covering import every_pair
 
 ATOL = 1e-5  # the promise for images in [-1, 1]; a hundredth of a uint8 level is 8e-5
@@ -133,7 +133,7 @@ def test_losses_and_gradients_of_every_player(norm, player):
     small: dict[str, Any] = {"width": 8, "depth": 1, "discriminator_width": 8}
     small["discriminator_layers"] = 4
     config = FastSRGANConfig(norm=norm, discriminator_norm=norm, pixel_weight=1.0, scale=2, **small)
-    objective = FastSRGANObjective(config, perceptual=PerceptualLoss(ThinVGG())).train()
+    objective = fast_srgan_objective(config, perceptual=PerceptualLoss(ThinVGG())).train()
     high = images(2, 3, 32, 32)
     batch = {"low": images(2, 3, 16, 16, seed=1), "high": high}
     for name, (least, most) in config.label_ranges.items():
@@ -194,7 +194,7 @@ def fresh_statistics(objective):
 
 def test_frozen_perceptual_weights_are_not_parameters_in_jax():
     converted = to_jax(
-        FastSRGANObjective(
+        fast_srgan_objective(
             FastSRGANConfig(width=4, depth=1, discriminator_width=4),
             perceptual=PerceptualLoss(VGG16()),
         )

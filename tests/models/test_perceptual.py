@@ -101,13 +101,13 @@ def test_compiling_ahead_needs_no_weights(monkeypatch):
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "distribution", absent)
-    preset = fast_srgan.PRESET_RUNS["super-resolution"]
-    run = dataclasses.replace(preset, aot="v5e:2x2")
+    run = dataclasses.replace(fast_srgan.SUPER_RESOLUTION, aot="v5e:2x2")
     assert run.model.perceptual_weight
-    shapes = [p.shape for p in fast_srgan.build(run).objective.perceptual.parameters()]
+    objective = fast_srgan.FastSRGANTask(run).networks()
+    shapes = [p.shape for p in objective.perceptual.parameters()]
     assert (512, 512, 3, 3) in shapes
     with pytest.raises(FileNotFoundError, match="cannot be computed: no weights for vgg16"):
-        fast_srgan.build(dataclasses.replace(run, aot=None))
+        fast_srgan.FastSRGANTask(dataclasses.replace(run, aot=None)).networks()
 
 
 def test_a_tampered_package_is_refused_and_never_run(monkeypatch, tmp_path):

@@ -15,7 +15,7 @@ from jaxsr.errors import InputError
 from jaxsr.models import registry
 from jaxsr.models.build import is_configuration
 from jaxsr.models.load import load_model
-from jaxsr.models.registry import FAMILIES, Family, find_family, random_network, trainable_families
+from jaxsr.models.registry import FAMILIES, TASKS, Family, find_family, random_network
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +51,10 @@ def toy(monkeypatch):
         network=Toy,
         small=ToyConfig(),
         recognise=recognise,
-        training="jaxsr.training.span",
     )
     monkeypatch.setitem(sys.modules, "toy_family", module)
     monkeypatch.setitem(registry.FAMILIES, "toy", "toy_family")
+    monkeypatch.setitem(registry.TASKS, "toy", "jaxsr.training.span:SpanTask")
 
 
 def test_every_command_knows_a_registered_family(toy, tmp_path, capsys):
@@ -128,8 +128,13 @@ def test_unknown_models_say_what_was_tried_and_where_to_add_one(tmp_path):
         find_family("resnet")
 
 
-def test_only_families_with_a_training_module_train():
-    assert trainable_families() == ["fast-srgan", "span", "mshnet"]
+def test_every_task_is_found():
+    from jaxsr.training.find_task import find_task
+
+    for name in TASKS:
+        task = find_task(name)
+        assert {*task.default_presets} <= {*task.presets}
+        assert all(type(config) is task.Config for config in task.presets.values())
 
 
 def test_weights_that_spandrel_cannot_build_are_refused_in_one_line(tmp_path, monkeypatch):

@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from jaxsr.interop import to_jax
-from jaxsr.models.span import Span, SpanConfig, build_span_objective, merge
+from jaxsr.models.span import Span, SpanConfig, merge
 from jaxsr.models.span.generator import FactoredConv
+from jaxsr.training.span import SpanRun, SpanTask
 from tests.covering import every_pair
 
 
@@ -85,7 +86,8 @@ def test_the_receptive_radius_is_reached_and_not_passed(block, radius):
 
 def test_training_falls_below_bicubic():
     torch.manual_seed(0)
-    objective = build_span_objective(SpanConfig(scale=2, width=12, depth=2))
+    model = SpanConfig(scale=2, width=12, depth=2)
+    objective = SpanTask(SpanRun(model=model, crop=32, batch=4, steps=1)).networks()
     assert [phase.name for phase in objective.phases] == ["pretrain"]
     high = F.avg_pool2d(torch.rand(4, 3, 32, 32), 3, 1, 1) * 2 - 1
     low = F.interpolate(high, scale_factor=0.5, mode="bicubic", antialias=True, align_corners=False)

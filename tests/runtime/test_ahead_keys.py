@@ -25,6 +25,7 @@ from jaxsr.runtime import jax_runner
 from jaxsr.training import engines
 from jaxsr.training.cli_options import parse_command_line
 from jaxsr.training.fine_tuning import prepare_network
+from jaxsr.training.task_run import TaskRun
 
 
 def topology_with(package, name):
@@ -205,8 +206,8 @@ def test_train(name, keys, tmp_path, monkeypatch):
     ahead = keys()
     compilation_cache.reset_cache()
     topology = load_topology(name)
-    _, family, config = parse_command_line([*options, "--mesh", str(len(topology.devices))])
-    task = family.build(config)
+    family, kind, config = parse_command_line([*options, "--mesh", str(len(topology.devices))])
+    task = TaskRun(family, kind, config)
     prepare_network(task)
     constants = dict(task.constants(None))
     monkeypatch.setattr(task, "constants", lambda sharding: abstract(constants, sharding))

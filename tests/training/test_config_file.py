@@ -11,12 +11,12 @@ from jaxsr.interop.bounded_read import MOST_BYTES
 from jaxsr.training import span
 from jaxsr.training.cli_options import parse_command_line
 from jaxsr.training.config_file import read_config, summarize, to_json
-from jaxsr.training.task import load_family
+from jaxsr.training.find_task import find_task
 
 PRESETS = {
     f"{name} {preset}": (name, config)
     for name in ("fast-srgan", "span", "mshnet", "super-resolution", "detection")
-    for preset, config in load_family(name).PRESET_RUNS.items()
+    for preset, config in find_task(name).presets.items()
 }
 
 
@@ -84,8 +84,8 @@ def test_a_run_starts_from_the_configuration_of_another(tmp_path):
     path.write_text(json.dumps(to_json("span", config)))
     expected = dataclasses.replace(config, out=None, batch=8)
     for arguments in (["--config", str(path), "--batch", "8"], ["span", f"--config={tmp_path}"]):
-        name, family, parsed = parse_command_line(arguments)
-        assert (name, family) == ("span", span)
+        name, task, parsed = parse_command_line(arguments)
+        assert (name, task) == ("span", span.SpanTask)
         assert parsed == dataclasses.replace(expected, batch=8 if "--batch" in arguments else 16)
     assert parse_command_line(["--config", str(path), "--epochs", "2"])[2].steps is None
 

@@ -17,20 +17,23 @@ from jaxsr.models.outputs import answer_of
 from jaxsr.models.picture_objective import PictureObjective
 from jaxsr.restoration.models import find_model
 from jaxsr.runtime.options import ComputeOptions
-from jaxsr.training import custom_detection, custom_super_resolution
-from jaxsr.training.custom_network import remat_blocks
+from jaxsr.training import detection, super_resolution
+from jaxsr.training.detection import DetectionTask
 from jaxsr.training.engines import make_engine
+from jaxsr.training.remat import remat_blocks
+from jaxsr.training.super_resolution import SuperResolutionTask
+from jaxsr.training.task_run import TaskRun
 from tests.training import example_networks
 from tests.training.running import take_steps
 
 HERE = "tests.training.example_networks"
 ENLARGE = dataclasses.replace(
-    custom_super_resolution.QUICK,
+    super_resolution.QUICK,
     network=f"{HERE}:Enlarger", steps=6, batch=8, crop=32, lr=1e-4, warmup_steps=2, check=False,
     loss=f"l1=1,ssim=0.1,{HERE}:edges=0.5", validation_px=64, schedule="constant",
 )  # fmt: skip
 DETECT = dataclasses.replace(
-    custom_detection.QUICK,
+    detection.QUICK,
     network=f"{HERE}:UNet", network_args='{"supervise": true}', steps=6, epochs=None, batch=8,
     base_size=32, crop_size=32, scenes=16, lr=1e-4, check=False, scale_weights=(1.0, 0.5),
 )  # fmt: skip
@@ -39,27 +42,27 @@ ADVERSARIAL = dataclasses.replace(
 )
 
 
-def losses(family, config):
-    metrics, weights = take_steps(family, config)
+def losses(task, config):
+    metrics, weights = take_steps(task, config)
     names = [
         name for name in sorted(metrics[0]) if name.endswith(("/loss", "edges", "ssim", "bce"))
     ]
     return [[step[name] for name in names] for step in metrics], weights
 
 
-@pytest.mark.slow  # by default test_engines.py and test_user_task.py compare the engines
+@pytest.mark.slow  # by default test_engines.py and test_task.py compare the engines
 @pytest.mark.parametrize(
-    ("family", "config"),
+    ("task", "config"),
     [
-        (custom_super_resolution, ENLARGE),
-        (custom_detection, DETECT),
-        (custom_super_resolution, ADVERSARIAL),
+        (SuperResolutionTask, ENLARGE),
+        (DetectionTask, DETECT),
+        (SuperResolutionTask, ADVERSARIAL),
     ],
     ids=["enlarger", "detector", "adversarial"],
 )
-def test_jax_equals_torch(family, config):
-    ours, our_weights = losses(family, config)
-    theirs, their_weights = losses(family, dataclasses.replace(config, engine="torch"))
+def test_jax_equals_torch(task, config):
+    ours, our_weights = losses(task, config)
+    theirs, their_weights = losses(task, dataclasses.replace(config, engine="torch"))
     for a, b in zip(ours, theirs, strict=True):
         assert a == pytest.approx(b, rel=1e-4)
     assert our_weights.keys() == their_weights.keys()
@@ -89,15 +92,15 @@ def test_a_discriminator_answers_with_one_tensor():
     "name", ["Wrapped", pytest.param("WrappedInDataclass", marks=pytest.mark.slow)]
 )
 def test_a_container_of_one_tensor_is_that_tensor(name):
-    plain, _ = losses(custom_super_resolution, dataclasses.replace(ENLARGE, steps=2))
+    plain, _ = losses(SuperResolutionTask, dataclasses.replace(ENLARGE, steps=2))
     config = dataclasses.replace(ENLARGE, steps=2, network=f"{HERE}:{name}")
-    assert losses(custom_super_resolution, config)[0] == plain
+    assert losses(SuperResolutionTask, config)[0] == plain
 
 
 def test_validation_of_a_network_that_draws_repeats():
     config = dataclasses.replace(ENLARGE, network=f"{HERE}:Noisy")
-    task = custom_super_resolution.build(config)
-    network = make_engine(task).network(task.phases[0][0])
+    run = TaskRun("super-resolution", SuperResolutionTask, config)
+    network = make_engine(run).network(run.phases[0][0])
     pictures = np.full((1, 3, 8, 8), 0.5, np.float32)
     first = network(pictures)
     assert first.std() > 1e-4
@@ -106,11 +109,11 @@ def test_validation_of_a_network_that_draws_repeats():
 
 @pytest.mark.slow
 def test_eight_devices_remat_and_bfloat16():
-    one, _ = losses(custom_super_resolution, ENLARGE)
-    eight, _ = losses(custom_super_resolution, dataclasses.replace(ENLARGE, mesh="8", remat=True))
+    one, _ = losses(SuperResolutionTask, ENLARGE)
+    eight, _ = losses(SuperResolutionTask, dataclasses.replace(ENLARGE, mesh="8", remat=True))
     for a, b in zip(eight, one, strict=True):
         assert a == pytest.approx(b, rel=1e-4)
-    half, _ = losses(custom_super_resolution, dataclasses.replace(ENLARGE, dtype="bfloat16"))
+    half, _ = losses(SuperResolutionTask, dataclasses.replace(ENLARGE, dtype="bfloat16"))
     for a, b in zip(half, one, strict=True):
         assert a == pytest.approx(b, rel=5e-2)  # 8 bits of mantissa
 
@@ -353,7 +356,8 @@ def test_remat_takes_repeated_blocks_or_children():
 
 
 def test_remat_without_blocks_is_refused(capsys, tmp_path):
-    options = ["--network", "torch.nn:Upsample", "--network-args", '{"scale_factor": 4}', "--remat"]
+    arguments = '{"in_channels": 3, "out_channels": 3, "kernel_size": 4, "stride": 4}'
+    options = ["--network", "torch.nn:ConvTranspose2d", "--network-args", arguments, "--remat"]
     line = refused(capsys, *SMALL, *options, "--no-check", "--out", tmp_path / "run")
     assert "remat finds no blocks" in line
 

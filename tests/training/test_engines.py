@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from jaxsr.models.fast_srgan.config import FastSRGANConfig
-from jaxsr.training import fast_srgan
-from jaxsr.training.fast_srgan import FastSRGANRun
+from jaxsr.training.fast_srgan import FastSRGANRun, FastSRGANTask
 from tests.training.running import take_steps
 
 SMALL = FastSRGANRun(
@@ -53,7 +52,7 @@ EVERY = [
 @functools.cache
 def losses(config: FastSRGANRun) -> tuple[list[dict[str, float]], dict[str, np.ndarray]]:
     """Metrics of every step and the weights at the end."""
-    return take_steps(fast_srgan, config)
+    return take_steps(FastSRGANTask, config)
 
 
 def assert_close(found, wanted, rtol: float) -> None:
@@ -78,7 +77,7 @@ def test_jax_equals_torch(config):
         np.testing.assert_allclose(our_weights[name], weight, atol=4e-4, err_msg=name)
 
 
-@slow  # of other objectives in test_user_task.py
+@slow  # of other objectives in test_task.py
 @pytest.mark.parametrize("config", EVERY)
 def test_eight_devices_equal_one(config):
     config = dataclasses.replace(config, batch=8 * config.accumulate)

@@ -8,15 +8,16 @@ import torch
 
 from jaxsr.errors import InputError
 from jaxsr.interop.weights import export_weights
-from jaxsr.training import custom_super_resolution
+from jaxsr.training import super_resolution
 from jaxsr.training.engines import make_engine
 from jaxsr.training.fine_tuning import freeze, initialise, parse_factors, prepare_network
-from jaxsr.training.task import phase_at
+from jaxsr.training.phases import phase_at
+from jaxsr.training.task_run import TaskRun
 from tests.training.example_networks import Enlarger
 
 HERE = "tests.training.example_networks"
 CONFIG = dataclasses.replace(
-    custom_super_resolution.QUICK,
+    super_resolution.QUICK,
     network=f"{HERE}:Enlarger", network_args='{"norm": true}', steps=4, batch=4, crop=32,
     lr=1e-3, warmup_steps=0, schedule="constant", check=False, ema=0.9,
     freeze=("head.*", "norm.*", "body.0.*"), lr_factor=("tail.bias=0.5", "tail.*=3"),
@@ -25,13 +26,13 @@ CONFIG = dataclasses.replace(
 
 def trained(config):
     """The task, its engine, metrics and weights after all steps."""
-    task = custom_super_resolution.build(config)
-    lines = prepare_network(task)
-    before = {n: t.clone() for n, t in task.objective.generator.state_dict().items()}
-    engine, metrics = make_engine(task), []
-    with task.batches(0, host=0, hosts=1) as batches:
-        for step in range(task.config.total_steps):
-            metrics.append(engine.train_step(phase_at(task.phases, step), next(batches)))
+    run = TaskRun("super-resolution", super_resolution.SuperResolutionTask, config)
+    lines = prepare_network(run)
+    before = {n: t.clone() for n, t in run.network.state_dict().items()}
+    engine, metrics = make_engine(run), []
+    with run.batches(0, host=0, hosts=1) as batches:
+        for step in range(run.config.total_steps):
+            metrics.append(engine.train_step(phase_at(run.phases, step), next(batches)))
     return before, engine, engine.fetch(metrics), engine.weights(), lines
 
 

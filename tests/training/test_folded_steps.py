@@ -2,7 +2,6 @@
 
 import dataclasses
 import statistics
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -10,13 +9,14 @@ import pytest
 
 from jaxsr.models.fast_srgan.config import FastSRGANConfig
 from jaxsr.models.mshnet.config import MSHNetConfig
-from jaxsr.training import fast_srgan, mshnet
+from jaxsr.training.fast_srgan import FastSRGANRun, FastSRGANTask
+from jaxsr.training.mshnet import MSHNetRun, MSHNetTask
 from tests.training.running import take_steps
 
 RUNS = {
     "fast-srgan": (
-        fast_srgan,
-        fast_srgan.FastSRGANRun(
+        FastSRGANTask,
+        FastSRGANRun(
             model=FastSRGANConfig(
                 width=8, depth=2, discriminator_width=8, discriminator_layers=3,
                 perceptual_weight=0.0, pixel_weight=1.0, adversarial_weight=1e-2,
@@ -26,8 +26,8 @@ RUNS = {
         ),
     ),
     "mshnet": (
-        mshnet,
-        mshnet.MSHNetRun(
+        MSHNetTask,
+        MSHNetRun(
             model=MSHNetConfig(widths=(4, 8, 16), blocks=(1, 1, 1), attention_ratio=4),
             steps=10, warmup_epochs=0, batch=8, base_size=32, crop_size=32, scenes=24,
             optimizer="adam", lr=1e-3, augment="patch", normalise="imagenet", evaluate="base",
@@ -52,23 +52,25 @@ def drift(ours: Steps, theirs: Steps) -> list[float]:
 @pytest.mark.parametrize("family", RUNS)
 def test_ten_steps_in_float64(family, seed):
     """With rounding out of the way: MSHNet's loss itself is float32, hence its bound."""
-    module, config = RUNS[family]
+    task, config = RUNS[family]
 
-    def in_float64(config):
-        task = module.build(config)
-        task.objective.double()
-        prepare = task.prepare
-        task.prepare = lambda batch, key: {
+    def in_float64(run):
+        run.objective.double()
+        prepare = run.prepare
+        run.prepare = lambda batch, key: {
             name: x.astype("float64") if x.dtype == "float32" else x
             for name, x in prepare(batch, key).items()
         }
-        return task
 
-    family64 = SimpleNamespace(build=in_float64)
+    def steps(folding):
+        return take_steps(
+            task, dataclasses.replace(config, lane_folding=folding), change=in_float64
+        )
+
     config = dataclasses.replace(config, seed=seed)
     with jax.enable_x64(True):
-        plain, weights = take_steps(family64, dataclasses.replace(config, lane_folding="off"))
-        folded, _ = take_steps(family64, dataclasses.replace(config, lane_folding="on"))
+        plain, weights = steps("off")
+        folded, _ = steps("on")
     assert {w.dtype for w in weights.values() if w.dtype.kind == "f"} == {np.dtype("float64")}
     assert max(drift(folded, plain)) <= (2.5e-7 if family == "mshnet" else 1e-14)
     assert plain[-1] != plain[0]
@@ -81,12 +83,12 @@ def test_ten_steps_in_float32(family):
     that rounding decides on which side; then runs part, as those of torch and of the plain network
     do (with seed 1, by 2e-5 at the tenth step). So the median counts, and all first losses.
     """
-    module, config = RUNS[family]
+    task, config = RUNS[family]
     drifts = []
     for seed in range(5):
         seeded = dataclasses.replace(config, seed=seed)
-        plain, _ = take_steps(module, dataclasses.replace(seeded, lane_folding="off"))
-        folded, _ = take_steps(module, dataclasses.replace(seeded, lane_folding="on"))
+        plain, _ = take_steps(task, dataclasses.replace(seeded, lane_folding="off"))
+        folded, _ = take_steps(task, dataclasses.replace(seeded, lane_folding="on"))
         drifts.append(drift(folded, plain))
         assert max(drifts[-1][:2]) <= 1e-6, (seed, drifts[-1])
     assert statistics.median(map(max, drifts)) <= 1e-5, drifts

@@ -11,12 +11,12 @@ from PIL import Image
 from jaxsr import train
 from jaxsr.interop.weights import read_weights
 from jaxsr.models.span import SpanConfig
-from jaxsr.training import span
 from jaxsr.training.cli_options import parse_command_line
+from jaxsr.training.span import SpanTask
 from tests.training.running import take_steps
 
 SMALL = dataclasses.replace(
-    span.PRESET_RUNS["quick"],
+    SpanTask.presets["quick"],
     model=SpanConfig(width=8, depth=2, expansion=None, pixel_loss="smooth_l1"),
     steps=12, batch=8, crop=32, lr=3e-5, warmup_steps=2,
 )  # fmt: skip
@@ -24,7 +24,7 @@ SMALL = dataclasses.replace(
 
 def losses(config):
     """The loss of every step, and the averaged weights at the end."""
-    metrics, weights = take_steps(span, config)
+    metrics, weights = take_steps(SpanTask, config)
     return [step["generator/loss"] for step in metrics], weights
 
 
@@ -56,7 +56,7 @@ def test_eight_devices_and_remat_change_nothing_but_rounding():
     assert eight == pytest.approx(one, rel=1e-4)
 
 
-@pytest.mark.parametrize("name", span.PRESET_RUNS)
+@pytest.mark.parametrize("name", SpanTask.presets)
 def test_presets_are_valid_and_enlarge_four_times(name):
     config = parse_command_line(["span", "--preset", name])[2]
     assert config.model.scale == 4
@@ -65,9 +65,9 @@ def test_presets_are_valid_and_enlarge_four_times(name):
 
 def test_a_data_folder_gets_the_longer_recipe():
     assert parse_command_line(["span", "--data", "photos"])[2] == dataclasses.replace(
-        span.PRESET_RUNS["restore"], data=Path("photos")
+        SpanTask.presets["restore"], data=Path("photos")
     )
-    assert parse_command_line(["span"])[2] == span.PRESET_RUNS["quick"]
+    assert parse_command_line(["span"])[2] == SpanTask.presets["quick"]
 
 
 def run(*arguments: object) -> int:

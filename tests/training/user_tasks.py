@@ -1,5 +1,5 @@
 # type: ignore  # written as users write, without annotations
-"""Tasks of a user, right and wrong ones: `test_user_task.py` trains them from a copy."""
+"""Tasks of a user, right and wrong ones: `test_task.py` trains them from a copy."""
 
 import numpy as np
 import torch

@@ -34,5 +34,4 @@ FAMILY = Family(
     small=FastSRGANConfig(width=32, depth=4),
     recognise=recognise,
     prefix="generator.",
-    training="jaxsr.training.fast_srgan",
 )

@@ -2,10 +2,8 @@
 
 from jaxsr.models.mshnet.config import MSHNetConfig
 from jaxsr.models.mshnet.network import MSHNet
-from jaxsr.models.mshnet.objective import MSHNetObjective
 
 __all__ = [
     "MSHNet",
     "MSHNetConfig",
-    "MSHNetObjective",
 ]

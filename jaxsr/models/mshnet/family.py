@@ -35,5 +35,4 @@ FAMILY = Family(
     small=MSHNetConfig(),
     recognise=recognise,
     prefix="network.",
-    training="jaxsr.training.mshnet",
 )

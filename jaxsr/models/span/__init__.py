@@ -2,6 +2,5 @@
 
 from jaxsr.models.span.config import SpanConfig
 from jaxsr.models.span.generator import Span, merge
-from jaxsr.models.span.objective import build_span_objective
 
-__all__ = ["Span", "SpanConfig", "build_span_objective", "merge"]
+__all__ = ["Span", "SpanConfig", "merge"]

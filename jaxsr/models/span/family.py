@@ -36,5 +36,4 @@ FAMILY = Family(
     recognise=recognise,
     prefix="generator.",
     finish=_merged,
-    training="jaxsr.training.span",
 )

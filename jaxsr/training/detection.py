@@ -1,6 +1,6 @@
 """Training a network of the user's that marks targets in infrared images.
 
-Data and validation are those of every detector, `segmentation.py`.
+Data and validation are those of every detector, `detector_task.py`.
 """
 
 from dataclasses import dataclass
@@ -8,29 +8,27 @@ from typing import TYPE_CHECKING, Literal
 
 from jaxsr.errors import InputError
 from jaxsr.fields import number
+from jaxsr.interop.annotations import JsonObject
 from jaxsr.models.losses.masks import MASK_LOSSES
 from jaxsr.models.losses.terms import make_terms, parse_weights
 from jaxsr.models.mask_objective import MaskObjective
 from jaxsr.runtime.options import parse_json_object
-from jaxsr.training.custom_network import (
+from jaxsr.training.detector_task import DetectorRun, DetectorTask
+from jaxsr.training.network_options import (
     NetworkOptions,
-    check_blocks,
     check_in_jax,
     check_side,
     random_pictures,
-    remat_blocks,
     try_losses,
     try_network,
 )
-from jaxsr.training.networks import Networks
-from jaxsr.training.segmentation import Segmentation, SegmentationRun
 
 if TYPE_CHECKING:
     from torch import nn
 
 
 @dataclass(frozen=True, kw_only=True)
-class CustomDetectionRun(NetworkOptions, SegmentationRun):
+class DetectionRun(NetworkOptions, DetectorRun):
     """Options of a run of a network that gives logit maps, (n, 1, h, w)."""
 
     multiple: int = number(32, most=2**12)
@@ -67,10 +65,8 @@ class CustomDetectionRun(NetworkOptions, SegmentationRun):
         return self.channels
 
 
-CONFIG = CustomDetectionRun
-
 # In the manner of the BasicIRSTD toolbox.
-TOOLBOX = CustomDetectionRun(
+TOOLBOX = DetectionRun(
     epochs=400,
     batch=16,
     optimizer="adam",
@@ -81,7 +77,7 @@ TOOLBOX = CustomDetectionRun(
 )
 
 # Minutes on two CPU cores, on synthetic scenes.
-QUICK = CustomDetectionRun(
+QUICK = DetectionRun(
     epochs=25,
     batch=8,
     optimizer="adam",
@@ -94,46 +90,50 @@ QUICK = CustomDetectionRun(
     scenes=128,
 )
 
-PRESET_RUNS = {"quick": QUICK, "toolbox": TOOLBOX}
-DEFAULT_PRESETS = ("quick", "toolbox")
-"""`quick` for the synthetic scenes, `toolbox` for a data set."""
+
+class DetectionTask(DetectorTask):
+    """A network of the user's that gives logit maps, (n, 1, h, w)."""
+
+    Config = DetectionRun
+    presets = {"quick": QUICK, "toolbox": TOOLBOX}  # noqa: RUF012
+    default_presets = ("quick", "toolbox")
+    config: DetectionRun
+
+    @property
+    def title(self) -> str:
+        return str(self.config.network)
+
+    @property
+    def loss_in_words(self) -> str:
+        return self.config.loss
+
+    def objective(self) -> MaskObjective:
+        """The network and its losses, tried on random pictures.
+
+        Raises:
+          InputError: the network or a loss cannot be used.
+        """
+        config = self.config
+        network = config.build()
+        option = f"--network {config.network}"
+        _try(config, network, option)
+        terms = make_terms(config.loss_weights, MASK_LOSSES, option="--loss")
+        objective = MaskObjective(network, terms, scale_weights=config.scale_weights)
+        side = config.crop_size
+        mask = (random_pictures(2, 1, side, side) > 0.99).float()
+        batch = {"image": random_pictures(2, config.channels, side, side), "mask": mask}
+        try_losses(objective, batch, option=option)
+        if config.check:
+            small = check_side(config.multiple)
+            picture = random_pictures(2, config.channels, small, small)
+            check_in_jax(network, picture, config=config, option=option)
+        return objective
+
+    def builder(self) -> JsonObject:
+        return self.config.describe("detection")
 
 
-def build(config: CustomDetectionRun) -> Segmentation:
-    """The task of a run.
-
-    Raises:
-      InputError: the network or a loss cannot be used.
-    """
-    return Segmentation(config, "detection", _networks)
-
-
-def _networks(config: CustomDetectionRun) -> Networks:
-    network = config.build()
-    option = f"--network {config.network}"
-    blocks = remat_blocks(network, "network")
-    check_blocks(config, blocks, option)
-    _try(config, network, option)
-    terms = make_terms(config.loss_weights, MASK_LOSSES, option="--loss")
-    objective = MaskObjective(network, terms, scale_weights=config.scale_weights)
-    side = config.crop_size
-    mask = (random_pictures(2, 1, side, side) > 0.99).float()
-    batch = {"image": random_pictures(2, config.channels, side, side), "mask": mask}
-    try_losses(objective, batch, option=option)
-    if config.check:
-        small = check_side(config.multiple)
-        picture = random_pictures(2, config.channels, small, small)
-        check_in_jax(network, picture, config=config, option=option)
-    return Networks(
-        objective=objective,
-        blocks=blocks,
-        title=str(config.network),
-        description=config.describe("detection"),
-        loss=config.loss,
-    )
-
-
-def _try(config: CustomDetectionRun, network: "nn.Module", option: str) -> None:
+def _try(config: DetectionRun, network: "nn.Module", option: str) -> None:
     """Runs the network on crops as in training, and on a picture of other sides.
 
     Raises:
@@ -142,12 +142,10 @@ def _try(config: CustomDetectionRun, network: "nn.Module", option: str) -> None:
     multiple = config.multiple
     odd = multiple * max(2, 48 // multiple)
     for height, width in ((config.crop_size, config.crop_size), (odd, odd + multiple)):
-        expected = (1, 1, height, width)
-
-        def hint(shape: tuple[int, ...], expected: tuple[int, ...] = expected) -> str | None:
-            if shape == expected:
-                return None
-            return f"one logit map {expected}; end it with one channel, or give --multiple"
-
-        pictures = random_pictures(1, config.channels, height, width)
-        try_network(network, pictures, option=option, hint=hint)
+        try_network(
+            network,
+            random_pictures(1, config.channels, height, width),
+            option=option,
+            expected=(1, 1, height, width),
+            mend="one logit map {}; end it with one channel, or give --multiple",
+        )

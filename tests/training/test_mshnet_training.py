@@ -10,18 +10,18 @@ from jaxsr import train
 from jaxsr.detection.detector import load_detector
 from jaxsr.models.mshnet.config import MSHNetConfig
 from jaxsr.runtime.options import ComputeOptions
-from jaxsr.training import mshnet
+from jaxsr.training.mshnet import QUICK, MSHNetTask
 from tests.training.running import take_steps
 
 THIN = MSHNetConfig(widths=(4, 8, 8), blocks=(1, 1, 1), attention_ratio=4)
 SMALL = dataclasses.replace(
-    mshnet.PRESET_RUNS["quick"], model=THIN, epochs=None, steps=8, warmup_epochs=2,
+    QUICK, model=THIN, epochs=None, steps=8, warmup_epochs=2,
     batch=8, base_size=32, crop_size=32, scenes=16, schedule="constant", lr=5e-4,
 )  # fmt: skip
 
 
 def losses(config):
-    metrics, _ = take_steps(mshnet, config)
+    metrics, _ = take_steps(MSHNetTask, config)
     return [step["network/loss"] for step in metrics]
 
 

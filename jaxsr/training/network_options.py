@@ -7,7 +7,7 @@ What does not fit is then one line, not an error in the middle of a program. Wit
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +22,7 @@ from jaxsr.models.build import build_network
 from jaxsr.models.outputs import answer_of
 from jaxsr.runtime.options import parse_json_object
 from jaxsr.training.config import RunConfig
+from jaxsr.training.task_methods import PhaseTrial
 from jaxsr.training.user_code import located
 
 _ROUNDING = 1e-3
@@ -69,52 +70,13 @@ class NetworkOptions:
         }
 
 
-def remat_blocks(network: nn.Module, prefix: str) -> list[str]:
-    """The submodules that `remat` recomputes, outermost first and none inside another.
-
-    They are the items of an `nn.Sequential` or `nn.ModuleList` that has two or more of one class
-    with submodules of their own. Where there is no such list, they are the network's children that
-    have submodules.
-
-    Args:
-      network: the network.
-      prefix: its name in the objective.
-    """
-    blocks: list[str] = []
-    for name, module in network.named_modules():
-        if any(name == block or name.startswith(block + ".") for block in blocks):
-            continue
-        if isinstance(module, (nn.Sequential, nn.ModuleList)):
-            classes = [type(child) for child in module.children() if _has_children(child)]
-            repeated = {kind for kind in classes if classes.count(kind) > 1}
-            blocks += [
-                f"{name}.{key}" if name else key
-                for key, child in module.named_children()
-                if type(child) in repeated
-            ]
-    children = [key for key, child in network.named_children() if _has_children(child)]
-    return [f"{prefix}.{block}" for block in blocks or children]
-
-
-def _has_children(module: nn.Module) -> bool:
-    return next(module.children(), None) is not None
-
-
-def check_blocks(config: RunConfig, blocks: list[str], option: str) -> None:
-    """Raises `InputError` where `remat` is asked for and there is nothing to recompute."""
-    if config.remat and not blocks:
-        raise InputError(
-            f"remat finds no blocks in {option}: it recomputes submodules that have submodules; "
-            "leave --remat out, or write the network as blocks"
-        )
-
-
 def try_network(
     network: nn.Module,
     picture: Tensor,
     *,
     option: str,
-    hint: Callable[[tuple[int, ...]], str | None],
+    expected: tuple[int, ...],
+    mend: str,
 ) -> None:
     """Runs the network in torch, in evaluation mode, and refuses what is no picture, or no result
     of its parameters.
@@ -123,7 +85,8 @@ def try_network(
       network: unchanged.
       picture: a batch of one.
       option: how the user named the network, for errors.
-      hint: what is wrong with the answer's shape, or None.
+      expected: shape of the answer.
+      mend: what to do where it has another; `{}` stands for the shape.
 
     Raises:
       InputError: it fails, or gives something else.
@@ -138,10 +101,10 @@ def try_network(
         ) from error
     with located(f"{option} on pictures {shape}"):
         answer = answer_of(copy_module(network).eval()(picture), name=option)
-        wrong = hint(tuple(answer.shape))
-        if wrong is not None:
+        if tuple(answer.shape) != expected:
             raise InputError(
-                f"{option} gives {tuple(answer.shape)} for pictures {shape}, not {wrong}"
+                f"{option} gives {tuple(answer.shape)} for pictures {shape}, not "
+                f"{mend.format(expected)}"
             )
         if not torch.is_floating_point(answer):
             raise InputError(f"{option} gives {answer.dtype}; training needs floating point")
@@ -166,13 +129,9 @@ def try_losses(objective: Objective, batch: Mapping[str, Tensor], *, option: str
     check_objective(objective)
     trial = copy_module(objective).train()
     shapes = ", ".join(f"{name} {tuple(batch[name].shape)}" for name in [*batch][:2])
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), located(f"{option} in training on {shapes}"):
         for phase in trial.phases:
-            with located(f"{option} in training on {shapes}"):
-                shared = getattr(trial, phase.share)(batch)
-            for player in phase.players:
-                with located(f"the loss of {player.network} ({option}) on {shapes}"):
-                    getattr(trial, player.loss)(shared, batch)
+            PhaseTrial(trial, phase).losses(batch)
 
 
 def check_in_jax(network: nn.Module, picture: Tensor, *, config: RunConfig, option: str) -> None:

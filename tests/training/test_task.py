@@ -18,9 +18,10 @@ from jaxsr.interop.checkpoint import Checkpoints
 from jaxsr.interop.weights import read_metadata
 from jaxsr.train import main
 from jaxsr.training.cli_options import parse_command_line
+from jaxsr.training.find_task import find_task
 from jaxsr.training.metrics_logger import Records
-from jaxsr.training.task import load_family
-from jaxsr.training.user_task import TaskConfig
+from jaxsr.training.task import TaskConfig
+from jaxsr.training.task_run import TaskRun
 from tests.training.running import take_steps
 
 TASKS = Path(__file__).with_name("user_tasks.py")
@@ -37,8 +38,8 @@ def folder(tmp_path, monkeypatch):
 
 
 def build(*arguments):
-    _, family, config = parse_command_line(arguments)
-    return family, config
+    _, task, config = parse_command_line(arguments)
+    return task, config
 
 
 def test_options_are_those_of_the_task(folder):
@@ -51,7 +52,7 @@ def test_options_are_those_of_the_task(folder):
 def test_help_names_the_options(folder, capsys):
     assert main(["fit_task:Fit", "--help"]) == 0
     text = capsys.readouterr().out
-    assert "--width INT" in text and "Of the hidden layer." in text and "--cache-gb" not in text
+    assert "--width INT" in text and "Of the hidden layer." in text and "--on-bad-file" not in text
 
 
 @pytest.mark.parametrize("mesh", ["8", pytest.param("data=2,fsdp=4", marks=pytest.mark.slow)])
@@ -65,12 +66,9 @@ def test_the_same_steps_as_plain_torch(folder, mesh):
             network[1].p = 0.0
             return network
 
-    from jaxsr.training.task_run import TaskRun
-
     losses = {}
     for options in ({}, {"mesh": mesh}, {"engine": "torch"}):
-        family = type("Family", (), {"build": lambda c: TaskRun("t:Fit", NoDropout, c)})
-        metrics, weights = take_steps(family, Fit.Config(**options))
+        metrics, weights = take_steps(NoDropout, Fit.Config(**options))
         losses[str(options)] = [m["network/loss"] for m in metrics], weights
         assert metrics[0]["network/rms"] == pytest.approx(metrics[0]["network/loss"] ** 0.5)
 
@@ -119,7 +117,6 @@ def test_validation_figures_are_those_of_the_whole_data(folder):
 
     from jaxsr.training.engines import make_engine
     from jaxsr.training.task_batches import validation_batches
-    from jaxsr.training.task_run import TaskRun
 
     figures = []
     for options in ({"mesh": "4"}, {"engine": "torch"}):
@@ -244,6 +241,13 @@ def test_a_batch_beyond_the_memory_is_refused_at_once(folder, capsys, monkeypatc
     assert "4096 items of Fit.train_data need at least" in line and "smaller --batch" in line
 
 
+def test_crops_beyond_the_memory_are_refused_at_once(folder, capsys, monkeypatch):
+    monkeypatch.setattr("jaxsr.interop.out_of_memory.free_memory_bytes", lambda: 2**20)
+    assert main(["span", "--batch", "4096", "--crop", "32"]) == 2
+    error = capsys.readouterr().err
+    assert "4096 crops of 32 px need at least" in error and "smaller --batch" in error
+
+
 def test_weights_whose_metric_is_nan_give_way_to_others(folder, capfd):
     Path("counting.py").write_text(
         "import torch\n"
@@ -272,7 +276,7 @@ def test_weights_whose_metric_is_nan_give_way_to_others(folder, capfd):
         (["nowhere:Fit"], "cannot import nowhere"),
         (["fit_task:Missing"], "no class or function 'Missing'"),
         (["fit_task"], "a task of your own is module:Class, for instance fit_task:MyTask"),
-        (["fit_task:Plain"], "fit_task:Plain is no task: make it a subclass of jaxsr.Task"),
+        (["fit_task:Plain"], "fit_task:Plain is not a task; make it a subclass of jaxsr.Task"),
         (["fit_task:NoOptions"], "Config must be a subclass of jaxsr.TaskConfig"),
         (["fit_task:NoData"], "NoData defines no train_data"),
         (
@@ -362,13 +366,29 @@ def test_every_phase_is_tried_before_the_first_step(folder, capsys, engine):
 
 
 def test_remat_finds_the_blocks(folder):
-    family, config = build("fit_task:Fit", "--remat")
-    assert family.build(config).blocks == ["network.2.0", "network.2.1"]
+    task, config = build("fit_task:Fit", "--remat")
+    assert TaskRun("fit_task:Fit", task, config).blocks == ["network.2.0", "network.2.1"]
 
 
-def test_load_family_names_what_there_is():
+def test_remat_finds_blocks_between_other_layers():
+    from torch import nn
+
+    from tests.training.user_tasks import Fit
+
+    class Between(Fit):
+        def network(self):
+            blocks = (nn.Sequential(nn.Linear(5, 5), nn.Tanh()) for _ in range(2))
+            network = nn.Sequential(nn.Linear(3, 5), *blocks, nn.Linear(5, 1))
+            network.register_buffer("calls", torch.zeros(()))
+            return network
+
+    blocks = TaskRun("t:Between", Between, Between.Config(remat=True, engine="torch")).blocks
+    assert blocks == ["network.1", "network.2"]
+
+
+def test_an_unknown_name_is_told_what_there_is():
     with pytest.raises(InputError, match="there are fast-srgan, span, mshnet"):
-        load_family("nothing")
+        find_task("nothing")
 
 
 @pytest.mark.parametrize("engine", ["jax", pytest.param("torch", marks=pytest.mark.slow)])

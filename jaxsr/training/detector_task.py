@@ -8,30 +8,28 @@ the test list. Without a data set it trains on synthetic scenes, seeded.
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+import jax
 import numpy as np
 
 from jaxsr.data.augment import make_augmentation
 from jaxsr.data.infrared import Infrared, open_training
-from jaxsr.data.infrared_batches import (
-    infrared_batches,
-    resident_infrared,
-    resident_infrared_bytes,
-)
+from jaxsr.data.infrared_items import InfraredItems
 from jaxsr.data.input_form import IMAGENET, InputForm
+from jaxsr.data.photos import available_cpus
 from jaxsr.data.scenes import open_scenes
 from jaxsr.errors import InputError
 from jaxsr.fields import number
 from jaxsr.interop.annotations import JsonObject, PyTree
+from jaxsr.interop.train.objective import Objective
 from jaxsr.training.config import PictureRunConfig
-from jaxsr.training.networks import Networks
-from jaxsr.training.task import HostBatches, Network, ValidationResult
-
-if TYPE_CHECKING:
-    import jax
+from jaxsr.training.phases import phases_in_words
+from jaxsr.training.task import Task
+from jaxsr.training.task_data import TaskData
+from jaxsr.training.validation import Network, ValidationResult
 
 _PICTURED = 4  # validation images that the picture shows
 _PICTURED_PX = 192
@@ -39,7 +37,7 @@ _NATIVE_MULTIPLE_PX = 32  # of native pictures, as BasicIRSTD pads them
 
 
 @dataclass(frozen=True, kw_only=True)
-class SegmentationRun(PictureRunConfig):
+class DetectorRun(PictureRunConfig):
     """Options of every detector's run."""
 
     base_size: int = number(256, most=2**14)
@@ -96,46 +94,31 @@ class SegmentationRun(PictureRunConfig):
         return (("main", self.total_steps),)
 
 
-class Segmentation:
-    """One run's images, objective and validation."""
+class DetectorTask(Task):
+    """Images with masks, and validation on some of them; a subclass has the networks."""
 
     exported = "network"
     metric = "iou"
     sample_name = "images"
-    best: Literal["max", "min"] = "max"
+    best = "max"
+    config: Any
+    title: str
+    """The network, for the summary."""
+    loss_in_words: str
+    """The loss, for the summary."""
 
-    def __init__(
-        self,
-        config: SegmentationRun,
-        family: str,
-        make_networks: Callable[[Any], Networks],
-    ) -> None:
-        """Checks every image and builds the network; nothing is computed yet.
+    def builder(self) -> JsonObject:
+        """What builds the network, for the metadata of its weights."""
+        raise NotImplementedError
 
-        Args:
-          config: of the run.
-          family: its name on the command line.
-          make_networks: builds what is trained, with the detector as `network`, from the
-            configuration in steps.
-
-        Raises:
-          FileNotFoundError, ValueError: the data cannot be used.
-        """
-        self.data, self.held_out = _open(config)
-        config = config.in_steps(len(self.data))
-        self.phases = config.phases(len(self.data))
-        self.config = config
-        self.family = family
-        import torch
-
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(config.seed)
-            self._networks = make_networks(config)
-        self.objective, self.blocks = self._networks.objective, self._networks.blocks
-        gray = config.normalise == "dataset" or config.input_channels == 1 or self.data.gray
+    def train_data(self) -> TaskData:
+        """Checks every image; a quarter of the scenes, or a part of the list, is held out."""
+        config = self.config
+        self.images, self.held_out = _open(config)
+        gray = config.normalise == "dataset" or config.input_channels == 1 or self.images.gray
         normalisation = IMAGENET
         if config.normalise == "dataset":
-            mean, deviation = (value / 255 for value in self.data.gray_statistics())
+            mean, deviation = (value / 255 for value in self.images.gray_statistics())
             normalisation = ((mean,) * 3, (deviation,) * 3)
         self._form = InputForm(
             mean=normalisation[0],
@@ -146,7 +129,7 @@ class Segmentation:
             channels=config.input_channels,
             multiple=math.lcm(config.side_multiple, _NATIVE_MULTIPLE_PX),
         )
-        self._prepare = make_augmentation(
+        self._augment = make_augmentation(
             crop=config.crop_size,
             base=config.base_size,
             kind=config.augment,
@@ -154,57 +137,25 @@ class Segmentation:
             contrast=config.contrast,
             normalisation=normalisation,
         )
-        self._resident = self._fits()
-
-    @property
-    def _channels(self) -> Literal[1, 3]:
-        return 1 if self._form.gray else 3
-
-    def _fits(self) -> bool:
-        """Whether the data set is to live on the device.
-
-        Raises:
-          ValueError: it must, and does not fit.
-        """
-        config = self.config
-        if config.cache in ("host", "off"):
-            return False
-        needed = resident_infrared_bytes(self.data, channels=self._channels) / 2**30
-        if needed <= config.resident_gb:
-            return True
-        if config.cache == "device":
-            raise InputError(
-                f"cache=device needs {needed:.2f} GiB for {self.data.source}, more than "
-                f"resident_gb={config.resident_gb}; raise --resident-gb, or use --cache host"
-            )
-        return False
-
-    def prepare(self, batch: Mapping[str, PyTree], key: "jax.Array") -> Mapping[str, PyTree]:
-        arrays = {name: rows for name, rows in batch.items() if name != "resident"}
-        prepared = self._prepare(arrays, key, batch.get("resident"))
-        return prepared | {"image": prepared["image"][:, : self._form.channels]}
-
-    def constants(self, sharding: "jax.sharding.Sharding | None") -> Mapping[str, PyTree]:
-        if not self._resident:
-            return {}
-        budget = int(self.config.resident_gb * 2**30)
-        images = resident_infrared(self.data, budget, channels=self._channels, sharding=sharding)
-        return {"resident": images}
-
-    def batches(self, start_step: int, *, host: int, hosts: int) -> HostBatches:
-        return infrared_batches(
-            self.data,
-            global_batch=self.config.batch,
-            seed=self.config.seed,
-            start_step=start_step,
-            host=host,
-            hosts=hosts,
-            channels=self._channels,
-            form="index" if self._resident else "image",
+        items = TaskData.open(
+            InfraredItems(self.images, 1 if gray else 3),
+            name=self.images.source,
+            seed=config.seed,
+            threads=available_cpus(),
         )
+        # Images that stay in host memory have a place of their own there, decoded.
+        self._resident = config.cache in ("auto", "device") and items.fits_device(
+            config.resident_gb, required=config.cache == "device"
+        )
+        return dataclasses.replace(items, resident=self._resident)
 
-    def extra_inputs(self, phase: str) -> tuple:
-        return self._networks.extra_inputs.get(phase, ())
+    def phases(self, objective: Objective) -> Sequence[tuple[str, int]]:
+        return self.config.phases(len(self.images))
+
+    def prepare(self, batch: Mapping[str, PyTree], key: jax.Array) -> Mapping[str, PyTree]:
+        # Random numbers of a sample depend on nothing but the seed and its number.
+        prepared = self._augment(batch, jax.random.key(self.config.seed))
+        return prepared | {"image": prepared["image"][:, : self._form.channels]}
 
     def validate(self, network: Network) -> ValidationResult:
         from jaxsr.data.batched_network import BatchedNetwork, submit_function
@@ -212,7 +163,7 @@ class Segmentation:
 
         # The JAX engine compiles each shape of a batch: pictures of several sizes share some where
         # the network takes their sizes.
-        forward = inspect.signature(self.objective.network.forward)
+        forward = inspect.signature(network.module.forward)
         shared = self.config.engine == "jax" and "size_B2" in forward.parameters
         detector = BatchedNetwork(submit_function(network), self._form, batch=16, shared=shared)
         report = evaluate(detector, self.held_out).figures
@@ -221,7 +172,7 @@ class Segmentation:
         return ValidationResult(metrics, _picture(detector, self.held_out))
 
     def files(self) -> dict[str, str]:
-        parts = {"train": self.data, "validation": self.held_out}
+        parts = {"train": self.images, "validation": self.held_out}
         return {
             f"{part}/{name}": f"{width}×{height} px, {targets} of targets"
             for part, images in parts.items()
@@ -236,22 +187,22 @@ class Segmentation:
             if form[name] == getattr(InputForm, name):
                 del form[name]
         form |= {name: list(form[name]) for name in ("mean", "deviation")}
-        return {**self._networks.description, "network": self.exported, "input": form}
+        return {**self.builder(), "network": self.exported, "input": form}
 
-    def summary(self) -> Sequence[str]:
+    def summary(self, objective: Objective) -> Sequence[str]:
         config = self.config
-        weights = sum(p.numel() for p in self.objective.network.parameters())
-        names = ", ".join(f"{name} {steps} steps" for name, steps in self.phases)
+        weights = sum(p.numel() for p in objective.get_submodule(self.exported).parameters())
+        phases = phases_in_words(self.phases(objective))
         where = "on the device" if self._resident else "in host memory"
         return (
-            f"{self._networks.title}, {weights:,} parameters, {self._networks.loss} loss; {names}; "
+            f"{self.title}, {weights:,} parameters, {self.loss_in_words} loss; {phases}; "
             f"batch {config.batch} of {config.crop_size} px over mesh {config.mesh}",
-            f"training on {len(self.data)} images of {self.data.source} ({self.data.split}), kept "
-            f"{where}; validating on {len(self.held_out)} ({self.held_out.split})",
+            f"training on {len(self.images)} images of {self.images.source} ({self.images.split}), "
+            f"kept {where}; validating on {len(self.held_out)} ({self.held_out.split})",
         )
 
 
-def _open(config: SegmentationRun) -> tuple[Infrared, Infrared]:
+def _open(config: DetectorRun) -> tuple[Infrared, Infrared]:
     if config.data is None:
         count, side = config.scenes, config.base_size
         held_out_count = max(count // 4, 1)
@@ -259,13 +210,12 @@ def _open(config: SegmentationRun) -> tuple[Infrared, Infrared]:
             open_scenes(count, seed=config.seed, side=side),
             open_scenes(held_out_count, seed=config.seed, side=side, split="validation"),
         )
-    cache = None if config.cache_gb is None else int(config.cache_gb * 2**30)
     return open_training(
         config.data,
         validation=config.val if config.val is not None else config.val_split,
         lists=config.lists,
         mask_threshold=config.mask_threshold,
-        cache_bytes=0 if config.cache == "off" else cache,
+        cache_bytes=0 if config.cache == "off" else config.cache_bytes,
     )
 
 

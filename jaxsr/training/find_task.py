@@ -1,0 +1,54 @@
+"""Tasks by name: those of jaxsr, and `package.module:Class` of a user's."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from jaxsr.errors import InputError, printable
+from jaxsr.models.build import import_attribute
+from jaxsr.models.registry import TASKS
+from jaxsr.training.config import RunConfig
+from jaxsr.training.task import Task
+from jaxsr.training.user_code import located
+
+
+def find_task(name: str) -> type[Task]:
+    """The task of a name.
+
+    Raises:
+      InputError: there is none, it is not a task, or its options are not a `RunConfig`.
+    """
+    module, colon, kind = (TASKS.get(name) or name).partition(":")
+    if not colon:
+        with_network = "super-resolution", "detection"
+        families = (family for family in TASKS if family not in with_network)
+        raise InputError(
+            f"no model family {name!r} to train; there are {', '.join(families)}, with --network "
+            f"{' and '.join(with_network)}, and a task of your own is module:Class, for instance "
+            f"{printable(name, 80)}:MyTask"
+        )
+    if Path(module).is_file() and Path(module) == Path(Path(module).name):
+        module = module.removesuffix(".py")
+    return check_task(import_attribute(f"{module}:{kind}", option="the task"), name)
+
+
+def check_task(task: object, name: str) -> type[Task]:
+    """The task itself.
+
+    Raises:
+      InputError: it is not one, or its options are not a `RunConfig`.
+    """
+    if not (isinstance(task, type) and issubclass(task, Task)):
+        raise InputError(
+            f"{name} is not a task; make it a subclass of jaxsr.Task, see docs/own-task.md"
+        )
+    if not (isinstance(task.Config, type) and issubclass(task.Config, RunConfig)):
+        raise InputError(f"{name}.Config must be a subclass of jaxsr.TaskConfig")
+    return task
+
+
+def presets_of(task: type[Task]) -> Mapping[str, RunConfig]:
+    """The options' defaults by preset."""
+    if task.presets:
+        return task.presets
+    with located(f"{task.__name__}.Config"):
+        return {"default": task.Config()}  # pyright: ignore[reportCallIssue]

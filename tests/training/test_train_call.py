@@ -1,0 +1,88 @@
+"""`jaxsr.train` in Python: the same run as the command's."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import jaxsr
+from jaxsr.errors import InputError
+from jaxsr.train import main
+from jaxsr.training.train_call import _words
+from tests.training.user_tasks import Fit
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_class_trains_and_goes_on_as_the_command_does(folder):
+    class Local(Fit):
+        """Not to be imported by its name."""
+
+    options = {"width": 4, "tensorboard": False, "out": folder / "run"}
+    assert jaxsr.train(Local, steps=3, **options).finished
+    run = jaxsr.train(Local, steps=6, resume=True, **options)
+    assert (run.finished, run.folder) == (True, folder / "run")
+    words = ["tests.training.user_tasks:Fit", "--width", "4", "--out", "command"]
+    assert main(words) == 0
+    expected = load_file("command/network.safetensors")
+    for name, array in load_file(run.folder / "network.safetensors").items():
+        np.testing.assert_array_equal(array, expected[name])
+    assert run.weights == run.folder / "network.safetensors"
+    assert run.metrics[-1]["step"] == 6
+    assert {"error", "ratio", "loss"} <= run.validation.keys()
+    assert run.validation["error"] == run.metrics[-1]["validation/error"]
+
+
+def test_a_name_and_nested_options():
+    model = {"width": 4, "depth": 2}
+    run = jaxsr.train(
+        "span", steps=1, batch=4, crop=32, validation_px=64, model=model, tensorboard=False
+    )
+    assert run.folder.name.startswith("span-")
+    assert load_file(run.weights)["conv_cat.weight"].shape == (4, 16, 1, 1)
+    assert run.validation["psnr_y"] > 0
+
+
+def test_options_become_words():
+    options = {"mesh": 8, "resume": True, "warmup_steps": 3, "tensorboard": False}
+    assert _words(options) == ["--mesh=8", "--resume", "--warmup-steps=3", "--no-tensorboard"]
+    options = {"freeze": ("a.*", "b"), "model": {"width": 4, "label_real": (0.0, 1.0)}}
+    assert _words(options) == [
+        *("--freeze", "a.*", "b", "--model.width=4", "--model.label-real", "0.0", "1.0")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "message"),
+    [
+        (Fit, {"stepz": 3}, "Unrecognized options: --stepz"),
+        (Fit, {"steps": 0}, "steps must be at least 1"),
+        (Fit, {"engine": "tf"}, "invalid choice 'tf'|engine"),
+        (Fit, {"aot": "v5e:1x1"}, "compiles instead of training; use python -m jaxsr.train"),
+        ("spam", {}, "no model family 'spam' to train"),
+        (dict, {}, "is not a task; make it a subclass of jaxsr.Task"),
+    ],
+)
+def test_wrong_options_are_errors(task, options, message):
+    with pytest.raises(InputError, match=message):
+        jaxsr.train(task, **options)
+
+
+def test_training_one_family_imports_no_other():
+    code = """
+import sys
+from jaxsr.training import start
+from jaxsr.training.cli_options import parse_command_line
+from jaxsr.training.task_run import TaskRun
+TaskRun(*parse_command_line(["fast-srgan", "--batch", "4", "--crop", "32"]))
+others = "models.llama", "models.hugging_face", "models.mshnet", "generation", "checking"
+print(*(name for name in sys.modules if name.startswith(tuple(f"jaxsr.{o}" for o in others))))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
