@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from jaxsr.interop._core import control_flow, func_derivatives
 from jaxsr.interop._core.deferred import ChannelArray
 from jaxsr.interop._core.dispatch import Trace
-from jaxsr.interop._core.dtypes import cast, is_differentiable, to_jax_dtype
+from jaxsr.interop._core.dtypes import as_carried, as_int64, cast, is_differentiable, to_jax_dtype
 from jaxsr.interop._core.entry_points import ANY_FLEX_ATTENTION, entry_point, replaced
 from jaxsr.interop._core.host_draws import refusing_seeds
 from jaxsr.interop._core.tensor import Cell, JaxTensor
@@ -261,12 +261,19 @@ def associative_scan(
                 for side in (left, right)
             ]
             results = pytree.tree_leaves(combine_fn(*sides))
-            return [trace.as_jax_tensor(r).array() for r in results]
+            return as_carried([trace.as_jax_tensor(r).array() for r in results], left)
 
     axis = dim % tensors[0].dim()
+    combine_all = jax.vmap(combine, in_axes=axis, out_axes=axis)
+    arrays = [t.array() for t in tensors]
+    if any(t.dtype == torch.int64 for t in tensors):
+        made = jax.eval_shape(combine_all, arrays, arrays)
+        arrays = [
+            as_int64(a) if m.dtype == jnp.int64 else a for a, m in zip(arrays, made, strict=True)
+        ]
     arrays = jax.lax.associative_scan(
-        jax.vmap(combine, in_axes=axis, out_axes=axis),
-        [t.array() for t in tensors],
+        combine_all,
+        arrays,
         reverse=reverse,
         axis=axis,
     )

@@ -48,6 +48,7 @@ from jaxsr.interop._core.slots import Slot, find_slots, mentions, replaced_menti
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.tensors_made import tensors_made
 from jaxsr.interop._core.trace_context import session
+from jaxsr.interop._core.wide_integers import carried_by_buffer
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.errors import (
     InputError,
@@ -444,7 +445,9 @@ class FunctionalModule:
                     f"forward replaces the buffer {name} of shape {original.shape} by {shape}; "
                     "keep the shape; if a first forward sets it, run one in torch before to_jax"
                 )
-            after[name] = cast(trace.as_jax_tensor(current).array(), original.dtype)
+            after[name] = cast(
+                carried_by_buffer(trace.as_jax_tensor(current), name), original.dtype
+            )
         for name, constant in self.constants:
             if name in self.buffers_written and id(constant) in trace.adopted:
                 raise UnsupportedTorchError(

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from jaxsr.interop._core.dtypes import as_int32
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace_scope import Region, plain_torch
 from jaxsr.interop.errors import IndexOutsideError
@@ -175,7 +176,7 @@ def _look(func: Callable, use: Use) -> None:
         with plain_torch():
             _check(func, use, index.const.numpy())
         return
-    array = index.array()
+    array = as_int32(index.array())
     if not isinstance(array, jax.core.Tracer):
         if array.is_fully_addressable:
             _check(func, use, np.asarray(array))

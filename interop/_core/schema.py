@@ -70,6 +70,15 @@ def in_order_of(
     return (), {**dict(zip(names, args, strict=False)), **kwargs}
 
 
+def call_by_name(func: torch._ops.OpOverload, args: tuple, kwargs: Call) -> Call:
+    """All arguments of a call by name, defaults included."""
+    names = [a.name for a in func._schema.arguments]
+    bound = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
+    bound.update(zip(names, args, strict=False))
+    bound.update(kwargs)
+    return bound
+
+
 @functools.cache
 def is_composite(func: torch._ops.OpOverload) -> bool:
     return func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
