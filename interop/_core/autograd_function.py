@@ -31,6 +31,7 @@ from jaxsr.interop._core.tensor import Cell, JaxTensor
 from jaxsr.interop._core.trace_scope import Region, plain_torch
 from jaxsr.interop._core.vmap import vmapped
 from jaxsr.interop.annotations import PyTree
+from jaxsr.interop.cpu_kernels.operands import varying_axes
 from jaxsr.interop.errors import UnsupportedTorchError
 
 
@@ -186,10 +187,13 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
     from jaxsr.interop._core.trace_context import is_running, session
 
     def run_forward(*primals: Any) -> tuple[list[jax.Array], list[jax.Array]]:
+        traced["varying"] = [varying_axes(primal.value) for primal in primals]
         with nullcontext() if is_running(trace) else session(trace):
             return forward(*(primal.value for primal in primals))
 
     def run_backward(residuals: list[jax.Array], cotangents: list) -> tuple:
+        if all(isinstance(cotangent, SymbolicZero) for cotangent in cotangents):
+            return (None,) * len(places)  # no loss reads the outputs
         with session(trace), Region(writable=False).entered():
             leaves = _refilled(traced["state"], residuals)
             ctx = _Context(needs)
@@ -216,10 +220,10 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
                 if not is_differentiable(args[i].meta):
                     result.append(np.zeros(tuple(args[i].shape), jax.dtypes.float0))
                 elif grads[i] is None:
-                    result.append(jnp.zeros(tuple(args[i].shape), dtype))
+                    result.append(None)
                 else:
-                    grad = trace.as_jax_tensor(grads[i])
-                    result.append(cast(grad.array(), dtype))
+                    grad = cast(trace.as_jax_tensor(grads[i]).array(), dtype)
+                    result.append(_varying_as(traced["varying"][len(result)], grad))
             return tuple(result)
 
     run.defvjp(run_forward, run_backward, symbolic_zeros=True)
@@ -237,6 +241,19 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
         root.needs_grad = differentiable and not constant and is_differentiable(tensor.meta)
         out.append(root)
     return out[0] if traced["single"] else tuple(out)
+
+
+def _varying_as(axes: frozenset, gradient: jax.Array) -> jax.Array:
+    """A gradient that varies over these axes of a `shard_map`, as the input does.
+
+    Of a weight that all devices have whole, the gradient is the sum of theirs.
+    """
+    now = varying_axes(gradient)
+    if more := tuple(now - axes):
+        gradient = jax.lax.psum(gradient, more)
+    if fewer := tuple(axes - now):
+        gradient = jax.lax.pcast(gradient, fewer, to="varying")
+    return gradient
 
 
 def associative_scan(
