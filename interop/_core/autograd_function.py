@@ -85,12 +85,15 @@ def checkpointed(fn: Callable) -> Callable:
                     )
                 results = [t.content() for t in flat if isinstance(t, JaxTensor)]
                 written = [cell.read() for cell in region.written]
+                returned["bounds"] = [cell.bounds for cell in region.written]
             region.roll_back()
             return results, written
 
         results, written = jax.checkpoint(pure)([leaves[i].content() for i in places])
-        for cell, value in zip(list(region.written), written, strict=True):
+        changes = zip(list(region.written), written, returned["bounds"], strict=True)
+        for cell, value, bounds in changes:
             cell.write(value)
+            cell.bounds = bounds
         flat = _refilled(returned["leaves"], results)
         # An argument handed back is the same tensor outside as well.
         for j, i in enumerate(returned["arguments"]):

@@ -1,4 +1,4 @@
-"""`torch.autograd.Function` inside `shard_map`: gradients of weights that all devices have whole."""
+"""`torch.autograd.Function` inside `shard_map`, and weights that all devices have."""
 
 import jax
 import numpy as np
