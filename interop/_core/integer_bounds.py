@@ -23,7 +23,7 @@ Rule = Callable[[Call, torch.Tensor], Bounds | None]
 
 INT32 = -(1 << 31), (1 << 31) - 1
 _NARROW = (torch.bool, torch.uint8, torch.int8, torch.int16)
-_RULES: dict[torch._ops.OpOverloadPacket, Rule] = {}
+_RULES: dict[Any, Rule] = {}
 _PLACES: set[Any] = set()
 """Operators of several results, of which the first are elements and the others their places."""
 
@@ -179,7 +179,7 @@ def _places(call: Call, meta: torch.Tensor) -> Bounds:
 
 @_rule("searchsorted", "bucketize")
 def _buckets(call: Call, meta: torch.Tensor) -> Bounds:
-    return 0, (call.get("sorted_sequence", call.get("boundaries"))).shape[-1]
+    return 0, call["sorted_sequence" if "sorted_sequence" in call else "boundaries"].shape[-1]
 
 
 @_rule("arange")

@@ -38,6 +38,9 @@ def worse_of(one: Arrays, other: Arrays) -> Arrays:
     return {**one, **other, **both}
 
 
+_structure = cast(Callable[[PyTree], Any], jax.tree.structure)  # untyped in JAX
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _watched(reached: set[str], arrays: Arrays) -> Arrays:
     """The arrays; adds to `reached` the names of those at which a gradient arrives."""
@@ -136,8 +139,8 @@ class Gradients:
                     train=True,
                     method=self.phase.share,
                 )
-            leaves, tree = jax.tree.flatten(tensors)
-            tensors = jax.tree.unflatten(tree, _cut_off(self.reached, *leaves))
+            leaves = _cut_off(self.reached, *jax.tree.leaves(tensors))
+            tensors = jax.tree.unflatten(_structure(tensors), leaves)
             return tensors, (self._with_frozen(new_buffers, buffers), indices)
 
         vjp = cast(_Vjp, jax.vjp)
@@ -162,9 +165,9 @@ class Gradients:
 
         def loss(network_params: Arrays, tensors: PyTree) -> tuple[jax.Array, PyTree]:
             network_params = _watched(self.reached, network_params)
-            leaves, tree = jax.tree.flatten(tensors)
-            numbered = _watched(self.reached, {str(n): leaf for n, leaf in enumerate(leaves)})
-            tensors = jax.tree.unflatten(tree, [numbered[str(n)] for n in range(len(leaves))])
+            numbered = {str(n): leaf for n, leaf in enumerate(jax.tree.leaves(tensors))}
+            leaves: Any = _watched(self.reached, numbered)
+            tensors = jax.tree.unflatten(_structure(tensors), [leaves[n] for n in numbered])
             with split_activations(self.mesh, batch), collecting_indices() as indices:
                 result, new_buffers = self.model.apply(
                     self._cast(params | network_params),

@@ -329,7 +329,7 @@ class TrainStep:
                 packing = Packing.of(network_params if packs else {}, self.mesh)
                 old, grads = packing.pack(network_params), packing.pack(grads)
                 updates, new_opt_state = optimizer.update(grads, packing.pack(opt_state), old)
-                updates = _without(unused, updates, jax.tree.map(jnp.zeros_like, updates))
+                updates = _without(unused, updates, jax.tree.map(_zeros, updates))
                 params.update(packing.unpack(optax.apply_updates(old, updates)))
                 opt_states[network] = _without(unused, packing.unpack(new_opt_state), opt_state)
 
@@ -356,6 +356,10 @@ class TrainStep:
 
         state = packing.unpack(jax.tree.map(chosen, packing.pack(new), packing.pack(old)))
         return state.replace(failed_step=failed_step)
+
+
+def _zeros(x: jax.Array) -> jax.Array:
+    return jnp.zeros_like(x)
 
 
 def _without(unused: set[str], new: PyTree, old: PyTree) -> PyTree:

@@ -70,7 +70,7 @@ class JaxRunner:
 
         def run(state: tuple[Arrays, Arrays], batch: jax.Array, named: dict[str, Any]) -> jax.Array:
             def apply(x: jax.Array) -> jax.Array:
-                outputs, _ = self._model.apply(*state, x, **named)
+                outputs, _ = self._model.call(*state, (x,), named)
                 return answer_of(outputs).astype(jnp.float32)
 
             return around(jnp, apply, batch)
