@@ -26,7 +26,7 @@ _ARITHMETIC = {
     aten.trace, aten.mul, aten.pow, aten.square, aten.prod, aten.cumprod, aten.div,
     aten.floor_divide, aten.bitwise_left_shift, aten.__lshift__, aten.dot, aten.mm, aten.bmm,
     aten.mv, aten.addmm, aten.baddbmm, aten.scatter_add, aten.index_add, aten.index_put,
-    aten.scatter_reduce, aten.scatter, aten.index_reduce,
+    aten.addbmm, aten.addmv, aten.lcm, aten.scatter_reduce, aten.scatter, aten.index_reduce,
 }  # fmt: skip
 """Operators whose results are no elements of their arguments, and may be greater."""
 _MATRIX_PRODUCTS = {aten.dot, aten.mm, aten.bmm, aten.mv}

@@ -139,7 +139,7 @@ class Gradients:
                     train=True,
                     method=self.phase.share,
                 )
-            leaves = _cut_off(self.reached, *jax.tree.leaves(tensors))
+            leaves: Any = _cut_off(self.reached, *jax.tree.leaves(tensors))
             tensors = jax.tree.unflatten(_structure(tensors), leaves)
             return tensors, (self._with_frozen(new_buffers, buffers), indices)
 

@@ -168,3 +168,28 @@ def test_a_buffer_that_may_need_64_bits_is_refused():
     model = to_jax(Counts(lambda c, x: c * 1103515245 + 12345))
     with pytest.raises(UnsupportedTorchError, match="buffer count that may need 64 bits"):
         model.apply({}, model.buffers, np.int32([1, 2]))
+
+
+ORDERS = {
+    "kthvalue": lambda x: x.kthvalue(4),
+    "kthvalue along an axis": lambda x: x.reshape(2, 3).kthvalue(2, 0, keepdim=True),
+    "median": lambda x: x.reshape(2, 3).median(1),
+    "nanmedian": lambda x: x.reshape(2, 3).nanmedian(1, keepdim=True),
+    "least": lambda x: x.topk(4, largest=False),
+    "greatest": lambda x: x.reshape(2, 3).topk(2, 0),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.uint8, torch.float32])
+@pytest.mark.parametrize("name", ORDERS)
+def test_orders_of_the_greatest_and_least_numbers(name, dtype):
+    if dtype.is_floating_point:
+        x = torch.tensor([3.0, float("nan"), -float("inf"), 5, float("inf"), 0])
+    else:
+        low = torch.iinfo(torch.int32 if dtype == torch.int64 else dtype)
+        x = torch.tensor([low.min, low.max, low.max - 4, 5, 3, 0 if low.min else 1], dtype=dtype)
+    model = to_jax(Function(ORDERS[name]))
+    array = x.numpy().astype(np.int32) if dtype == torch.int64 else x.numpy()
+    got = jax.jit(lambda x: model.apply({}, {}, x)[0])(array)
+    for one, expected in zip(got, ORDERS[name](x), strict=True):
+        np.testing.assert_array_equal(one, expected.numpy())
