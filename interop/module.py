@@ -165,6 +165,7 @@ def to_jax(
     *,
     compute_dtype: DTypeLike | None = None,
     remat: str | Sequence[str] = (),
+    static_buffers: str | Sequence[str] = (),
     sync_axis: str | tuple[str, ...] | None = None,
     lane_folding: LaneFolding | None = None,
 ) -> JaxModule:
@@ -178,6 +179,9 @@ def to_jax(
         and gradients come back in the parameters' own dtype.
       remat: names of submodules, `fnmatch` patterns allowed (`"body.*"`), whose activations are
         recomputed in the backward pass instead of kept (`jax.checkpoint`).
+      static_buffers: names of buffers, `fnmatch` patterns allowed, whose values Python code needs
+        (`if self.initted:`). Under `jit` code sees the values that they have now; a forward that
+        also writes them is refused. Whole numbers with `persistent=False` are such by themselves.
       sync_axis: mesh axes over which `nn.SyncBatchNorm` takes its statistics inside `shard_map`.
         Not needed under `jit` on a sharded batch, where every normalisation sees the whole batch.
       lane_folding: how to fold narrow convolutions into a TPU's lanes: `choose_folding("auto",
@@ -186,7 +190,8 @@ def to_jax(
     Raises:
       UnsupportedTorchError: the module holds something without a faithful JAX counterpart; the
         message names the submodule and a workaround.
-      InputError: a `remat` pattern matches no submodule, or `compute_dtype` is not floating.
+      InputError: a pattern of `remat` or `static_buffers` matches nothing, or `compute_dtype` is
+        not floating.
     """
     guard_forks()
     check_not_forked()
@@ -194,7 +199,8 @@ def to_jax(
     if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
         raise InputError(f"compute_dtype must be a floating dtype, got {dtype}")
     patterns = (remat,) if isinstance(remat, str) else tuple(remat)
-    functional = functionalize(module, patterns, sync_axis)
+    static = (static_buffers,) if isinstance(static_buffers, str) else tuple(static_buffers)
+    functional = functionalize(module, patterns, sync_axis, static)
     params: Arrays = {}
     buffers: Arrays = {}
     for name, slot in functional.slots.items():

@@ -238,8 +238,22 @@ def _value(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> Any:
         return func(*args, **kwargs)
     except UnsupportedTorchError as error:
         if str(error).startswith(_NEEDED):
-            error.args = (f"{_NEEDED}: {_INSTEAD[func.__name__]}",)
+            error.args = (f"{_NEEDED}: {_INSTEAD[func.__name__]}{_switches(trace, args[0])}",)
         raise
+
+
+def _switches(trace: Trace, value: torch.Tensor) -> str:
+    """A hint at the option for buffers, where only parameters and buffers decide the value."""
+    if not (isinstance(value, JaxTensor) and value.cell.input_free):
+        return ""
+    names = [
+        name
+        for name, tensor in trace.registered.items()
+        if tensor.numel() == 1 and not isinstance(tensor, torch.nn.Parameter)
+    ]
+    listed = ", ".join(f'"{name}"' for name in names[:3]) + (", …" if len(names) > 3 else "")
+    hint = "; if it is a switch in a buffer, name that in to_jax(static_buffers=[{}])"
+    return hint.format(listed or "…")
 
 
 @handles(aten._local_scalar_dense.default)
