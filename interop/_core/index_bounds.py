@@ -68,6 +68,10 @@ def _along_axis(
     return [Use(index, x.shape[dim] if x.dim() else 1)]
 
 
+def _filled(x: torch.Tensor, dim: int, index: torch.Tensor, *_: object) -> list[Use]:
+    return [Use(index, x.shape[dim] if x.dim() else 1, negative=True)]
+
+
 def _taken(x: torch.Tensor, index: torch.Tensor) -> list[Use]:
     return [Use(index, x.numel(), negative=True)]
 
@@ -106,10 +110,12 @@ OPERATIONS: Mapping[Callable, Callable[..., list[Use]]] = {
         (
             aten.gather, aten.index_select, aten.scatter, aten.scatter_, aten.scatter_add,
             aten.scatter_add_, aten.scatter_reduce, aten.scatter_reduce_, aten.index_add,
-            aten.index_add_, aten.index_copy, aten.index_copy_, aten.index_fill, aten.index_fill_,
+            aten.index_add_, aten.index_copy, aten.index_copy_,
         ),
         _along_axis,
     ),
+    aten.index_fill: _filled,
+    aten.index_fill_: _filled,
     F.one_hot: _one_hot,
 }  # fmt: skip
 """By operator, or torch function that is computed as a whole: the indices among its arguments."""

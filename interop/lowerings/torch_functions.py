@@ -321,3 +321,14 @@ def _to(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> torch.Tensor
 @overrides(torch.Tensor.cuda, torch.Tensor.cpu)
 def _stay(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
     return args[0]
+
+
+@overrides(torch.Tensor.__lshift__, torch.Tensor.__rshift__)
+def _shift(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
+    """Of bools torch shifts whole numbers, and says otherwise on the meta device."""
+    x, places = args
+    if isinstance(places, torch.Tensor) and places.dtype == torch.bool != x.dtype:
+        places = places.to(x.dtype)
+    elif x.dtype == torch.bool and not isinstance(places, torch.Tensor):
+        x = x.long()
+    return func(x, places)
