@@ -9,7 +9,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -179,25 +179,37 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
             results = [t.array() for t in flat if isinstance(t, JaxTensor)]
             state = {k: v for k, v in vars(ctx).items() if k != "undifferentiable"}
             traced["state"], traced["tree"] = pytree.tree_flatten(state)
-            saved = [t.array() for t in traced["state"] if isinstance(t, JaxTensor)]
+            kept = [t for t in traced["state"] if isinstance(t, JaxTensor)]
+            known = [*(inner[i] for i in places), *(t for t in flat if isinstance(t, JaxTensor))]
+            traced["kept"] = [
+                next((i for i, t in enumerate(known) if _is_same(t, one)), None) for one in kept
+            ]
+            saved = [t.array() for t in kept]
         return results, saved
 
     @jax.custom_vjp
-    def run(*arrays: jax.Array) -> list[jax.Array]:
-        return forward(*arrays)[0]
+    def run(*arrays: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
+        return forward(*arrays)
 
     # Both passes may be traced later, when apply has long returned.
-    from jaxsr.interop._core.trace_context import is_running, session
+    from jaxsr.interop._core.trace_context import resumed
 
-    def run_forward(*primals: Any) -> tuple[list[jax.Array], list[jax.Array]]:
+    def run_forward(*primals: Any) -> tuple[tuple[list, list], list[jax.Array]]:
         traced["varying"] = [varying_axes(primal.value) for primal in primals]
-        with nullcontext() if is_running(trace) else session(trace):
-            return forward(*(primal.value for primal in primals))
+        values = [primal.value for primal in primals]
+        with resumed(trace):
+            # Not `forward`: a second derivative is to use `backward` as well. Of what is saved,
+            # inputs and outputs have a gradient, and as in torch the rest has none.
+            results, saved = run(*values)
+        known = [*values, *results]
+        kept = zip(saved, traced["kept"], strict=True)
+        return (results, saved), [one if i is None else known[i] for one, i in kept]
 
-    def run_backward(residuals: list[jax.Array], cotangents: list) -> tuple:
+    def run_backward(residuals: list[jax.Array], every_cotangent: tuple[list, list]) -> tuple:
+        cotangents, _ = every_cotangent
         if all(isinstance(cotangent, SymbolicZero) for cotangent in cotangents):
             return (None,) * len(places)  # no loss reads the outputs
-        with session(trace), Region(writable=False).entered():
+        with resumed(trace) as running, Region(writable=False).entered():
             leaves = _refilled(traced["state"], residuals)
             ctx = _Context(needs)
             vars(ctx).update(pytree.tree_unflatten(leaves, traced["tree"]))
@@ -225,12 +237,12 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
                 elif grads[i] is None:
                     result.append(None)
                 else:
-                    grad = cast(trace.as_jax_tensor(grads[i]).array(), dtype)
+                    grad = cast(running.as_jax_tensor(grads[i]).array(), dtype)
                     result.append(_varying_as(traced["varying"][len(result)], grad))
             return tuple(result)
 
     run.defvjp(run_forward, run_backward, symbolic_zeros=True)
-    results = iter(run(*(args[i].array() for i in places)))
+    results = iter(run(*(args[i].array() for i in places))[0])
     differentiable = any(args[i].needs_grad for i in places) and torch.is_grad_enabled()
     out = []
     for tensor, constant in zip(traced["outputs"], traced["undifferentiable"], strict=True):
@@ -244,6 +256,11 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
         root.needs_grad = differentiable and not constant and is_differentiable(tensor.meta)
         out.append(root)
     return out[0] if traced["single"] else tuple(out)
+
+
+def _is_same(one: JaxTensor, other: JaxTensor) -> bool:
+    """Whether two tensors are one, or the same view of one."""
+    return one is other or (one.cell is other.cell and one.view_of is other.view_of)
 
 
 def _varying_as(axes: frozenset, gradient: jax.Array) -> jax.Array:
