@@ -212,6 +212,7 @@ class FunctionalModule:
             changes = list[Change]()
             trace = Trace(rng, rewriter, gradients)
             trace.originals, trace.windows = self.originals, self.windows
+            trace.placeholders = self.meta_names
             with session(trace, compiling=compiling), suppress(GradientRequested):
                 tensors = wrapped(trace)
                 with (
@@ -245,6 +246,7 @@ class FunctionalModule:
             def program() -> list[PyTree]:
                 trace = Trace(rng, rewriter, Sketched())
                 trace.originals, trace.windows = self.originals, self.windows
+                trace.placeholders = self.meta_names
                 results = list[PyTree]()
                 with session(trace, compiling=compiling):
                     tensors = wrapped(trace)
