@@ -59,6 +59,7 @@ from jaxsr.interop.errors import (
 from jaxsr.interop.hooks import collecting_indices, is_watched, watched, watching
 from jaxsr.interop.module_copy import copy_module
 from jaxsr.interop.python_state import Change, Snapshot, lengthen
+from jaxsr.interop.torch_evaluation import in_mode
 
 _ERRORS_OF_CODE = (AttributeError, LookupError, TypeError, UnboundLocalError)
 """What code raises that takes a branch which it was not written for."""
@@ -373,7 +374,7 @@ class FunctionalModule:
             self._place(tensors)
             state = Snapshot(self.module)
             if train is not None:
-                self.module.train(train)
+                in_mode(self.module, train)
                 self._check_mode(tensors, train)
             # What train() itself does is done in each call, from the same state.
             has_own = any(type(m).train is not nn.Module.train for m in modules)

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from jaxsr.interop._core.dtypes import as_int32
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace_scope import Region, plain_torch
+from jaxsr.interop.below_modes import run_below
 from jaxsr.interop.errors import IndexOutsideError
 
 aten = torch.ops.aten
@@ -249,7 +250,7 @@ class _CheckedOperators(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         with checked_indices(func, args, kwargs or {}):
-            return func(*args, **(kwargs or {}))
+            return run_below(func, args, kwargs or {})
 
 
 class _CheckedFunctions(TorchFunctionMode):

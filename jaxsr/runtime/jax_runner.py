@@ -16,6 +16,7 @@ from jaxsr.interop.folding.policy import Choice, choose_folding
 from jaxsr.interop.lowerings.fusion import fused
 from jaxsr.interop.mesh import batch_sharding, make_mesh, platform_name, replicated
 from jaxsr.interop.module import Arrays, to_jax
+from jaxsr.interop.torch_evaluation import in_mode
 from jaxsr.models.outputs import answer_of
 from jaxsr.runtime.options import ComputeOptions
 from jaxsr.runtime.runner import Around, Collect, only_network
@@ -63,7 +64,7 @@ class JaxRunner:
         self.programs: set[tuple[int, ...]] = set()
         self._mesh, self._rows = mesh, batch_sharding(mesh)
         self._model = to_jax(
-            network.eval(),
+            in_mode(network),
             compute_dtype=None if dtype == "float32" else jnp.dtype(dtype),
             lane_folding=choose_folding(lane_folding, device),
         )
