@@ -1,5 +1,6 @@
 """Modules that torch runs otherwise below a mode, or that have no modes of their own."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -17,6 +18,7 @@ def test_a_complex_pseudoinverse_is_compared_with_torchs_own():
     assert result.ok
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of torch's own copies of graphs
 def test_an_exported_program():
     network = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
     program = torch.export.export(network, (torch.ones(3, 4),)).module()
