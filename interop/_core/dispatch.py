@@ -40,6 +40,7 @@ from jaxsr.interop._core.recipes import (
     run_on_constants,
 )
 from jaxsr.interop._core.registry import Entry, Kind, is_overload
+from jaxsr.interop._core.repeated_code import RepeatedCode
 from jaxsr.interop._core.schema import Schema, in_order_of, name_of, schema_of
 from jaxsr.interop._core.spreading import spread_numbers
 from jaxsr.interop._core.stored_tensors import mark_whole, store_decided
@@ -86,6 +87,7 @@ class Trace(TracedTensors):
         self.thread: int | None = None
         self.host_draws: list[str] = []
         """Generators of Python and NumPy that the code drew from."""
+        self.repeated_code = RepeatedCode()
         self.dispatch_mode = DispatchMode(self)
         self.function_mode = FunctionMode(self)
 
@@ -114,6 +116,7 @@ class Trace(TracedTensors):
     def dispatch(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
         """Runs an aten operator as the registry says."""
         draws = self.draws
+        self.repeated_code.note(func)
         if func.overloadpacket in _OF_SHAPE_ALONE:
             args = (self._as_shape(args[0], kwargs.get("dtype")), *args[1:])
         with checked_indices(func, args, kwargs):

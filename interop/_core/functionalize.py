@@ -238,6 +238,7 @@ class FunctionalModule:
                 check_second_call(changes, trace.host_draws, compiling=compiling)
                 self._repeated.add((method, train))
             self._traced.setdefault((method, train), False)
+            trace.repeated_code.warn()
             return outputs, after
 
         def check_second_call(changes: list[Change], drawn: list[str], *, compiling: bool) -> None:
