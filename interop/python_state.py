@@ -235,6 +235,8 @@ class Snapshot:
             self._visit_attributes(value, path)
         elif isinstance(value, types.ModuleType):
             pass  # of which the names in code are looked at
+        elif type(value).__module__.startswith("jaxsr.interop._core."):
+            pass  # of a running trace
         elif type(value).__module__.partition(".")[0] not in _OPAQUE:
             self._visit_attributes(value, path)
 

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
+from jax import lax
 from torch.utils import _pytree as pytree
 
 from jaxsr.interop._core.dtypes import as_int32, as_int64, x64
@@ -29,7 +30,39 @@ _ARITHMETIC = {
     aten.addbmm, aten.addmv, aten.lcm, aten.scatter_reduce, aten.scatter, aten.index_reduce,
 }  # fmt: skip
 """Operators whose results are no elements of their arguments, and may be greater."""
-_MATRIX_PRODUCTS = {aten.dot, aten.mm, aten.bmm, aten.mv}
+
+
+def _first_of(extreme: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """`argmax` and `argmin`: XLA's programs of JAX's own ones take no 64 bits without x64."""
+
+    def place(x: jax.Array, dim: int | None = None, keepdim: bool = False) -> jax.Array:
+        shape = [1 if dim is None or i == dim % x.ndim else n for i, n in enumerate(x.shape)]
+        x, axis = (x.reshape(-1), 0) if dim is None else (x, dim % x.ndim)
+        index = lax.argmax(x == extreme(x, axis=axis, keepdims=True), axis, jnp.int32)
+        return index.reshape(shape) if keepdim else index
+
+    return place
+
+
+def _with_place(extreme: Callable[..., jax.Array]) -> Callable[..., tuple[jax.Array, jax.Array]]:
+    """`max(dim)` and `min(dim)`, likewise."""
+
+    def both(x: jax.Array, dim: int, keepdim: bool = False) -> tuple[jax.Array, jax.Array]:
+        return extreme(x, axis=dim, keepdims=keepdim), _first_of(extreme)(x, dim, keepdim)
+
+    return both
+
+
+_INSTEAD: dict[Any, Callable] = {
+    **dict.fromkeys(
+        (aten.dot.default, aten.mm.default, aten.bmm.default, aten.mv.default), jnp.matmul
+    ),
+    aten.argmax.default: _first_of(jnp.max),
+    aten.argmin.default: _first_of(jnp.min),
+    aten.max.dim: _with_place(jnp.max),
+    aten.min.dim: _with_place(jnp.min),
+}
+"""What computes an operator of 64 bits in the place of its lowering."""
 
 
 def is_wide(arrays: list[Any]) -> bool:
@@ -98,8 +131,7 @@ def wide_call(
     Raises:
       UnsupportedTorchError: the lowering computes in 32 bits.
     """
-    if getattr(func, "overloadpacket", None) in _MATRIX_PRODUCTS:
-        function = jnp.matmul
+    function = _INSTEAD.get(func, function)
 
     def widened(x: Any) -> Any:
         return as_int64(x) if isinstance(x, jax.Array) else x

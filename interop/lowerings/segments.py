@@ -32,6 +32,7 @@ def segment_reduce(
 ) -> jax.Array:
     del indices, unsafe
     if lengths is None:
+        assert offsets is not None  # torch takes one of them
         lengths = jnp.diff(offsets)
     if lengths.ndim != 1 or axis != 0 or initial is not None:
         raise NotImplementedError("segment_reduce along another axis than 0, or with initial=")
