@@ -31,7 +31,15 @@ from jaxsr.interop.python_code import (
     names_of,
     slots_of,
 )
-from jaxsr.interop.python_values import PLAIN, has_tensor, same, set_key, token_of, token_writer
+from jaxsr.interop.python_values import (
+    PLAIN,
+    attributes_of,
+    has_tensor,
+    same,
+    set_key,
+    token_of,
+    token_writer,
+)
 
 _LIMIT = 50_000
 """Objects that are looked at."""
@@ -242,8 +250,6 @@ class Snapshot:
 
     def _visit_tensor(self, tensor: torch.Tensor, path: str) -> None:
         """What code has set on a tensor."""
-        from jaxsr.interop._core.tensor import attributes_of
-
         if id(tensor) in self._seen:
             return
         self._seen[id(tensor)] = tensor

@@ -45,7 +45,7 @@ from jaxsr.interop._core.recipes import Recipe
 from jaxsr.interop._core.repeated_calls import equal_calls
 from jaxsr.interop._core.shared_memory import Originals, SharedMemory, Window
 from jaxsr.interop._core.slots import Slot, find_slots, mentions, replaced_mentions
-from jaxsr.interop._core.tensor import JaxTensor, attributes_of
+from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.tensors_made import tensors_made
 from jaxsr.interop._core.trace_context import session
 from jaxsr.interop._core.wide_integers import carried_by_buffer
@@ -59,6 +59,7 @@ from jaxsr.interop.errors import (
 from jaxsr.interop.hooks import collecting_indices, is_watched, watched, watching
 from jaxsr.interop.module_copy import copy_module
 from jaxsr.interop.python_state import Change, Snapshot, lengthen
+from jaxsr.interop.python_values import attributes_of
 from jaxsr.interop.torch_evaluation import in_mode
 
 _ERRORS_OF_CODE = (AttributeError, LookupError, TypeError, UnboundLocalError)

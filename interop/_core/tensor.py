@@ -25,6 +25,7 @@ from jaxsr.interop._core.deferred import ChannelArray, DeferredArray
 from jaxsr.interop._core.dtypes import constant_to_jax
 from jaxsr.interop._core.trace_scope import Region
 from jaxsr.interop.errors import GradientInForwardError, UnsupportedTorchError
+from jaxsr.interop.python_values import attributes_of
 
 BACKWARD_IN_FORWARD = (
     "backward() inside forward; take the gradient with torch.autograd.grad(outputs, inputs), or "
@@ -198,11 +199,6 @@ class JaxTensor(torch.Tensor):
     """Whether torch's graph begins with it: a parameter, or marked with `requires_grad_`."""
     home: "JaxTensor | None"
     """What it was before its `.data` was set to another tensor's memory."""
-
-    OWN_ATTRIBUTES = frozenset(
-        {"_is_param", "cache", "cell", "cell_const", "home", "is_frozen", "is_marked_leaf",
-         "is_used", "meta", "needs_grad", "recipe", "selection", "view_of", "views"}
-    )  # fmt: skip
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]
 
@@ -449,11 +445,6 @@ class JaxTensor(torch.Tensor):
     def jax(self) -> jax.Array:
         """The current value, under the name by which libraries ask whether `jax.jit` traces."""
         return self.array()
-
-
-def attributes_of(tensor: torch.Tensor) -> dict[str, Any]:
-    """What code has set on a tensor of any kind."""
-    return {k: v for k, v in vars(tensor).items() if k not in JaxTensor.OWN_ATTRIBUTES}
 
 
 def stop_gradient(value: Any) -> Any:
