@@ -26,8 +26,8 @@ class CheckpointError(UserError, RuntimeError):
     """A checkpoint could not be written, read or used for this run."""
 
 
-class IndexOutsideError(InputError):
-    """An index or a class label that is not one of those there are."""
+class IndexOutsideError(InputError, IndexError):
+    """An index or a class label that is not one of those there are; torch's is an IndexError."""
 
     @classmethod
     def of(cls, rule: str, index: int) -> "IndexOutsideError":

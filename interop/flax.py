@@ -59,8 +59,8 @@ class TorchModule(nnx.Module):
             key = self.rngs.dropout()
         params = {n: v[...] for n, v in self.params.items()}
         buffers = {n: v[...] for n, v in self.buffers.items()}
-        outputs, after = converted.apply(
-            params, buffers, *inputs, rng=key, train=train, method=method, **kwargs
+        outputs, after = converted.call(
+            params, buffers, inputs, kwargs, rng=key, train=train, method=method
         )
         for name, value in after.items():
             if value is not buffers[name]:

@@ -9,6 +9,8 @@ writes, `no_grad`); what cannot be computed faithfully raises `UnsupportedTorchE
 """
 
 import dataclasses
+import enum
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -30,6 +32,15 @@ from jaxsr.interop.fork_guard import check_not_forked, guard_forks
 
 Arrays = dict[str, jax.Array]
 Lowering = TypeVar("Lowering", bound=Callable[..., Any])
+
+
+class Unset(enum.Enum):
+    """The value of an argument that was not given, where None means something."""
+
+    UNSET = "False"
+
+
+UNSET = Unset.UNSET
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -62,9 +73,10 @@ class JaxModule:
         self,
         params: Mapping[str, ArrayLike],
         buffers: Mapping[str, ArrayLike],
+        /,
         *inputs: PyTree,
         rng: jax.Array | None = None,
-        train: bool | None = False,
+        train: bool | Unset | None = UNSET,
         method: str = "forward",
         **kwargs: PyTree,
     ) -> tuple[PyTree, Arrays]:
@@ -76,7 +88,7 @@ class JaxModule:
           *inputs: arguments of the method: pytrees of arrays; anything else passes through.
           rng: key for whatever the method draws. The same key gives the same numbers.
           train: True or False as in `module.train(...)`; None leaves every submodule as it was
-            when converted.
+            when converted. Default: False.
           method: name of the module's method to run.
           **kwargs: keyword arguments of the method.
 
@@ -86,6 +98,35 @@ class JaxModule:
         Raises:
           UnsupportedTorchError: the module does something that JAX would compute differently.
           ValueError: `params` or `buffers` lack a name, or have one that the module does not.
+          InputError: the method has an argument named as one of these; `call` takes both.
+        """
+        given = {"rng": rng is not None, "train": train is not UNSET, "method": method != "forward"}
+        if clash := self._argument_named([n for n, g in given.items() if g], method, len(inputs)):
+            raise InputError(
+                f"{clash}= may be an argument of {method} or of apply; use "
+                f"call(params, buffers, args, {{{clash!r}: …}}, {clash}=…), each in its place"
+            )
+        mode = False if isinstance(train, Unset) else train
+        return self.call(params, buffers, inputs, kwargs, rng=rng, train=mode, method=method)
+
+    def call(
+        self,
+        params: Mapping[str, ArrayLike],
+        buffers: Mapping[str, ArrayLike],
+        args: tuple[PyTree, ...] = (),
+        kwargs: Mapping[str, PyTree] | None = None,
+        *,
+        rng: jax.Array | None = None,
+        train: bool | None = False,
+        method: str = "forward",
+    ) -> tuple[PyTree, Arrays]:
+        """`apply` with the method's arguments apart, whatever their names are.
+
+        Args:
+          params, buffers: as those of `apply`.
+          args: positional arguments of the method.
+          kwargs: its keyword arguments.
+          rng, train, method: as those of `apply`.
         """
         check_not_forked()
         for name, table in (("params", params), ("buffers", buffers)):
@@ -110,10 +151,21 @@ class JaxModule:
                 None if self.lane_folding is None else FoldingRewriter(self.lane_folding),
             )
 
-        state, arguments = (params, buffers), (inputs, kwargs)
+        state, arguments = (params, buffers), (tuple(args), dict(kwargs or {}))
         if (mesh := explicit_mesh((arguments, state))) is None:
             return run(state, arguments)
         return with_automatic_axes(run, mesh, state, arguments)
+
+    def _argument_named(self, names: Sequence[str], method: str, given: int) -> str | None:
+        """The first of these names that is an argument of the method, after `given` others."""
+        function = getattr(self.functional.module, method, None)
+        if not names or function is None:
+            return None
+        try:
+            taken = [*inspect.signature(function).parameters][given:]
+        except (TypeError, ValueError):  # of a function without a signature
+            return None
+        return next((name for name in names if name in taken), None)
 
 
 def to_jax(
@@ -121,6 +173,7 @@ def to_jax(
     *,
     compute_dtype: DTypeLike | None = None,
     remat: str | Sequence[str] = (),
+    static_buffers: str | Sequence[str] = (),
     sync_axis: str | tuple[str, ...] | None = None,
     lane_folding: LaneFolding | None = None,
 ) -> JaxModule:
@@ -134,6 +187,9 @@ def to_jax(
         and gradients come back in the parameters' own dtype.
       remat: names of submodules, `fnmatch` patterns allowed (`"body.*"`), whose activations are
         recomputed in the backward pass instead of kept (`jax.checkpoint`).
+      static_buffers: names of buffers, `fnmatch` patterns allowed, whose values Python code needs
+        (`if self.initted:`). Under `jit` code sees the values that they have now; a forward that
+        also writes them is refused. Whole numbers with `persistent=False` are such by themselves.
       sync_axis: mesh axes over which `nn.SyncBatchNorm` takes its statistics inside `shard_map`.
         Not needed under `jit` on a sharded batch, where every normalisation sees the whole batch.
       lane_folding: how to fold narrow convolutions into a TPU's lanes: `choose_folding("auto",
@@ -142,7 +198,8 @@ def to_jax(
     Raises:
       UnsupportedTorchError: the module holds something without a faithful JAX counterpart; the
         message names the submodule and a workaround.
-      InputError: a `remat` pattern matches no submodule, or `compute_dtype` is not floating.
+      InputError: a pattern of `remat` or `static_buffers` matches nothing, or `compute_dtype` is
+        not floating.
     """
     guard_forks()
     check_not_forked()
@@ -157,7 +214,8 @@ def to_jax(
     if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
         raise InputError(f"compute_dtype must be a floating dtype, got {dtype}")
     patterns = (remat,) if isinstance(remat, str) else tuple(remat)
-    functional = functionalize(module, patterns, sync_axis)
+    static = (static_buffers,) if isinstance(static_buffers, str) else tuple(static_buffers)
+    functional = functionalize(module, patterns, sync_axis, static)
     params: Arrays = {}
     buffers: Arrays = {}
     for name, slot in functional.slots.items():

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import threading
 import types
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -12,8 +13,10 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from jaxsr.interop._core.shared_memory import copy_registered
+from jaxsr.interop.errors import UnsupportedTorchError
 from jaxsr.interop.python_state import Snapshot
 
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _PARTS = ("_parameters", "_buffers", "_modules")
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -44,7 +47,11 @@ def copy_module(module: Module, memo: dict[int, object] | None = None) -> Module
         for value in pytree.tree_leaves([v for k, v in vars(sub).items() if k != "_modules"]):
             if isinstance(value, torch.Tensor) and id(value) not in memo and not value.is_leaf:
                 memo[id(value)] = value.detach().clone()
-    twin = copy.deepcopy(module, memo)
+            elif isinstance(value, _LOCKS):
+                memo[id(value)] = value
+            elif isinstance(value, types.MappingProxyType):
+                memo[id(value)] = types.MappingProxyType(copy.deepcopy(dict(value), memo))
+    twin = _deep_copy(module, memo)
     for parameter in module.parameters():
         _copy_hooks(parameter, memo)
     for sub in twin.modules():
@@ -57,6 +64,25 @@ def copy_module(module: Module, memo: dict[int, object] | None = None) -> Module
                 if function is not value:
                     table[key] = function
     return twin
+
+
+def _deep_copy(module: Module, memo: dict[int, object]) -> Module:
+    known = dict(memo)
+    try:
+        return copy.deepcopy(module, memo)
+    except Exception as error:
+        for name, sub in module.named_modules():
+            own = {k: v for k, v in vars(sub).items() if k not in _PARTS}
+            for key, value in own.items():
+                try:
+                    copy.deepcopy(value, dict(known))
+                except Exception as reason:
+                    path = f"self.{name}.{key}" if name else f"self.{key}"
+                    raise UnsupportedTorchError(
+                        f"{path} of {type(module).__name__} cannot be copied ({reason}); make it "
+                        "in forward, or give its class a __deepcopy__"
+                    ) from error
+        raise
 
 
 def _copy_hooks(parameter: nn.Parameter, memo: Mapping[int, object]) -> None:

@@ -2,36 +2,50 @@
 
 A compiled function changes it once, when it is traced. Reachable are attributes, containers,
 generators of random numbers, iterators, NumPy arrays, the closures, defaults and attributes of
-functions, and, of code in users' own files, class attributes and those globals that the code names.
-Tensors are leaves here. The walk ends after `_LIMIT` objects.
+functions, weak references, context variables, results in a `functools.cache`, and, of code in
+users' own files, class attributes, the globals that the code names, and the environment where it
+does so. Of tensors only attributes are looked at. The walk ends after `_LIMIT` objects.
 """
 
 import collections
+import contextvars
 import functools
+import gc
 import inspect
+import os
 import sys
-import sysconfig
 import threading
 import types
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+import weakref
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
-from jaxsr.interop.python_values import PLAIN, has_tensor, same, set_key, token_of, token_writer
+from jaxsr.interop.python_code import (
+    functions_in,
+    is_attribute,
+    is_users_file,
+    names_of,
+    slots_of,
+)
+from jaxsr.interop.python_values import (
+    PLAIN,
+    attributes_of,
+    has_tensor,
+    same,
+    set_key,
+    token_of,
+    token_writer,
+)
 
 _LIMIT = 50_000
 """Objects that are looked at."""
 _LONG = 1000
 """Lists and dictionaries of more entries hold data: their length alone is looked at."""
 
-_HERE = Path(__file__)
-_PACKAGES = tuple(f"{p}/" for p in (_HERE.parents[1], _HERE.resolve().parent))
-"""`jaxsr`, and `interop`, which the repository links into it."""
-_STANDARD_LIBRARY = f"{sysconfig.get_paths()['stdlib']}/"
 _LEAVES = (
     type(None), bool, int, float, complex, str, bytes, range, slice, torch.Tensor, torch.dtype,
     torch.device, torch.Size, np.dtype, np.generic, types.BuiltinFunctionType, property,
@@ -43,6 +57,7 @@ _OPAQUE = (
     "importlib", "torch",
 )  # fmt: skip
 """Packages whose objects keep nothing that a module's code would read."""
+_WEAK = (weakref.WeakValueDictionary, weakref.WeakKeyDictionary)
 _REGISTERED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training")
 """Attributes of a module that torch itself manages."""
 _MISSING = object()
@@ -106,12 +121,13 @@ class Snapshot:
         self.tensors: list[torch.Tensor] = []
         """All that were met, parameters and buffers among them."""
         self.arrays: list[np.ndarray] = []
-        self._caches: list[tuple[functools._lru_cache_wrapper, int]] = []
+        self._caches: list[tuple[functools._lru_cache_wrapper, int, str]] = []
         while self._pending and len(self._seen) < _LIMIT:
             value, path, shared = self._pending.popleft()
             self._is_shared = shared or isinstance(value, (type, types.FunctionType))
             if isinstance(value, torch.Tensor):
                 self.tensors.append(value)
+                self._visit_tensor(value, path)
             elif not isinstance(value, _LEAVES) and id(value) not in self._seen:
                 if isinstance(value, np.ndarray):
                     self.arrays.append(value)
@@ -138,6 +154,9 @@ class Snapshot:
                     before = None if is_new else before
                     label = holder.label(key)
                     changes.append(Change(label, before, after[key], holder.owner, key, is_new))
+        for cache, size, path in self._caches:
+            if (now := cache.cache_info().currsize) > size:  # what is new in it may change
+                changes.append(Change(f"the cache of {path}", size, now, cache, "", is_new=True))
         return sorted(changes, key=lambda change: change.is_new)
 
     def restore(self, *, shared: bool = False) -> None:
@@ -147,7 +166,7 @@ class Snapshot:
           shared: also what lies outside the object and its copies. Otherwise only tensors are taken
             out of there, and lists stay, which someone may look at.
         """
-        for cache, size in self._caches:
+        for cache, size, _ in self._caches:
             if cache.cache_info().currsize != size:  # it may hold tensors of the trace
                 cache.cache_clear()
         for holder in self._holders:
@@ -199,17 +218,62 @@ class Snapshot:
             self._visit_attributes(value, path)
         elif isinstance(value, (dict, list, set, collections.deque)):
             self._visit_container(value, path)
+        elif isinstance(value, np.ndarray) and value.dtype.hasobject and value.dtype.fields is None:
+            self._visit_objects(value, path)
+        elif isinstance(value, (weakref.ReferenceType, *_WEAK)):
+            parts = [value()] if isinstance(value, weakref.ReferenceType) else [*value.values()]
+            self._reach(*[(part, path) for part in parts])
+        elif isinstance(value, contextvars.ContextVar):
+
+            def write_variable(before: dict) -> None:
+                value.set(before["value"])
+
+            self._hold(
+                path, value, lambda: {"value": value.get(None)}, write_variable, lambda _: path
+            )
         elif (token := token_of(value)) is not None:
             self._hold(path, value, lambda: {"": token()}, token_writer(value), lambda _: path)
         elif isinstance(value, functools._lru_cache_wrapper):
-            self._caches.append((value, value.cache_info().currsize))
+            self._caches.append((value, value.cache_info().currsize, path))
             self._reach((value.__wrapped__, path))
+            if value.cache_parameters()["maxsize"] is None:  # other caches do not show theirs
+                kept = [r for r in gc.get_referents(value) if isinstance(r, dict)]
+                self._reach(*[(part, f"{path}()") for table in kept for part in table.values()])
         elif isinstance(value, threading.local):
             self._visit_attributes(value, path)
         elif isinstance(value, types.ModuleType):
             pass  # of which the names in code are looked at
+        elif type(value).__module__.startswith("jaxsr.interop._core."):
+            pass  # of a running trace
         elif type(value).__module__.partition(".")[0] not in _OPAQUE:
             self._visit_attributes(value, path)
+
+    def _visit_tensor(self, tensor: torch.Tensor, path: str) -> None:
+        """What code has set on a tensor."""
+        if id(tensor) in self._seen:
+            return
+        self._seen[id(tensor)] = tensor
+
+        def write(before: dict) -> None:
+            for name in attributes_of(tensor).keys() - before.keys():
+                delattr(tensor, name)
+            vars(tensor).update(before)
+
+        self._hold(path, tensor, lambda: attributes_of(tensor), write, lambda key: f"{path}.{key}")
+
+    def _visit_objects(self, array: np.ndarray, path: str) -> None:
+        """A NumPy array of objects."""
+
+        def write(before: dict) -> None:
+            for place, part in before.items():
+                array[place] = part
+
+        if array.size > _LONG:
+            self._reach(*[(part, path) for part in array.flat])
+            return
+        self._hold(
+            path, array, lambda: dict(np.ndenumerate(array)), write, lambda key: f"{path}[{key}]"
+        )
 
     def _visit_module(self, module: nn.Module, path: str) -> None:
         attributes = vars(module)
@@ -251,7 +315,7 @@ class Snapshot:
                 attributes.update(before)
 
             self._hold(path, value, lambda: dict(attributes), write, lambda key: f"{path}.{key}")
-        names = [n for kind in type(value).__mro__ for n in _slots_of(kind)]
+        names = [n for kind in type(value).__mro__ for n in slots_of(kind)]
         if names:
 
             def read_slots() -> dict:
@@ -320,8 +384,28 @@ class Snapshot:
             write,
             lambda key: f"{function.__qualname__}.{key}",
         )
-        if _is_users_file(function.__code__.co_filename):
-            self._visit_names(function.__globals__, _names_of(function.__code__))
+        if is_users_file(function.__code__.co_filename):
+            names = names_of(function.__code__)
+            if "globals" in names:
+                names |= function.__globals__.keys()
+            self._visit_names(function.__globals__, names)
+            if names & {"environ", "getenv", "putenv"} and id(os.environ) not in self._seen:
+                self._seen[id(os.environ)] = os.environ
+                self._visit_environment()
+
+    def _visit_environment(self) -> None:
+        def write(before: dict) -> None:
+            os.environ.clear()
+            os.environ.update(before)
+
+        self._is_shared = True
+        self._hold(
+            "os.environ",
+            os.environ,
+            lambda: dict(os.environ),
+            write,
+            lambda key: f"os.environ[{key!r}]",
+        )
 
     def _visit_names(self, space: dict, names: frozenset[str]) -> None:
         """The globals that code names, of its own file and of users' files that it imports."""
@@ -332,7 +416,7 @@ class Snapshot:
                 continue
             self._seen[id(space), name] = space
             if isinstance(value, types.ModuleType):
-                if _is_users_file(getattr(value, "__file__", None) or ""):
+                if is_users_file(getattr(value, "__file__", None) or ""):
                     self._visit_names(vars(value), names)
                 continue
 
@@ -348,11 +432,11 @@ class Snapshot:
                 continue
             self._seen[id(base)] = base
             file = getattr(sys.modules.get(base.__module__), "__file__", None)
-            if base.__module__ == "builtins" or not _is_users_file(file or ""):
+            if base.__module__ == "builtins" or not is_users_file(file or ""):
                 continue
 
             def read(base: type = base) -> dict:
-                return {k: v for k, v in vars(base).items() if _is_attribute(k, v)}
+                return {k: v for k, v in vars(base).items() if is_attribute(k, v)}
 
             def write(before: dict, base: type = base, read: Callable = read) -> None:
                 for name in read().keys() - before.keys():
@@ -364,7 +448,7 @@ class Snapshot:
             name = base.__qualname__
             self._hold(name, base, read, write, lambda key, name=name: f"{name}.{key}")
             for key, member in vars(base).items():
-                for function in _functions_in(member):
+                for function in functions_in(member):
                     self._reach((function, f"{name}.{key}"))
 
 
@@ -406,49 +490,3 @@ def _write_cell(cell: types.CellType) -> Callable[[dict], None]:
             del cell.cell_contents
 
     return write
-
-
-# ---- code
-
-
-@functools.cache
-def _is_users_file(file: str) -> bool:
-    """Whether it is neither of Python, nor of an installed library, nor of this package."""
-    if not file:
-        return True  # of an interactive session
-    installed = "site-packages" in file or "dist-packages" in file
-    return not (installed or file.startswith(("<frozen", _STANDARD_LIBRARY, *_PACKAGES)))
-
-
-@functools.cache
-def _names_of(code: types.CodeType) -> frozenset[str]:
-    inner = (part for part in code.co_consts if isinstance(part, types.CodeType))
-    return frozenset(code.co_names).union(*(_names_of(part) for part in inner))
-
-
-def _is_attribute(name: str, value: Any) -> bool:
-    """Whether an entry of a class is a value, not a method or one of Python's own."""
-    if name.startswith("__") or name in ("_abc_impl", "_parameters", "_buffers", "_modules"):
-        return False
-    return not any(True for _ in _functions_in(value)) and not hasattr(value, "__get__")
-
-
-def _functions_in(member: Any) -> Iterator[Any]:
-    if isinstance(member, (staticmethod, classmethod)):
-        yield member.__func__
-    elif isinstance(member, property):
-        yield from (f for f in (member.fget, member.fset) if f is not None)
-    elif isinstance(member, functools.cached_property):
-        yield member.func
-    elif isinstance(member, types.FunctionType):
-        yield member
-
-
-def _slots_of(kind: type) -> tuple[str, ...]:
-    slots = kind.__dict__.get("__slots__", ())
-    names = (slots,) if isinstance(slots, str) else tuple(slots)
-    return tuple(
-        f"_{kind.__name__.lstrip('_')}{n}" if n.startswith("__") and not n.endswith("__") else n
-        for n in names
-        if n not in ("__dict__", "__weakref__")
-    )

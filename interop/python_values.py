@@ -19,6 +19,11 @@ PLAIN = (type(None), bool, int, float, complex, str, bytes, range, slice, np.gen
 _SAMPLE = 1 << 16
 """Bytes of an array that are compared, evenly spread over a larger one."""
 _LONG = 1000
+_OF_TRACED_TENSORS = frozenset(
+    {"_is_param", "cache", "cell", "cell_const", "home", "is_frozen", "is_marked_leaf", "is_used",
+     "meta", "needs_grad", "recipe", "selection", "view_of", "views"}
+)  # fmt: skip
+"""Attributes of `_core.tensor.JaxTensor`."""
 
 
 def same(first: Any, second: Any, depth: int = 5) -> bool:
@@ -66,6 +71,11 @@ def has_tensor(value: Any, depth: int = 4) -> bool:
     if depth and isinstance(attributes, dict) and not isinstance(value, (type, nn.Module)):
         return any(has_tensor(v, depth - 1) for v in attributes.values())
     return False
+
+
+def attributes_of(tensor: torch.Tensor) -> dict[str, Any]:
+    """What code has set on a tensor; a traced one has attributes of its own."""
+    return {k: v for k, v in vars(tensor).items() if k not in _OF_TRACED_TENSORS}
 
 
 def set_key(value: Any) -> Any:

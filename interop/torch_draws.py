@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from jaxsr.interop._core import registry
 from jaxsr.interop._core.dispatch import Trace
+from jaxsr.interop.below_modes import run_below
 from jaxsr.interop.host_arrays import to_numpy, to_torch
 from jaxsr.interop.lowerings.random import DRAWS
 
@@ -50,7 +51,7 @@ class TorchDraws(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func not in DRAWS:
-            return func(*args, **kwargs)
+            return run_below(func, args, kwargs)
         self.is_seeded |= torch.initial_seed() != self._seed
         # JAX draws in float32 for float64 too: the referee needs the same numbers.
         narrow = pytree.tree_map(self._narrow, (args, kwargs))

@@ -1,10 +1,20 @@
 """Torch modules run for their values alone."""
 
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import TypeVar
 
 import torch
 from torch import nn
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def in_mode(module: Module, train: bool = False) -> Module:
+    """The module after `train()` or `eval()`; as it is, where it has no modes (`torch.export`)."""
+    with suppress(NotImplementedError):
+        module.train(train)
+    return module
 
 
 @contextmanager

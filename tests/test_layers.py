@@ -42,6 +42,7 @@ INTEROP_OF_MODELS = {
     "jaxsr.interop.train.objective",
     "jaxsr.interop.sealed_json",
     "jaxsr.interop.sharding_rules",
+    "jaxsr.interop.torch_evaluation",
     "jaxsr.interop.weights",
 }
 """What `models` may import of interop: modules that import no JAX."""

@@ -8,7 +8,7 @@ leave it as additional results.
 import functools
 import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from jaxsr.interop._core import control_flow, func_derivatives
 from jaxsr.interop._core.deferred import ChannelArray
 from jaxsr.interop._core.dispatch import Trace
-from jaxsr.interop._core.dtypes import cast, is_differentiable, to_jax_dtype
+from jaxsr.interop._core.dtypes import as_carried, as_int64, cast, is_differentiable, to_jax_dtype
 from jaxsr.interop._core.entry_points import ANY_FLEX_ATTENTION, entry_point, replaced
 from jaxsr.interop._core.function_entry import traced_apply
 from jaxsr.interop._core.host_draws import refusing_seeds
@@ -31,6 +31,7 @@ from jaxsr.interop._core.tensor import Cell, JaxTensor
 from jaxsr.interop._core.trace_scope import Region, plain_torch
 from jaxsr.interop._core.vmap import vmapped
 from jaxsr.interop.annotations import PyTree
+from jaxsr.interop.cpu_kernels.operands import varying_axes
 from jaxsr.interop.errors import UnsupportedTorchError
 
 
@@ -84,12 +85,15 @@ def checkpointed(fn: Callable) -> Callable:
                     )
                 results = [t.content() for t in flat if isinstance(t, JaxTensor)]
                 written = [cell.read() for cell in region.written]
+                returned["bounds"] = [cell.bounds for cell in region.written]
             region.roll_back()
             return results, written
 
         results, written = jax.checkpoint(pure)([leaves[i].content() for i in places])
-        for cell, value in zip(list(region.written), written, strict=True):
+        changes = zip(list(region.written), written, returned["bounds"], strict=True)
+        for cell, value, bounds in changes:
             cell.write(value)
+            cell.bounds = bounds
         flat = _refilled(returned["leaves"], results)
         # An argument handed back is the same tensor outside as well.
         for j, i in enumerate(returned["arguments"]):
@@ -175,22 +179,37 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
             results = [t.array() for t in flat if isinstance(t, JaxTensor)]
             state = {k: v for k, v in vars(ctx).items() if k != "undifferentiable"}
             traced["state"], traced["tree"] = pytree.tree_flatten(state)
-            saved = [t.array() for t in traced["state"] if isinstance(t, JaxTensor)]
+            kept = [t for t in traced["state"] if isinstance(t, JaxTensor)]
+            known = [*(inner[i] for i in places), *(t for t in flat if isinstance(t, JaxTensor))]
+            traced["kept"] = [
+                next((i for i, t in enumerate(known) if _is_same(t, one)), None) for one in kept
+            ]
+            saved = [t.array() for t in kept]
         return results, saved
 
     @jax.custom_vjp
-    def run(*arrays: jax.Array) -> list[jax.Array]:
-        return forward(*arrays)[0]
+    def run(*arrays: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
+        return forward(*arrays)
 
     # Both passes may be traced later, when apply has long returned.
-    from jaxsr.interop._core.trace_context import is_running, session
+    from jaxsr.interop._core.trace_context import resumed
 
-    def run_forward(*primals: Any) -> tuple[list[jax.Array], list[jax.Array]]:
-        with nullcontext() if is_running(trace) else session(trace):
-            return forward(*(primal.value for primal in primals))
+    def run_forward(*primals: Any) -> tuple[tuple[list, list], list[jax.Array]]:
+        traced["varying"] = [varying_axes(primal.value) for primal in primals]
+        values = [primal.value for primal in primals]
+        with resumed(trace):
+            # Not `forward`: a second derivative is to use `backward` as well. Of what is saved,
+            # inputs and outputs have a gradient, and as in torch the rest has none.
+            results, saved = run(*values)
+        known = [*values, *results]
+        kept = zip(saved, traced["kept"], strict=True)
+        return (results, saved), [one if i is None else known[i] for one, i in kept]
 
-    def run_backward(residuals: list[jax.Array], cotangents: list) -> tuple:
-        with session(trace), Region(writable=False).entered():
+    def run_backward(residuals: list[jax.Array], every_cotangent: tuple[list, list]) -> tuple:
+        cotangents, _ = every_cotangent
+        if all(isinstance(cotangent, SymbolicZero) for cotangent in cotangents):
+            return (None,) * len(places)  # no loss reads the outputs
+        with resumed(trace) as running, Region(writable=False).entered():
             leaves = _refilled(traced["state"], residuals)
             ctx = _Context(needs)
             vars(ctx).update(pytree.tree_unflatten(leaves, traced["tree"]))
@@ -216,14 +235,14 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
                 if not is_differentiable(args[i].meta):
                     result.append(np.zeros(tuple(args[i].shape), jax.dtypes.float0))
                 elif grads[i] is None:
-                    result.append(jnp.zeros(tuple(args[i].shape), dtype))
+                    result.append(None)
                 else:
-                    grad = trace.as_jax_tensor(grads[i])
-                    result.append(cast(grad.array(), dtype))
+                    grad = cast(running.as_jax_tensor(grads[i]).array(), dtype)
+                    result.append(_varying_as(traced["varying"][len(result)], grad))
             return tuple(result)
 
     run.defvjp(run_forward, run_backward, symbolic_zeros=True)
-    results = iter(run(*(args[i].array() for i in places)))
+    results = iter(run(*(args[i].array() for i in places))[0])
     differentiable = any(args[i].needs_grad for i in places) and torch.is_grad_enabled()
     out = []
     for tensor, constant in zip(traced["outputs"], traced["undifferentiable"], strict=True):
@@ -237,6 +256,24 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
         root.needs_grad = differentiable and not constant and is_differentiable(tensor.meta)
         out.append(root)
     return out[0] if traced["single"] else tuple(out)
+
+
+def _is_same(one: JaxTensor, other: JaxTensor) -> bool:
+    """Whether two tensors are one, or the same view of one."""
+    return one is other or (one.cell is other.cell and one.view_of is other.view_of)
+
+
+def _varying_as(axes: frozenset, gradient: jax.Array) -> jax.Array:
+    """A gradient that varies over these axes of a `shard_map`, as the input does.
+
+    Of a weight that all devices have whole, the gradient is the sum of theirs.
+    """
+    now = varying_axes(gradient)
+    if more := tuple(now - axes):
+        gradient = jax.lax.psum(gradient, more)
+    if fewer := tuple(axes - now):
+        gradient = jax.lax.pcast(gradient, fewer, to="varying")
+    return gradient
 
 
 def associative_scan(
@@ -261,12 +298,19 @@ def associative_scan(
                 for side in (left, right)
             ]
             results = pytree.tree_leaves(combine_fn(*sides))
-            return [trace.as_jax_tensor(r).array() for r in results]
+            return as_carried([trace.as_jax_tensor(r).array() for r in results], left)
 
     axis = dim % tensors[0].dim()
+    combine_all = jax.vmap(combine, in_axes=axis, out_axes=axis)
+    arrays = [t.array() for t in tensors]
+    if any(t.dtype == torch.int64 for t in tensors):
+        made = jax.eval_shape(combine_all, arrays, arrays)
+        arrays = [
+            as_int64(a) if m.dtype == jnp.int64 else a for a, m in zip(arrays, made, strict=True)
+        ]
     arrays = jax.lax.associative_scan(
-        jax.vmap(combine, in_axes=axis, out_axes=axis),
-        [t.array() for t in tensors],
+        combine_all,
+        arrays,
         reverse=reverse,
         axis=axis,
     )

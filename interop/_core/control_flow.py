@@ -5,11 +5,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
+import numpy as np
 import torch
 from torch._higher_order_ops.flex_attention import math_attention
 
 from jaxsr.interop._core.array_trees import Arrays, Wrap, flat_arrays
 from jaxsr.interop._core.dispatch import Trace
+from jaxsr.interop._core.dtypes import as_carried, as_int64
 from jaxsr.interop._core.trace_scope import Region
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.errors import UnsupportedTorchError, first_line
@@ -27,6 +29,32 @@ class _Body:
             args = [a for wrap, part in zip(self._inputs, parts, strict=True) for a in wrap(part)]
             arrays, self.result = flat_arrays(self._trace, self._function(*args))
             return arrays
+
+
+def _in_enough_bits(trace: Trace, run: Callable, results: Callable, carry: Arrays) -> Any:
+    """A loop, with 64 bits for the integers that need them after a round.
+
+    Args:
+      trace: the trace.
+      run: JAX's loop, of what it carries.
+      results: what becomes of that in a round.
+      carry: what is carried.
+    """
+    draws = trace.draws
+    try:
+        return run(carry)
+    except TypeError:
+        trace.draws = draws
+        made = jax.eval_shape(results, carry)
+        wide = [
+            as_int64(value) if {value.dtype, new.dtype} == {np.dtype("int32"), np.dtype("int64")}
+            else value
+            for value, new in zip(carry, made, strict=True)
+        ]  # fmt: skip
+        trace.draws = draws
+        if all(new is old for new, old in zip(wide, carry, strict=True)):
+            raise
+        return run(wide)
 
 
 @contextmanager
@@ -59,7 +87,19 @@ def cond(
     branches = _Body(trace, true_fn, inputs), _Body(trace, false_fn, inputs)
     with _named(trace, "torch.cond", repeats=False):
         is_true = trace.as_jax_tensor(pred).array().reshape(()).astype(bool)
-        results = jax.lax.cond(is_true, *branches, arrays)
+        draws = trace.draws
+        try:
+            results = jax.lax.cond(is_true, *branches, arrays)
+        except TypeError:
+            trace.draws = draws
+            first, second = (jax.eval_shape(branch, arrays) for branch in branches)
+            wide = [a if a.dtype == np.int64 else b for a, b in zip(first, second, strict=False)]
+            trace.draws = draws
+            results = jax.lax.cond(
+                is_true,
+                *(lambda values, b=b: as_carried(b(values), wide) for b in branches),
+                arrays,
+            )
     return branches[0].result(results)
 
 
@@ -85,7 +125,14 @@ def while_loop(
         return value.reshape(())
 
     with _named(trace, "while_loop"):
-        results = jax.lax.while_loop(condition, lambda values: body(values, others), arrays)
+        results = _in_enough_bits(
+            trace,
+            lambda carry: jax.lax.while_loop(
+                condition, lambda values: as_carried(body(values, others), values), carry
+            ),
+            lambda carry: body(carry, others),
+            arrays,
+        )
     return tuple(inputs(results))
 
 
@@ -100,10 +147,15 @@ def scan(
 
     def step(carry: Arrays, row: Arrays) -> tuple[list[jax.Array], list[jax.Array]]:
         arrays = body(carry, row, others)
-        return arrays[: len(carry)], arrays[len(carry) :]
+        return as_carried(arrays[: len(carry)], carry), arrays[len(carry) :]
 
     with _named(trace, "scan"):
-        last, stacked = jax.lax.scan(step, carry, rows)
+        last, stacked = _in_enough_bits(
+            trace,
+            lambda carry: jax.lax.scan(step, carry, rows),
+            lambda carry: body(carry, [row[0] for row in rows], others)[: len(carry)],
+            carry,
+        )
     return body.result([*last, *stacked])
 
 

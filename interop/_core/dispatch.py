@@ -26,9 +26,11 @@ from jaxsr.interop._core.dtypes import (
     cast,
     is_differentiable,
     to_jax_dtype,
+    x64,
 )
 from jaxsr.interop._core.forward_gradients import Gradients
 from jaxsr.interop._core.index_bounds import checked_indices
+from jaxsr.interop._core.integer_bounds import bounds_of
 from jaxsr.interop._core.lowered_values import check_scalars, fit
 from jaxsr.interop._core.recipes import (
     known_value,
@@ -38,6 +40,7 @@ from jaxsr.interop._core.recipes import (
     run_on_constants,
 )
 from jaxsr.interop._core.registry import Entry, Kind, is_overload
+from jaxsr.interop._core.repeated_code import RepeatedCode
 from jaxsr.interop._core.schema import Schema, in_order_of, name_of, schema_of
 from jaxsr.interop._core.spreading import spread_numbers
 from jaxsr.interop._core.stored_tensors import mark_whole, store_decided
@@ -84,6 +87,7 @@ class Trace(TracedTensors):
         self.thread: int | None = None
         self.host_draws: list[str] = []
         """Generators of Python and NumPy that the code drew from."""
+        self.repeated_code = RepeatedCode()
         self.dispatch_mode = DispatchMode(self)
         self.function_mode = FunctionMode(self)
 
@@ -112,6 +116,7 @@ class Trace(TracedTensors):
     def dispatch(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
         """Runs an aten operator as the registry says."""
         draws = self.draws
+        self.repeated_code.note(func)
         if func.overloadpacket in _OF_SHAPE_ALONE:
             args = (self._as_shape(args[0], kwargs.get("dtype")), *args[1:])
         with checked_indices(func, args, kwargs):
@@ -341,16 +346,16 @@ class Trace(TracedTensors):
             if isinstance(meta, torch.Tensor):
                 to_jax_dtype(meta.dtype)  # or an error that names it
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, JaxTensor)]
-        jargs, jkwargs = pytree.tree_map_only(JaxTensor, lambda t: t.array(), (args, kwargs))
+        jargs, jkwargs = wide_integers.arrays_of(func, args, kwargs)
         jkwargs = {k: v for k, v in jkwargs.items() if k not in PLACEMENT_OPTIONS}
         jargs = spread_numbers(func, args, jargs, metas)
         if entry.kind is Kind.TORCHAX:
             check_scalars(func, jargs)
         with jax.named_scope(name_of(func)):
             try:
-                widens = wide_integers.widens(func, args, metas)
+                widens = wide_integers.widens(func, args, kwargs, metas)
                 if widens or wide_integers.is_wide(pytree.tree_leaves((jargs, jkwargs))):
-                    narrow = not widens and wide_integers.narrows(func, args)
+                    narrow = wide_integers.within_int32(func, args, kwargs, metas)
                     result = wide_integers.wide_call(
                         func, entry.function, jargs, jkwargs, widens=widens, narrow=narrow
                     )
@@ -365,8 +370,7 @@ class Trace(TracedTensors):
         out = self.wrap_result(func, result, metas, any(t.needs_grad for t in tensors))
         if isinstance(out, JaxTensor):
             mark_whole(func, args, kwargs, out)
-            if out.dtype == torch.int64:
-                out.cell.bounds = wide_integers.result_bounds(func, args)
+        wide_integers.note_bounds(func, args, kwargs, out)
         return out
 
     def wrap_result(self, func: Callable, result: Any, metas: Any, needs_grad: bool) -> Any:
@@ -391,7 +395,9 @@ class Trace(TracedTensors):
             if not isinstance(meta, torch.Tensor) or value is None:
                 return value
             if isinstance(value, JaxTensor):
-                return self.wrap_like(fit(func, value.array(), meta), meta, value.needs_grad)
+                made = self.wrap_like(fit(func, value.array(), meta), meta, value.needs_grad)
+                made.cell.bounds = bounds_of(value)
+                return made
             return self.wrap_like(fit(func, value, meta), meta, needs_grad)
 
         tensors = [wrapped(*each) for each in zip(results, metas_list, strict=False)]
@@ -437,14 +443,27 @@ class Trace(TracedTensors):
                 target.needs_grad |= value.needs_grad
                 target.cell.write(value.deferred)
             else:
-                self.write(target, value.array(), value.needs_grad)
+                self.write(target, value.array(), value.needs_grad, bounds_of(value))
             if recipe is not None and same_form:
                 recipe.describe(target)
         return tuple(targets) if schema.is_out and len(targets) > 1 else targets[0]
 
-    def write(self, target: JaxTensor, value: jax.Array, needs_grad: bool) -> None:
-        """`target[...] = value`, as the current grad mode means it."""
+    def write(
+        self,
+        target: JaxTensor,
+        value: jax.Array,
+        needs_grad: bool,
+        bounds: tuple[int, int] | None = None,
+    ) -> None:
+        """`target[...] = value`, as the current grad mode means it; `bounds` are of integers."""
         old = target.array()
+        if target.dtype == torch.int64 and not x64():
+            if jnp.issubdtype(value.dtype, jnp.inexact):
+                with jax.enable_x64(True):
+                    value = cast(value, jnp.int64)
+            value = value if value.dtype == jnp.int64 else cast(value, jnp.int32)
+            wide_integers.assign(target, jnp.broadcast_to(value, old.shape), bounds)
+            return
         value = jnp.broadcast_to(cast(value, old.dtype), old.shape)
         if not torch.is_grad_enabled():
             value = straight_through(old, value) if is_differentiable(target.meta) else value

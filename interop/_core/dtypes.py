@@ -4,6 +4,9 @@ JAX without x64 has no 64-bit types. torch.int64 is carried by int32, with a ref
 do not fit; torch.float64 and complex128 are refused, because their promise is precision.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -105,6 +108,31 @@ def cast(value: ArrayLike, dtype: DTypeLike) -> jax.Array:
     if jnp.iscomplexobj(value) and not jnp.issubdtype(dtype, jnp.complexfloating):
         value = value.real
     return value.astype(dtype)
+
+
+def as_int32(value: jax.Array) -> jax.Array:
+    """Integers of 64 bits in 32, those beyond at the limit; other arrays as they are."""
+    if value.dtype != jnp.int64:
+        return value
+    info = np.iinfo(np.int32)
+    with jax.enable_x64(True):
+        return lax.clamp(np.int64(info.min), value, np.int64(info.max)).astype(jnp.int32)
+
+
+def as_int64(value: jax.Array) -> jax.Array:
+    """Integers of 32 bits in 64, whether or not x64 is on; other arrays as they are."""
+    if value.dtype != jnp.int32:
+        return value
+    with jax.enable_x64(True):
+        return value.astype(jnp.int64)
+
+
+def as_carried(results: Sequence[jax.Array], carry: Sequence[Any]) -> list[jax.Array]:
+    """Results of a round: integers in 64 bits where those carried have them."""
+    return [
+        as_int64(new) if old.dtype == np.int64 else new
+        for new, old in zip(results, carry, strict=False)
+    ]
 
 
 def check_range(values: np.ndarray, what: str) -> None:

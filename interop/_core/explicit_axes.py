@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from jaxsr.interop.annotations import PyTree
 
@@ -33,14 +33,15 @@ def with_automatic_axes(
         if isinstance(x, jax.Array) and x.ndim and jax.typeof(x).sharding.spec[0] is not None
     }
 
-    def sharded(x: Any, spec: PartitionSpec) -> Any:
-        return jax.sharding.reshard(x, spec) if isinstance(x, jax.Array) else x
+    def sharded(x: Any, over: AbstractMesh, spec: PartitionSpec) -> Any:
+        # With its mesh: the code around, such as a gradient, may have set none.
+        return jax.sharding.reshard(x, NamedSharding(over, spec)) if isinstance(x, jax.Array) else x
 
     def spec_of(x: Any) -> PartitionSpec:
         names = [name for rows, name in batches if getattr(x, "shape", ())[:1] == (rows,)]
         return PartitionSpec(*names[:1])
 
     with jax.sharding.use_abstract_mesh(automatic):
-        free = jax.tree.map(lambda x: sharded(x, PartitionSpec()), (state, inputs))
+        free = jax.tree.map(lambda x: sharded(x, automatic, PartitionSpec()), (state, inputs))
         out = run(*free)
-    return jax.tree.map(lambda x: sharded(x, spec_of(x)), out)
+    return jax.tree.map(lambda x: sharded(x, mesh, spec_of(x)), out)

@@ -4,6 +4,7 @@ Parameters and buffers of the copy are on the meta device, without values. A run
 traced tensors. All other attributes are copied, so that the user's module is never changed.
 """
 
+import copy
 import fnmatch
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,17 +20,16 @@ from torch import nn
 
 from jaxsr.interop._core import registry
 from jaxsr.interop._core.activation_sharding import stating_results
+from jaxsr.interop._core.arguments import to_arrays, to_tensor
 from jaxsr.interop._core.attributes import TABLES, Attributes, describe_change, holds_inputs
 from jaxsr.interop._core.autograd_function import checkpointed
-from jaxsr.interop._core.containers import map_leaves, private_copy, register_torch_nodes
+from jaxsr.interop._core.containers import map_leaves, register_torch_nodes
 from jaxsr.interop._core.deferred import Rewriter
 from jaxsr.interop._core.dispatch import CONST_LIMIT, Trace
 from jaxsr.interop._core.dtypes import (
     cast,
-    check_range,
     to_jax_dtype,
     to_torch_dtype,
-    x64,
 )
 from jaxsr.interop._core.forward_gradients import (
     GradientRequested,
@@ -48,10 +48,10 @@ from jaxsr.interop._core.slots import Slot, find_slots, mentions, replaced_menti
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.tensors_made import tensors_made
 from jaxsr.interop._core.trace_context import session
+from jaxsr.interop._core.wide_integers import carried_by_buffer
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.errors import (
     InputError,
-    InputTypeError,
     UnsupportedTorchError,
     first_line,
     remembering_refusals,
@@ -59,13 +59,18 @@ from jaxsr.interop.errors import (
 from jaxsr.interop.hooks import collecting_indices, is_watched, watched, watching
 from jaxsr.interop.module_copy import copy_module
 from jaxsr.interop.python_state import Change, Snapshot, lengthen
+from jaxsr.interop.python_values import attributes_of
+from jaxsr.interop.torch_evaluation import in_mode
 
 _ERRORS_OF_CODE = (AttributeError, LookupError, TypeError, UnboundLocalError)
 """What code raises that takes a branch which it was not written for."""
 
 
 def functionalize(
-    module: nn.Module, remat: tuple[str, ...], sync_axis: str | tuple[str, ...] | None = None
+    module: nn.Module,
+    remat: tuple[str, ...],
+    sync_axis: str | tuple[str, ...] | None = None,
+    static_buffers: tuple[str, ...] = (),
 ) -> "FunctionalModule":
     """The copy of `module` that `apply` traces; the options are those of `to_jax`."""
     registry.load()
@@ -80,6 +85,7 @@ def functionalize(
         meta = torch.empty_like(tensor.detach(), device="meta")
         if slot.is_parameter:
             meta = nn.Parameter(meta, requires_grad=tensor.requires_grad)
+        vars(meta).update(copy.deepcopy(attributes_of(tensor), memo))
         memo[id(tensor)] = meta
     reached = Snapshot(module)
     registered = {name: slot.source(module) for name, slot in slots.items()}
@@ -90,10 +96,10 @@ def functionalize(
     twin = copy_module(module, memo)
     drop_caches(twin)
     replace_forwards(twin, sync_axis)
-    numbers = {name: slots[name].source(module) for name in non_persistent}
-    functional = FunctionalModule(
-        twin, slots, aliases, non_persistent, {n: t for n, t in numbers.items() if is_number(t)}
-    )
+    static = matching([n for n in slots if n not in parameters], static_buffers, "buffer")
+    numbers = {n: registered[n] for n in non_persistent if is_number(registered[n])}
+    numbers |= {n: registered[n] for n in static}
+    functional = FunctionalModule(twin, slots, aliases, non_persistent, numbers)
     functional.originals = Originals({n: t for n, t in registered.items() if slots[n].trainable})
     functional.windows = {id(w.placeholder): w for w in shared.windows.values()}
     functional.constants = [(n, memo[id(t)]) for n, t in shared.constants]
@@ -128,6 +134,8 @@ class FunctionalModule:
         self.constants: list[tuple[str, object]] = []
         """Names of buffers, and tensors over the same memory that keep their first values."""
         self.slots = slots
+        self.set_on = {n: attributes_of(slot.source(module)) for n, slot in slots.items()}
+        """What code has set on parameters and buffers."""
         self.aliases = aliases
         self.non_persistent = non_persistent
         self.attributes = Attributes(module)
@@ -143,17 +151,9 @@ class FunctionalModule:
 
     def wrap_remat(self, patterns: tuple[str, ...]) -> None:
         """Recomputes activations of the submodules whose names match, in the backward pass."""
-        names = [n for n in self.names.values() if n]
-        for pattern in patterns:
-            matches = [n for n in names if fnmatch.fnmatchcase(n, pattern)]
-            if not matches:
-                listed = ", ".join(names[:12]) + (" …" if len(names) > 12 else "")
-                raise InputError(
-                    f"remat pattern {pattern!r} matches no submodule; there are {listed}"
-                )
-            for name in matches:
-                sub = self.module.get_submodule(name)
-                sub.forward = checkpointed(sub.forward)
+        for name in matching([n for n in self.names.values() if n], patterns, "submodule"):
+            sub = self.module.get_submodule(name)
+            sub.forward = checkpointed(sub.forward)
 
     def run(
         self,
@@ -214,6 +214,7 @@ class FunctionalModule:
             changes = list[Change]()
             trace = Trace(rng, rewriter, gradients)
             trace.originals, trace.windows = self.originals, self.windows
+            trace.placeholders = self.meta_names
             with session(trace, compiling=compiling), suppress(GradientRequested):
                 tensors = wrapped(trace)
                 with (
@@ -238,6 +239,7 @@ class FunctionalModule:
                 check_second_call(changes, trace.host_draws, compiling=compiling)
                 self._repeated.add((method, train))
             self._traced.setdefault((method, train), False)
+            trace.repeated_code.warn()
             return outputs, after
 
         def check_second_call(changes: list[Change], drawn: list[str], *, compiling: bool) -> None:
@@ -247,6 +249,7 @@ class FunctionalModule:
             def program() -> list[PyTree]:
                 trace = Trace(rng, rewriter, Sketched())
                 trace.originals, trace.windows = self.originals, self.windows
+                trace.placeholders = self.meta_names
                 results = list[PyTree]()
                 with session(trace, compiling=compiling):
                     tensors = wrapped(trace)
@@ -327,7 +330,8 @@ class FunctionalModule:
         if name in self.numbers:
             Recipe(partial(self._number, name, array)).describe(tensor)
         if slot.is_parameter:
-            tensor._is_param = True
+            tensor._is_param = tensor.is_marked_leaf = True
+        vars(tensor).update(self.set_on[name])
         return tensor
 
     def _number(self, name: str, array: jax.Array) -> torch.Tensor:
@@ -372,7 +376,7 @@ class FunctionalModule:
             self._place(tensors)
             state = Snapshot(self.module)
             if train is not None:
-                self.module.train(train)
+                in_mode(self.module, train)
                 self._check_mode(tensors, train)
             # What train() itself does is done in each call, from the same state.
             has_own = any(type(m).train is not nn.Module.train for m in modules)
@@ -417,6 +421,11 @@ class FunctionalModule:
                 raise UnsupportedTorchError(
                     f"forward replaces {name} under one of its names alone; write into it"
                 )
+            if isinstance(current, JaxTensor) and not current.has_set(self.set_on[name]):
+                raise UnsupportedTorchError(
+                    f"forward changes attributes of the tensor {name}, which the next call would "
+                    "not see; keep them in a buffer"
+                )
             if slot.trainable:
                 if current is not tensors[name] or current.is_moved:
                     raise UnsupportedTorchError(
@@ -444,7 +453,9 @@ class FunctionalModule:
                     f"forward replaces the buffer {name} of shape {original.shape} by {shape}; "
                     "keep the shape; if a first forward sets it, run one in torch before to_jax"
                 )
-            after[name] = cast(trace.as_jax_tensor(current).array(), original.dtype)
+            after[name] = cast(
+                carried_by_buffer(trace.as_jax_tensor(current), name), original.dtype
+            )
         for name, constant in self.constants:
             if name in self.buffers_written and id(constant) in trace.adopted:
                 raise UnsupportedTorchError(
@@ -460,39 +471,19 @@ class FunctionalModule:
         return after
 
 
+def matching(names: list[str], patterns: tuple[str, ...], kind: str) -> list[str]:
+    """The names that patterns of `fnmatch` match; each must match one."""
+    matched = list[str]()
+    for pattern in patterns:
+        matches = [n for n in names if fnmatch.fnmatchcase(n, pattern)]
+        if not matches:
+            listed = ", ".join(names[:12]) + (" …" if len(names) > 12 else "")
+            raise InputError(f"pattern {pattern!r} matches no {kind}; there are {listed}")
+        matched += [n for n in matches if n not in matched]
+    return matched
+
+
 def is_number(buffer: torch.Tensor) -> bool:
     """Whether it holds whole numbers, few enough to be those of a configuration."""
     is_whole = not (buffer.is_floating_point() or buffer.is_complex())
     return is_whole and buffer.numel() <= CONST_LIMIT and buffer.device.type != "meta"
-
-
-def to_tensor(trace: Trace, x: Any, compute: np.dtype | None) -> Any:
-    """An argument as the module's code sees it."""
-    if isinstance(x, torch.Tensor):
-        raise InputTypeError(
-            "apply takes JAX or NumPy arrays, got a torch.Tensor; convert it with .numpy()"
-        )
-    if isinstance(x, (np.ndarray, np.generic)):
-        if x.dtype in (np.float64, np.complex128) and not x64():
-            raise UnsupportedTorchError(
-                f"an input is {x.dtype} while x64 is off; convert it with .astype(np.float32)"
-            )
-        if x.dtype in (np.int64, np.uint64):
-            check_range(np.asarray(x), "an input")
-        x = jnp.asarray(x)
-    if not isinstance(x, jax.Array):
-        return private_copy(x)
-    if compute is not None and jnp.issubdtype(x.dtype, jnp.floating):
-        x = x.astype(compute)
-    return trace.wrap(x)
-
-
-def to_arrays(trace: Trace, result: Any) -> Any:
-    """The method's result with arrays for tensors, whatever containers hold them."""
-
-    def to_array(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor):
-            return trace.as_jax_tensor(leaf).array()
-        return tuple(leaf) if isinstance(leaf, torch.Size) else leaf
-
-    return map_leaves(to_array, result)

@@ -20,9 +20,11 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from jaxsr.interop._core.dtypes import as_int32
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace_scope import Region, plain_torch
+from jaxsr.interop.below_modes import run_below
 from jaxsr.interop.errors import IndexOutsideError
 
 
@@ -66,6 +68,10 @@ def _along_axis(
     return [Use(index, x.shape[dim] if x.dim() else 1)]
 
 
+def _filled(x: torch.Tensor, dim: int, index: torch.Tensor, *_: object) -> list[Use]:
+    return [Use(index, x.shape[dim] if x.dim() else 1, negative=True)]
+
+
 def _taken(x: torch.Tensor, index: torch.Tensor) -> list[Use]:
     return [Use(index, x.numel(), negative=True)]
 
@@ -104,10 +110,12 @@ OPERATIONS: Mapping[Callable, Callable[..., list[Use]]] = {
         (
             aten.gather, aten.index_select, aten.scatter, aten.scatter_, aten.scatter_add,
             aten.scatter_add_, aten.scatter_reduce, aten.scatter_reduce_, aten.index_add,
-            aten.index_add_, aten.index_copy, aten.index_copy_, aten.index_fill, aten.index_fill_,
+            aten.index_add_, aten.index_copy, aten.index_copy_,
         ),
         _along_axis,
     ),
+    aten.index_fill: _filled,
+    aten.index_fill_: _filled,
     F.one_hot: _one_hot,
 }  # fmt: skip
 """By operator, or torch function that is computed as a whole: the indices among its arguments."""
@@ -174,7 +182,7 @@ def _look(func: Callable, use: Use) -> None:
         with plain_torch():
             _check(func, use, index.const.numpy())
         return
-    array = index.array()
+    array = as_int32(index.array())
     if not isinstance(array, jax.core.Tracer):
         if array.is_fully_addressable:
             _check(func, use, np.asarray(array))
@@ -236,7 +244,7 @@ class _CheckedOperators(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         with checked_indices(func, args, kwargs or {}):
-            return func(*args, **(kwargs or {}))
+            return run_below(func, args, kwargs or {})
 
 
 class _CheckedFunctions(TorchFunctionMode):

@@ -50,11 +50,12 @@ def functional_of(func: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
     ]
     for candidate in packet.overloads():
         op = getattr(packet, candidate)
-        if [(a.name, str(a.type)) for a in op._schema.arguments] == arguments:
+        if op is not func and [(a.name, str(a.type)) for a in op._schema.arguments] == arguments:
             return op
     # Of equal names last: `pow_.Scalar` takes a tensor and a number, `pow.Scalar` the reverse.
     is_named_alike = not schema.is_out and overload in packet.overloads()
-    return getattr(packet, overload) if is_named_alike else None
+    named = getattr(packet, overload) if is_named_alike else None
+    return None if named is func else named
 
 
 def in_order_of(
@@ -68,6 +69,15 @@ def in_order_of(
     if names == order or sorted(names) != sorted(order):
         return args, kwargs
     return (), {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def call_by_name(func: torch._ops.OpOverload, args: tuple, kwargs: Call) -> Call:
+    """All arguments of a call by name, defaults included."""
+    names = [a.name for a in func._schema.arguments]
+    bound = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
+    bound.update(zip(names, args, strict=False))
+    bound.update(kwargs)
+    return bound
 
 
 @functools.cache

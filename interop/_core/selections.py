@@ -136,6 +136,8 @@ def select(trace: Any, func: torch._ops.OpOverload, args: tuple) -> JaxTensor | 
         x, mask = args[0], args[1][0]
     else:
         return None
+    if mask.ndim and (func is aten.nonzero.default or mask.dtype == torch.uint8):
+        mask = mask if mask.dtype == torch.bool else trace.run(aten.ne.Scalar, mask, 0)
     if mask.dtype != torch.bool or not mask.ndim:
         return None
     shape = tuple(mask.shape)

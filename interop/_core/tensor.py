@@ -25,6 +25,7 @@ from jaxsr.interop._core.deferred import ChannelArray, DeferredArray
 from jaxsr.interop._core.dtypes import constant_to_jax
 from jaxsr.interop._core.trace_scope import Region
 from jaxsr.interop.errors import GradientInForwardError, UnsupportedTorchError
+from jaxsr.interop.python_values import attributes_of
 
 BACKWARD_IN_FORWARD = (
     "backward() inside forward; take the gradient with torch.autograd.grad(outputs, inputs), or "
@@ -147,6 +148,16 @@ class Cell:
         Region.log_write(self)
 
 
+class GraphNode:
+    """The `grad_fn` of a tensor: there is one, and nothing of torch's graph behind it."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise UnsupportedTorchError(
+            f"grad_fn.{name}: JAX keeps no graph of torch's; `grad_fn is None` is answered, and a "
+            "torch.autograd.Function changes gradients"
+        )
+
+
 class View:
     """How a view reads from its parent and writes back to it."""
 
@@ -184,6 +195,8 @@ class JaxTensor(torch.Tensor):
     """Whether `requires_grad_(False)` keeps gradients from a parameter."""
     is_used: bool
     """Whether an operator other than a view has read it while gradients were on."""
+    is_marked_leaf: bool
+    """Whether torch's graph begins with it: a parameter, or marked with `requires_grad_`."""
     home: "JaxTensor | None"
     """What it was before its `.data` was set to another tensor's memory."""
 
@@ -208,6 +221,7 @@ class JaxTensor(torch.Tensor):
         self.needs_grad = needs_grad
         self.cache = self.cell_const = self.recipe = self.selection = None
         self.views, self.home, self.is_used, self.is_frozen = [], None, False, False
+        self.is_marked_leaf = False
         return self
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -315,6 +329,7 @@ class JaxTensor(torch.Tensor):
 
         if requires_grad and not self.needs_grad and not self.is_frozen:
             make_leaf(self)
+            self.is_marked_leaf = True
         self.is_frozen = not requires_grad and (self.needs_grad or self.is_frozen)
         self.needs_grad = requires_grad
         return self
@@ -328,7 +343,22 @@ class JaxTensor(torch.Tensor):
 
     @property
     def is_leaf(self) -> bool:  # type: ignore[override]
-        return not self.needs_grad
+        return not self.needs_grad or self.is_marked_leaf
+
+    @property
+    def grad_fn(self) -> "GraphNode | None":  # type: ignore[override]
+        return None if self.is_leaf else GraphNode()
+
+    @property
+    def _version(self) -> int:  # type: ignore[override]
+        from jaxsr.interop._core.trace_context import running_trace
+
+        if self.cell in running_trace().state:
+            raise UnsupportedTorchError(
+                "_version of a parameter or buffer counts writes outside of forward too; keep a "
+                "number of your own in a buffer"
+            )
+        return self.cell.version
 
     @property
     def data(self) -> torch.Tensor:  # type: ignore[override]
@@ -385,6 +415,11 @@ class JaxTensor(torch.Tensor):
     def is_moved(self) -> bool:
         """Whether its `.data` is in the memory of another tensor."""
         return self.home is not None
+
+    def has_set(self, attributes: dict[str, Any]) -> bool:
+        """Whether these attributes and no others are set on it."""
+        now = attributes_of(self)
+        return now.keys() == attributes.keys() and all(now[k] is attributes[k] for k in now)
 
     def viewed_by(self, views: "list[weakref.ref[View]]") -> None:
         """Makes it the parent of views."""

@@ -84,4 +84,6 @@ class FunctionMode(TorchFunctionMode):
             return result
         if func in self.constructors or kwargs.get("device") is not None:
             kwargs["device"] = "cpu"
+        if func in self.constructors and kwargs.pop("requires_grad", False):
+            return func(*args, **kwargs).requires_grad_()  # which torch's own code would set in C
         return func(*args, **kwargs)

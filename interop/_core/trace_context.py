@@ -6,6 +6,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch.overrides import _get_current_function_mode
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from jaxsr.interop._core.autograd_function import patched
 from jaxsr.interop._core.dispatch import Trace
@@ -26,9 +28,25 @@ def make_leaf(tensor: Any) -> None:
         running_trace().make_leaf(tensor)
 
 
-def is_running(trace: Trace) -> bool:
-    """Whether the calling code runs in this trace."""
-    return bool(_STACK) and _STACK[-1] is trace and trace.is_tracing_thread()
+@contextmanager
+def resumed(trace: Trace) -> Generator[Trace]:
+    """Runs more of a trace's code, later or while another trace of the same code runs.
+
+    Yields:
+      The trace that it runs in: a gradient of recorded code is taken within the next trace.
+    """
+    running = _STACK[-1] if _STACK and _STACK[-1].is_tracing_thread() else None
+    if running is None:
+        with session(trace):
+            yield trace
+        return
+    with ExitStack() as stack:  # within torch.autograd.grad its modes are off
+        if _get_current_function_mode() is not running.function_mode:
+            stack.enter_context(running.function_mode)
+        if _get_current_dispatch_mode() is not running.dispatch_mode:
+            stack.enter_context(running.dispatch_mode)
+        stack.enter_context(torch.enable_grad())
+        yield running
 
 
 @contextmanager

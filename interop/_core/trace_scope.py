@@ -23,6 +23,7 @@ class Written(Protocol):
     value: Any
     const: torch.Tensor | None
     version: int
+    bounds: tuple[int, int] | None
 
 
 class Region:
@@ -45,7 +46,7 @@ class Region:
                 # In place: the const views of the cell look into this very tensor.
                 with plain_torch():
                     const.copy_(copy)
-            cell.value, cell.const = value, const
+            cell.value, cell.const, cell.bounds = value, const, None
             cell.version += 1
 
     @classmethod

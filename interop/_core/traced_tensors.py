@@ -26,6 +26,8 @@ class TracedTensors:
         """By id, what stands for tensors in the memory of parameters."""
         self.registered: Mapping[str, JaxTensor] = {}
         """Parameters and buffers by name."""
+        self.placeholders: Mapping[int, str] = {}
+        """Their names by the id of what stands for them in the copy of the module."""
 
     def wrap(self, array: Any, dtype: torch.dtype | None = None, owner: str = "") -> JaxTensor:
         """A new root tensor around a JAX array."""
@@ -53,7 +55,8 @@ class TracedTensors:
         window = self.windows.get(id(plain))
         if window is not None and window.placeholder is plain:
             return window.view(self, self.registered[window.name])
-        return self._adopt_constant(plain)
+        name = self.placeholders.get(id(plain)) if plain.device.type == "meta" else None
+        return self._adopt_constant(plain) if name is None else self.registered[name]
 
     @plain_torch()
     def _adopt_constant(self, plain: torch.Tensor) -> JaxTensor:

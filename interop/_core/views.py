@@ -19,7 +19,7 @@ from jax import lax
 from jaxsr.interop._core.dtypes import to_jax_dtype
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import views
-from jaxsr.interop._core.schema import Call
+from jaxsr.interop._core.schema import Call, call_by_name
 from jaxsr.interop._core.tensor import JaxTensor, View, stop_gradient, straight_through
 from jaxsr.interop._core.trace_scope import Region, plain_torch
 
@@ -133,7 +133,7 @@ def make_views(
     Raises:
       NotImplementedError: it reinterprets memory in a way that JAX arrays cannot.
     """
-    result = None if form is None else form(parent, _bind(func, args, kwargs), metas)
+    result = None if form is None else form(parent, call_by_name(func, args, kwargs), metas)
     return _strided_views(parent, metas) if result is None else result
 
 
@@ -160,14 +160,6 @@ def without_grad(view: View) -> View:
         return straight_through(p, value) if jnp.issubdtype(p.dtype, jnp.inexact) else value
 
     return View(view.parent, lambda p: stop_gradient(read(p)), write_through, detached=True)
-
-
-def _bind(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Call:
-    names = [a.name for a in func._schema.arguments]
-    bound = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
-    bound.update(zip(names, args, strict=False))
-    bound.update(kwargs)
-    return bound
 
 
 # ---- forms: the parent, all arguments by name and the results on the meta device

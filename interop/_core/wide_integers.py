@@ -1,37 +1,68 @@
 """int64 results that int32 may not hold, while JAX's x64 mode is off.
 
-int64 is carried by int32. A product of two such numbers, a power, a shift, a running product or a
-large float need not fit. Where the bounds that the trace knows do not exclude it, the result is an
-array of 64 bits in the same program; what its numbers are reduced to (`% size`, `clamp`) is carried
-by int32 again. Sums of numbers whose bounds are unknown count as positions and counters do: within
-32 bits.
+int64 is carried by int32. Where the bounds of an arithmetic result (`integer_bounds.py`) leave it,
+the result is an array of 64 bits in the same program; what its numbers are reduced to (`% size`,
+`clamp`, a comparison) is carried by int32 again, and so is what they index.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import torch
+from jax import lax
+from torch.utils import _pytree as pytree
 
-from jaxsr.interop._core.dtypes import x64
+from jaxsr.interop._core.dtypes import as_int32, as_int64, x64
+from jaxsr.interop._core.index_bounds import OPERATIONS
+from jaxsr.interop._core.integer_bounds import Bounds, bounds_of, fits, hull, result_bounds
 from jaxsr.interop._core.operators import aten
-from jaxsr.interop._core.schema import name_of
+from jaxsr.interop._core.schema import Call, name_of
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop.errors import UnsupportedTorchError
 
-Bounds = tuple[int, int]
-_INT32 = -(1 << 31), (1 << 31) - 1
-_PRODUCTS = {
-    aten.mul, aten.pow, aten.square, aten.prod, aten.cumprod, aten.bitwise_left_shift,
-    aten.__lshift__, aten.dot, aten.mm, aten.bmm, aten.mv, aten.addmm, aten.baddbmm,
+_ARITHMETIC = {
+    aten.add, aten.sub, aten.rsub, aten.neg, aten.abs, aten.sum, aten.nansum, aten.cumsum,
+    aten.trace, aten.mul, aten.pow, aten.square, aten.prod, aten.cumprod, aten.div,
+    aten.floor_divide, aten.bitwise_left_shift, aten.__lshift__, aten.dot, aten.mm, aten.bmm,
+    aten.mv, aten.addmm, aten.baddbmm, aten.scatter_add, aten.index_add, aten.index_put,
+    aten.addbmm, aten.addmv, aten.lcm, aten.scatter_reduce, aten.scatter, aten.index_reduce,
 }  # fmt: skip
-"""Operators whose results leave 32 bits for numbers well within them."""
-_MATRIX_PRODUCTS = {aten.dot, aten.mm, aten.bmm, aten.mv}
-_SUMS = {aten.add, aten.sub, aten.rsub, aten.neg, aten.sum, aten.cumsum}
-_CASTS = {aten._to_copy}
-_CLIPS = {aten.clamp, aten.clamp_min, aten.clamp_max}
+"""Operators whose results are no elements of their arguments, and may be greater."""
+
+
+def _first_of(extreme: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """`argmax` and `argmin`: XLA's programs of JAX's own ones take no 64 bits without x64."""
+
+    def place(x: jax.Array, dim: int | None = None, keepdim: bool = False) -> jax.Array:
+        shape = [1 if dim is None or i == dim % x.ndim else n for i, n in enumerate(x.shape)]
+        x, axis = (x.reshape(-1), 0) if dim is None else (x, dim % x.ndim)
+        index = lax.argmax(x == extreme(x, axis=axis, keepdims=True), axis, jnp.int32)
+        return index.reshape(shape) if keepdim else index
+
+    return place
+
+
+def _with_place(extreme: Callable[..., jax.Array]) -> Callable[..., tuple[jax.Array, jax.Array]]:
+    """`max(dim)` and `min(dim)`, likewise."""
+
+    def both(x: jax.Array, dim: int, keepdim: bool = False) -> tuple[jax.Array, jax.Array]:
+        return extreme(x, axis=dim, keepdims=keepdim), _first_of(extreme)(x, dim, keepdim)
+
+    return both
+
+
+_INSTEAD: dict[Any, Callable] = {
+    **dict.fromkeys(
+        (aten.dot.default, aten.mm.default, aten.bmm.default, aten.mv.default), jnp.matmul
+    ),
+    aten.argmax.default: _first_of(jnp.max),
+    aten.argmin.default: _first_of(jnp.min),
+    aten.max.dim: _with_place(jnp.max),
+    aten.min.dim: _with_place(jnp.min),
+}
+"""What computes an operator of 64 bits in the place of its lowering."""
 
 
 def is_wide(arrays: list[Any]) -> bool:
@@ -39,85 +70,44 @@ def is_wide(arrays: list[Any]) -> bool:
     return any(isinstance(a, jax.Array) and a.dtype == jnp.int64 for a in arrays)
 
 
-def widens(func: torch._ops.OpOverload, args: tuple, metas: Any) -> bool:
+def widens(func: torch._ops.OpOverload, args: tuple, kwargs: Call, metas: Any) -> bool:
     """Whether the int64 result of an operator may leave 32 bits."""
     if x64() or not isinstance(metas, torch.Tensor) or metas.dtype != torch.int64:
         return False
     packet = func.overloadpacket
-    if packet in _CASTS:
+    if packet is aten._to_copy:
         return isinstance(args[0], JaxTensor) and args[0].dtype.is_floating_point
-    if packet in _SUMS:
-        known = [bounds_of(arg) for arg in args[:2] if isinstance(arg, (JaxTensor, int))]
-        if any(bounds is None for bounds in known):
-            return False
-        return not _fits(result_bounds(func, args))
-    return packet in _PRODUCTS and not _fits(result_bounds(func, args))
+    return packet in _ARITHMETIC and not fits(result_bounds(func, args, kwargs, metas))
 
 
-def narrows(func: torch._ops.OpOverload, args: tuple) -> bool:
-    """Whether the result of wide numbers is within 32 bits for certain."""
-    return _fits(result_bounds(func, args))
+def note_bounds(func: Any, args: tuple, kwargs: Call, results: Any) -> None:
+    """Notes the bounds of an operator's results in their cells."""
+    results = results if isinstance(results, (list, tuple)) else [results]
+    for number, out in enumerate(results):
+        if isinstance(out, JaxTensor) and out.dtype in (torch.int64, torch.int32):
+            bounds = result_bounds(func, args, kwargs, out.meta, number)
+            # What torch.int32 does not hold wraps, in torch too.
+            out.cell.bounds = bounds if out.dtype == torch.int64 or fits(bounds) else None
 
 
-def result_bounds(func: torch._ops.OpOverload, args: tuple) -> Bounds | None:
-    """Least and greatest number that an operator may give; None where the trace does not know."""
-    packet = func.overloadpacket
-    pair = [bounds_of(arg) for arg in args[:2]]
-    first = pair[0] if pair else None
-    second = pair[1] if len(pair) > 1 else None
-    if packet is aten.remainder and second is not None and second[0] > 0:
-        return 0, second[1] - 1
-    if packet in _CLIPS:
-        limits = [a if isinstance(a, int) else None for a in (*args[1:3], None)][:2]
-        if packet is aten.clamp_max:
-            limits = [None, limits[0]]
-        known = first or (-(1 << 63), (1 << 63) - 1)
-        low, high = limits
-        return (
-            known[0] if low is None else max(low, known[0]),
-            known[1] if high is None else min(high, known[1]),
-        )
-    if first is None:
-        return None
-    if packet is aten.neg:
-        return -first[1], -first[0]
-    is_square = packet is aten.square or (packet is aten.pow and second == (2, 2))
-    if is_square:
-        second = first
-    elif second is None:
-        return None
-    if packet in (aten.add, aten.sub):
-        return (
-            (first[0] + second[0], first[1] + second[1])
-            if packet is aten.add
-            else (first[0] - second[1], first[1] - second[0])
-        )
-    if packet in (aten.mul, aten.square, aten.pow):
-        if packet is aten.pow and not is_square:
-            return None
-        products = [a * b for a in first for b in second]
-        return min(products), max(products)
-    return None
+def within_int32(func: Any, args: tuple, kwargs: Call, metas: Any) -> list[bool]:
+    """Of each result, whether its numbers are within 32 bits for certain."""
+    metas = metas if isinstance(metas, (list, tuple)) else [metas]
+    return [
+        isinstance(meta, torch.Tensor)
+        and meta.dtype == torch.int64
+        and fits(result_bounds(func, args, kwargs, meta, number))
+        for number, meta in enumerate(metas)
+    ]
 
 
-def bounds_of(value: Any) -> Bounds | None:
-    """Of a Python integer, a constant, or a traced tensor whose operator bounds it."""
-    if isinstance(value, int):
-        return int(value), int(value)
-    if not isinstance(value, JaxTensor):
-        return None
-    if value.const is not None:
-        if not value.const.numel() or value.const.dtype.is_floating_point:
-            return None
-        return int(value.const.min()), int(value.const.max())
-    if value.dtype in (torch.bool, torch.uint8, torch.int8, torch.int16):
-        kind = np.iinfo(np.uint8 if value.dtype == torch.bool else str(value.dtype)[6:])
-        return int(kind.min), int(kind.max)
-    return value.cell.bounds if value.view_of is None else None
-
-
-def _fits(bounds: Bounds | None) -> bool:
-    return bounds is not None and _INT32[0] <= bounds[0] and bounds[1] <= _INT32[1]
+def arrays_of(func: Any, args: tuple, kwargs: Call) -> tuple[tuple, Call]:
+    """The arguments with arrays for tensors. 32 bits hold every index that is in range."""
+    uses_of = None if x64() else OPERATIONS.get(getattr(func, "overloadpacket", func))
+    indices = set() if uses_of is None else {id(use.index) for use in uses_of(*args, **kwargs)}
+    return pytree.tree_map_only(
+        JaxTensor, lambda t: as_int32(t.array()) if id(t) in indices else t.array(), (args, kwargs)
+    )
 
 
 def wide_call(
@@ -127,7 +117,7 @@ def wide_call(
     kwargs: Mapping[str, Any],
     *,
     widens: bool,
-    narrow: bool,
+    narrow: Sequence[bool] = (),
 ) -> Any:
     """A lowering with integers of 64 bits for those of 32.
 
@@ -136,27 +126,73 @@ def wide_call(
       function: its lowering.
       args, kwargs: of the lowering.
       widens: whether the result may leave 32 bits where the operands do not.
-      narrow: whether the result is within 32 bits for certain.
+      narrow: which results are within 32 bits for certain.
 
     Raises:
       UnsupportedTorchError: the lowering computes in 32 bits.
     """
-    if getattr(func, "overloadpacket", None) in _MATRIX_PRODUCTS:
-        function = jnp.matmul
+    function = _INSTEAD.get(func, function)
 
     def widened(x: Any) -> Any:
-        is_int32 = isinstance(x, jax.Array) and x.dtype == jnp.int32
-        return x.astype(jnp.int64) if is_int32 else x
-
-    def fitted(x: Any) -> Any:
-        is_int64 = isinstance(x, jax.Array) and x.dtype == jnp.int64
-        return x.astype(jnp.int32) if narrow and is_int64 else x
+        return as_int64(x) if isinstance(x, jax.Array) else x
 
     with jax.enable_x64(True):
-        result = function(*map(widened, args), **kwargs)
+        args, kwargs = jax.tree.map(widened, (args, dict(kwargs)))
+        result = function(*args, **kwargs)
         if widens and any(x.dtype == jnp.int32 for x in jax.tree.leaves(result)):
             raise UnsupportedTorchError(
                 f"{name_of(func)} of int64 may leave 32 bits, in which it is computed; call "
                 "jax.config.update('jax_enable_x64', True)"
             )
-        return jax.tree.map(fitted, result)
+        if not any(narrow):
+            return result
+        if not isinstance(result, (list, tuple)):
+            return as_int32(result)
+        fitted = [as_int32(x) if n else x for x, n in zip(result, narrow, strict=False)]
+        return type(result)(fitted) if type(result) in (list, tuple) else fitted
+
+
+def assign(target: JaxTensor, value: jax.Array, bounds: Bounds | None) -> None:
+    """Writes integers into a tensor of torch.int64, whose memory gets 64 bits where they need it.
+
+    Args:
+      target: where to write.
+      value: of the target's shape, carried by int32 or int64.
+      bounds: of these numbers, where they are known.
+    """
+    root = target
+    while root.view_of is not None:
+        root = root.view_of.parent
+    if root is target:
+        target.assign(value)
+        target.cell.bounds = bounds
+        return
+    bounds = hull(bounds_of(root), bounds)
+    if is_wide([value, root.array()]):
+        value = as_int64(value)
+        if not is_wide([root.array()]):
+            root.assign(as_int64(root.array()))
+        with jax.enable_x64(True):
+            target.assign(value)
+    else:
+        target.assign(value)
+    target.cell.bounds = bounds
+
+
+def carried_by_buffer(value: JaxTensor, name: str) -> jax.Array:
+    """What a buffer of int64 holds after a call: 32 bits, for the next call to find its dtype.
+
+    Raises:
+      UnsupportedTorchError: it is no counter, but numbers that may need far more than 32 bits.
+    """
+    array = value.array()
+    if not is_wide([array]):
+        return array
+    bounds = bounds_of(value)
+    if bounds is None or max(-bounds[0], bounds[1]) > 1 << 32:
+        raise UnsupportedTorchError(
+            f"forward writes numbers into the buffer {name} that may need 64 bits, and 32 carry "
+            "it; reduce them first (`%`, clamp), or call "
+            "jax.config.update('jax_enable_x64', True)"
+        )
+    return array.astype(jnp.int32)

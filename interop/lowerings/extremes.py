@@ -209,6 +209,65 @@ def sort(
     return jnp.take_along_axis(x, index, dim), index
 
 
+def _picked(
+    x: jax.Array, dim: int, keepdim: bool, place: Callable[[jax.Array], jax.Array | int]
+) -> tuple[jax.Array, jax.Array]:
+    """The element at a place of the sorted ones along an axis, and its index in `x`."""
+    if x.ndim == 0:
+        return x, jnp.zeros((), jnp.int32)
+    values, indices = sort(x, dim)
+    shape = [1 if axis == dim % x.ndim else size for axis, size in enumerate(x.shape)]
+    places = jnp.broadcast_to(place(values), shape)
+    picked = [jnp.take_along_axis(each, places, dim) for each in (values, indices)]
+    value, index = picked if keepdim else [each.squeeze(dim) for each in picked]
+    return value, index
+
+
+@lowers(aten.kthvalue.default)
+def kthvalue(
+    x: jax.Array, k: int, dim: int = -1, keepdim: bool = False
+) -> tuple[jax.Array, jax.Array]:
+    return _picked(x, dim, keepdim, lambda values: k - 1)
+
+
+@lowers(aten.median.dim)
+def median_along(x: jax.Array, dim: int, keepdim: bool = False) -> tuple[jax.Array, jax.Array]:
+    def place(values: jax.Array) -> jax.Array:
+        last = values.shape[dim] - 1  # where NaN comes, as in torch
+        return jnp.where(is_nan(lax.slice_in_dim(values, last, None, axis=dim)), last, last // 2)
+
+    return _picked(x, dim, keepdim, place)
+
+
+@lowers(aten.nanmedian.dim)
+def nanmedian_along(x: jax.Array, dim: int, keepdim: bool = False) -> tuple[jax.Array, jax.Array]:
+    def place(values: jax.Array) -> jax.Array:
+        return jnp.maximum(jnp.sum(~is_nan(values), dim, keepdims=True) - 1, 0) // 2
+
+    return _picked(x, dim, keepdim, place)
+
+
+@lowers(aten.topk.default)
+def topk(
+    x: jax.Array, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> tuple[jax.Array, jax.Array]:
+    del sorted  # they always are
+    if x.ndim == 0:
+        return x, jnp.zeros((), jnp.int32)
+    rows = jnp.moveaxis(x, dim, -1)
+    if largest:
+        values, indices = lax.top_k(rows, k)
+    elif jnp.issubdtype(x.dtype, jnp.floating):
+        # NaN is the greatest of all to torch, and to `lax.top_k` in either sign.
+        order = lax.stop_gradient(jnp.where(is_nan(rows), -jnp.inf, -rows))
+        indices = lax.top_k(order, k)[1]
+        values = jnp.take_along_axis(rows, indices, -1)
+    else:  # the negative of the least integer is none
+        values, indices = lax.top_k(~rows, k)
+        values = ~values
+    return jnp.moveaxis(values, -1, dim), jnp.moveaxis(indices, -1, dim)
+
+
 def _even_median(x: jax.Array, value: jax.Array) -> jax.Array:
     """The median with its gradient shared among the elements equal to it."""
     if not jnp.issubdtype(x.dtype, jnp.floating):

@@ -11,6 +11,7 @@ from jax import lax
 
 from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.dtypes import is_differentiable
+from jaxsr.interop._core.integer_bounds import bounds_of
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import handles, overrides
 from jaxsr.interop._core.schema import name_of
@@ -27,7 +28,7 @@ def _copy_(trace: Trace, func: torch._ops.OpOverload, args: tuple, kwargs: dict)
         target.cell.version += 1
         return target
     trace.meta_result(func, args, kwargs)
-    trace.write(target, source.array(), source.needs_grad)
+    trace.write(target, source.array(), source.needs_grad, bounds_of(source))
     return target
 
 

@@ -42,7 +42,7 @@ def lowers_function(func: Callable, lowering: Callable) -> None:
         jargs, jkwargs = pytree.tree_map_only(JaxTensor, lambda t: t.array(), (args, kwargs))
         if isinstance(meta, torch.Tensor) and meta.dtype == torch.int64 and not x64():
             # A sum of products of numbers that 32 bits hold may not fit them.
-            value = wide_call(called, lowering, jargs, jkwargs, widens=True, narrow=False)
+            value = wide_call(called, lowering, jargs, jkwargs, widens=True)
         else:
             value = lowering(*jargs, **jkwargs)
         return trace.wrap_result(called, value, meta, any(t.needs_grad for t in tensors))

@@ -236,8 +236,22 @@ def _value(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> Any:
         return func(*args, **kwargs)
     except UnsupportedTorchError as error:
         if str(error).startswith(_NEEDED):
-            error.args = (f"{_NEEDED}: {_INSTEAD[func.__name__]}",)
+            error.args = (f"{_NEEDED}: {_INSTEAD[func.__name__]}{_switches(trace, args[0])}",)
         raise
+
+
+def _switches(trace: Trace, value: torch.Tensor) -> str:
+    """A hint at the option for buffers, where only parameters and buffers decide the value."""
+    if not (isinstance(value, JaxTensor) and value.cell.input_free):
+        return ""
+    names = [
+        name
+        for name, tensor in trace.registered.items()
+        if tensor.numel() == 1 and not isinstance(tensor, torch.nn.Parameter)
+    ]
+    listed = ", ".join(f'"{name}"' for name in names[:3]) + (", …" if len(names) > 3 else "")
+    hint = "; if it is a switch in a buffer, name that in to_jax(static_buffers=[{}])"
+    return hint.format(listed or "…")
 
 
 @handles(aten._local_scalar_dense.default)
@@ -305,3 +319,14 @@ def _to(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> torch.Tensor
 @overrides(torch.Tensor.cuda, torch.Tensor.cpu)
 def _stay(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
     return args[0]
+
+
+@overrides(torch.Tensor.__lshift__, torch.Tensor.__rshift__)
+def _shift(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
+    """Of bools torch shifts whole numbers, and says otherwise on the meta device."""
+    x, places = args
+    if isinstance(places, torch.Tensor) and places.dtype == torch.bool != x.dtype:
+        places = places.to(x.dtype)
+    elif x.dtype == torch.bool and not isinstance(places, torch.Tensor):
+        x = x.long()
+    return func(x, places)

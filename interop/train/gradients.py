@@ -5,13 +5,15 @@ A phase's `share` runs once; each player differentiates its own loss, and throug
 where `Player.through_shared` says so. The protocol is `jaxsr.interop.train.objective`.
 """
 
+import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
 from jax.sharding import Mesh
 
 from jaxsr.interop._core.index_bounds import collecting_indices, worse
@@ -34,6 +36,48 @@ def worse_of(one: Arrays, other: Arrays) -> Arrays:
     """Of every operation the worse of its indices in two runs, or in the one that has it."""
     both = {rule: worse(one[rule], other[rule]) for rule in one if rule in other}
     return {**one, **other, **both}
+
+
+_structure = cast(Callable[[PyTree], Any], jax.tree.structure)  # untyped in JAX
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _watched(reached: set[str], arrays: Arrays) -> Arrays:
+    """The arrays; adds to `reached` the names of those at which a gradient arrives."""
+    del reached
+    return arrays
+
+
+def _watched_forward(reached: set[str], arrays: Any) -> tuple[Arrays, None]:
+    return {name: array.value for name, array in arrays.items()}, None
+
+
+def _watched_backward(reached: set[str], _: None, cotangents: PyTree) -> tuple[PyTree]:
+    reached |= {n for n, ct in cotangents.items() if not isinstance(ct, SymbolicZero)}
+    return (cotangents,)
+
+
+_watched.defvjp(_watched_forward, _watched_backward, symbolic_zeros=True)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _cut_off(reached: set[str], *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """The arrays; gradients go on from those whose number is in `reached` by then."""
+    del reached
+    return arrays
+
+
+def _cut_off_forward(reached: set[str], *arrays: jax.Array) -> tuple[tuple[jax.Array, ...], None]:
+    return arrays, None
+
+
+def _cut_off_backward(
+    reached: set[str], _: None, cotangents: tuple[jax.Array, ...]
+) -> tuple[jax.Array | None, ...]:
+    return tuple(ct if str(n) in reached else None for n, ct in enumerate(cotangents))
+
+
+_cut_off.defvjp(_cut_off_forward, _cut_off_backward)
 
 
 class Shared(NamedTuple):
@@ -73,6 +117,11 @@ class Gradients:
     """Floating dtype of the players' networks; gradients come back in the parameters' dtype."""
     mesh: Mesh
     """Where the step will run."""
+    reached: set[str] = field(default_factory=set[str])
+    """Parameters on which a player's loss depends; torch's gradient of others is None.
+
+    Shared tensors are among them by their numbers. Clear it before each player.
+    """
 
     def share(self, params: Arrays, buffers: Arrays, batch: Arrays, key: jax.Array) -> Shared:
         """Runs the phase's `share` once."""
@@ -80,6 +129,7 @@ class Gradients:
         learning = {k: v for n in networks for k, v in select_network(params, n).items()}
 
         def run(learning: Arrays) -> tuple[PyTree, tuple[Arrays, Arrays]]:
+            learning = _watched(self.reached, learning)
             with split_activations(self.mesh, batch), collecting_indices() as indices:
                 tensors, new_buffers = self.model.apply(
                     self._cast(params | learning),
@@ -89,6 +139,8 @@ class Gradients:
                     train=True,
                     method=self.phase.share,
                 )
+            leaves: Any = _cut_off(self.reached, *jax.tree.leaves(tensors))
+            tensors = jax.tree.unflatten(_structure(tensors), leaves)
             return tensors, (self._with_frozen(new_buffers, buffers), indices)
 
         vjp = cast(_Vjp, jax.vjp)
@@ -112,6 +164,10 @@ class Gradients:
         player = self.phase.players[index]
 
         def loss(network_params: Arrays, tensors: PyTree) -> tuple[jax.Array, PyTree]:
+            network_params = _watched(self.reached, network_params)
+            numbered = {str(n): leaf for n, leaf in enumerate(jax.tree.leaves(tensors))}
+            leaves: Any = _watched(self.reached, numbered)
+            tensors = jax.tree.unflatten(_structure(tensors), [leaves[n] for n in numbered])
             with split_activations(self.mesh, batch), collecting_indices() as indices:
                 result, new_buffers = self.model.apply(
                     self._cast(params | network_params),

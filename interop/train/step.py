@@ -309,6 +309,7 @@ class TrainStep:
         shared = gradients.share(params, buffers, batch, key) if slices == 1 else None
         for index, player in enumerate(self.phase.players):
             network = player.network
+            gradients.reached.clear()
             with jax.named_scope(network):
                 if shared is None:
                     result = gradients.accumulate(index, params, buffers, batch, key, slices)
@@ -323,13 +324,14 @@ class TrainStep:
                 network_params = select_network(params, network)
                 opt_state = opt_states[network]
                 optimizer = self.optimizers[network]
-                packing = Packing.of(
-                    network_params if isinstance(optimizer, Elementwise) else {}, self.mesh
-                )
+                unused = set(network_params) - gradients.reached
+                packs = isinstance(optimizer, Elementwise) and not unused
+                packing = Packing.of(network_params if packs else {}, self.mesh)
                 old, grads = packing.pack(network_params), packing.pack(grads)
                 updates, new_opt_state = optimizer.update(grads, packing.pack(opt_state), old)
+                updates = _without(unused, updates, jax.tree.map(_zeros, updates))
                 params.update(packing.unpack(optax.apply_updates(old, updates)))
-                opt_states[network] = packing.unpack(new_opt_state)
+                opt_states[network] = _without(unused, packing.unpack(new_opt_state), opt_state)
 
                 scalars["grad_norm"] = norm(grads)
                 scalars["update_norm"] = norm(updates)
@@ -354,6 +356,24 @@ class TrainStep:
 
         state = packing.unpack(jax.tree.map(chosen, packing.pack(new), packing.pack(old)))
         return state.replace(failed_step=failed_step)
+
+
+def _zeros(x: jax.Array) -> jax.Array:
+    return jnp.zeros_like(x)
+
+
+def _without(unused: set[str], new: PyTree, old: PyTree) -> PyTree:
+    """A tree of updates or of an optimiser's state, as it was for parameters that are not used.
+
+    Torch's gradient of them is None, and its optimisers leave them alone: no decay, no momentum.
+    """
+    if not unused:
+        return new
+
+    def chosen(path: tuple[Any, ...], new: jax.Array, old: jax.Array) -> jax.Array:
+        return old if any(getattr(key, "key", None) in unused for key in path) else new
+
+    return jax.tree_util.tree_map_with_path(chosen, new, old)
 
 
 _INDEX = "index: "

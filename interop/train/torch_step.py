@@ -269,11 +269,6 @@ class TorchStep:
     def _clip_gradients(self, network: str) -> Tensor:
         """Clips the gradients; returns their norm before."""
         parameters = list(self._parameters[network].values())
-        for parameter in parameters:
-            # A phase that leaves a head unused gives it no gradient, and torch's Adam would then
-            # count fewer updates for it; JAX's gradient is 0, and so it is here.
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
         limit = self._clip[network]
         if limit is not None:
             return nn.utils.clip_grad_norm_(parameters, limit)
@@ -286,6 +281,9 @@ class TorchStep:
         for group in optimizer.param_groups:
             group["lr"] = lr * group["lr_factor"]
         self.updates_done[network] += 1
+        for parameter in parameters:
+            if parameter.grad is None:
+                self._count_unused(network, parameter)
         if not self._norms:
             optimizer.step()
             return {"lr": torch.tensor(lr)}
@@ -297,6 +295,25 @@ class TorchStep:
             "param_norm": nn.utils.get_total_norm(before),
             "update_norm": nn.utils.get_total_norm(changes),
         }
+
+    def _count_unused(self, network: str, parameter: nn.Parameter) -> None:
+        """Counts an update for a parameter that no loss reached, and that torch leaves alone.
+
+        optax counts those of a network, should another phase use it.
+        """
+        state = self._optimizers[network].state[parameter]
+        if not state:
+            state.update(self._state_after_zeros(network, parameter))
+        elif "step" in state:
+            state["step"] += 1
+
+    def _state_after_zeros(self, network: str, parameter: Tensor) -> dict[str, Any]:
+        """An optimiser's state after one update whose gradient was zero."""
+        twin = nn.Parameter(torch.zeros_like(parameter))
+        optimizer = make_torch_optimizer(self._configs[network], [twin])
+        twin.grad = torch.zeros_like(twin)
+        optimizer.step()
+        return optimizer.state[twin]
 
     def _update_ema(self) -> None:
         decay = min(self.config.ema, (1 + self.step) / (10 + self.step))
@@ -323,14 +340,9 @@ class TorchStep:
     def _optimizer_state(self, network: str) -> dict[str, dict[str, np.ndarray]]:
         """By parameter; zeros before the first update, where torch has made no state yet."""
         parameters = self._parameters[network]
-        states = self._optimizers[network].state
+        states: Mapping[Any, dict[str, Any]] = self._optimizers[network].state
         if self.updates_done[network] == 0:
-            twins = {n: nn.Parameter(torch.zeros_like(p)) for n, p in parameters.items()}
-            twin = make_torch_optimizer(self._configs[network], list(twins.values()))
-            for parameter in twins.values():
-                parameter.grad = torch.zeros_like(parameter)
-            twin.step()
-            parameters, states = twins, twin.state
+            states = {p: self._state_after_zeros(network, p) for p in parameters.values()}
         return {
             name: {k: _host(v) for k, v in states[p].items() if v is not None}
             for name, p in parameters.items()

@@ -35,7 +35,7 @@ def run(config: CheckConfig) -> int:
 
     def forward(params: Named, buffers: Named, inputs: Named, key: jax.Array) -> Named:
         values, keywords = arguments.call(inputs)
-        outputs = module.apply(params, buffers, *values, rng=key, **keywords)[0]
+        outputs = module.call(params, buffers, values, keywords, rng=key)[0]
         return named_leaves(outputs, is_array)
 
     def loss(params: Named, buffers: Named, inputs: Named, key: jax.Array) -> jax.Array:

@@ -22,6 +22,7 @@ from jaxsr.checking.torch_runs import Arrays, moved, perturbed, run_here, widene
 from jaxsr.errors import one_line
 from jaxsr.interop.host_arrays import to_numpy, to_torch
 from jaxsr.interop.module_copy import copy_module
+from jaxsr.interop.torch_evaluation import in_mode
 
 CALLS = 4
 _MOVE = 2.0**-4
@@ -81,10 +82,10 @@ def _torch_calls(
 ) -> Arrays:
     """Outputs and buffers of every call, by name and number; the module is called as it is."""
     arrays: Arrays = {}
-    module.train(train)
+    in_mode(module, train)
     for number in range(CALLS):
         if number == CALLS - 1:
-            module.train(False)
+            in_mode(module)
             with torch.no_grad():
                 for name, parameter in module.named_parameters():
                     if parameter.requires_grad and parameter.is_floating_point():

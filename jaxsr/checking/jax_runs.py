@@ -75,7 +75,7 @@ class JaxRuns:
 
         def run(state: State, inputs: Named, key: jax.Array) -> tuple[Named, Named]:
             args, kwargs = self.arguments.call(inputs)
-            outputs, buffers = self.converted.apply(*state, *args, rng=key, train=train, **kwargs)
+            outputs, buffers = self.converted.call(*state, args, kwargs, rng=key, train=train)
             return named_leaves(outputs, is_array), buffers
 
         return run

@@ -20,7 +20,7 @@ from jaxsr.interop.host_arrays import to_numpy
 from jaxsr.interop.module_copy import copy_module
 from jaxsr.interop.python_state import Snapshot
 from jaxsr.interop.torch_draws import TorchDraws
-from jaxsr.interop.torch_evaluation import evaluated
+from jaxsr.interop.torch_evaluation import evaluated, in_mode
 
 Arrays = dict[str, np.ndarray]
 _WIDE = {
@@ -183,7 +183,8 @@ def run_torch(
       method: calls the copy instead of `copy(*args, **kwargs)`; for recording.
       device: torch's, where it runs.
     """
-    module = (widened(module) if double else copy_module(module)).to(device).train(train)
+    module = (widened(module) if double else copy_module(module)).to(device)
+    in_mode(module, train)
     return run_here(
         module, arguments, double=double, key=key, differentiate=differentiate, method=method,
         device=device,
@@ -269,7 +270,7 @@ def torch_step(
     module: nn.Module, arguments: Arguments, *, differentiate: bool
 ) -> Callable[[], object]:
     """A step to be timed: forward, or forward and the gradients of parameters."""
-    module = copy_module(module).cpu().eval()
+    module = in_mode(copy_module(module).cpu())
 
     def step() -> object:
         args, kwargs = arguments.call({n: t.clone() for n, t in arguments.tensors.items()})

@@ -96,7 +96,7 @@ class JaxBackend:
 
     def _apply(self, state: tuple[Arrays, Arrays], inputs: Inputs) -> PyTree:
         args, kwargs = inputs
-        return self._module.apply(*state, *args, **kwargs)[0]
+        return self._module.call(*state, args, kwargs)[0]
 
     def _cast(self, inputs: Inputs) -> Inputs:
         """Floating inputs in the side's dtype, as a network in that dtype gets them."""

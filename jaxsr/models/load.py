@@ -20,6 +20,7 @@ from torch import nn
 
 from jaxsr.errors import InputError, MissingFileError
 from jaxsr.interop.bounded_read import read_bounded
+from jaxsr.interop.torch_evaluation import in_mode
 from jaxsr.interop.weights import read_metadata
 from jaxsr.models.build import (
     LIBRARIES,
@@ -119,7 +120,7 @@ def load_model(
                 uses = stated_uses(weights, read_metadata(weights))
         family_name = type(network).__name__
         name = family_name if isinstance(model, nn.Module) else name
-        return LoadedModel(network=network.cpu().eval(), name=name, family=family_name, **uses)
+        return LoadedModel(network=in_mode(network.cpu()), name=name, family=family_name, **uses)
     if weights is not None or options:
         raise InputError(
             "--weights and --model-options go with --model package.module:Class or library:NAME; "

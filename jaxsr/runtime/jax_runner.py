@@ -16,6 +16,7 @@ from jaxsr.interop.folding.policy import Choice, choose_folding
 from jaxsr.interop.lowerings.fusion import fused
 from jaxsr.interop.mesh import batch_sharding, make_mesh, platform_name, replicated
 from jaxsr.interop.module import Arrays, to_jax
+from jaxsr.interop.torch_evaluation import in_mode
 from jaxsr.models.outputs import answer_of
 from jaxsr.runtime.options import ComputeOptions
 from jaxsr.runtime.runner import Around, Collect, only_network
@@ -63,14 +64,14 @@ class JaxRunner:
         self.programs: set[tuple[int, ...]] = set()
         self._mesh, self._rows = mesh, batch_sharding(mesh)
         self._model = to_jax(
-            network.eval(),
+            in_mode(network),
             compute_dtype=None if dtype == "float32" else jnp.dtype(dtype),
             lane_folding=choose_folding(lane_folding, device),
         )
 
         def run(state: tuple[Arrays, Arrays], batch: jax.Array, named: dict[str, Any]) -> jax.Array:
             def apply(x: jax.Array) -> jax.Array:
-                outputs, _ = self._model.apply(*state, x, **named)
+                outputs, _ = self._model.call(*state, (x,), named)
                 return answer_of(outputs).astype(jnp.float32)
 
             return around(jnp, apply, batch)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from jaxsr.interop.module_copy import copy_module
+from jaxsr.interop.torch_evaluation import in_mode
 from jaxsr.models.outputs import answer_of
 from jaxsr.runtime.runner import Around, Collect, only_network
 
@@ -41,7 +42,7 @@ class TorchRunner:
         plain = self.platform == "cpu" and dtype == "float32" and not channels_last
         if not plain:  # `to` works in place
             network = copy_module(network)
-        network = network.to(self._device, self._dtype).eval()
+        network = in_mode(network.to(self._device, self._dtype))
         if channels_last:
             network = network.to(memory_format=self._layout)  # type: ignore[call-overload]
         mode = compiled if isinstance(compiled, str) else None

@@ -216,7 +216,7 @@ class JaxEngine:
                 params: Arrays, buffers: Arrays, x: jax.Array, named: Mapping[str, Any]
             ) -> Any:
                 key = jax.random.key(0)  # a network that draws in evaluation draws alike each time
-                outputs, _ = model.apply(params, buffers, x, *extra, rng=key, train=False, **named)
+                outputs, _ = model.call(params, buffers, (x, *extra), named, rng=key)
                 return answer_of(outputs)
 
             self._networks[extra] = jax.jit(answer)

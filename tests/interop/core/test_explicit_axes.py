@@ -61,3 +61,22 @@ def test_value_and_gradient_are_those_of_one_device(name):
     np.testing.assert_allclose(sharded, out, atol=1e-5)
     for key in slopes:
         np.testing.assert_allclose(slopes_on_mesh[key], slopes[key], atol=2e-4, rtol=1e-4)
+
+
+def test_gradients_where_no_mesh_is_set():
+    torch.manual_seed(0)
+    module = nn.Linear(4, 3)
+    model, x = to_jax(module), np.random.default_rng(0).random((8, 4), np.float32)
+    module(torch.from_numpy(x)).square().sum().backward()
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Explicit,))
+    placed = jax.device_put(x, NamedSharding(mesh, P("d")))
+
+    def loss(params, x):
+        return (model.apply(params, {}, x)[0] ** 2).sum()
+
+    for gradient in (jax.jit(jax.grad(loss)), jax.jit(jax.grad(jax.jit(loss)))):
+        slopes = gradient(model.params, placed)
+        np.testing.assert_allclose(slopes["weight"], module.weight.grad, rtol=1e-5)
+    with jax.set_mesh(mesh):  # which JAX asks for where the gradient is outside
+        slopes = jax.grad(jax.jit(loss))(model.params, placed)
+    np.testing.assert_allclose(slopes["weight"], module.weight.grad, rtol=1e-5)

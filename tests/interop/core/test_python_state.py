@@ -1,12 +1,15 @@
 """State that modules keep in Python: refused with its path, unless it is a cache."""
 
 import collections
+import contextvars
 import dataclasses
 import functools
 import itertools
+import os
 import random
 import threading
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -51,6 +54,10 @@ class Slotted:
 
 OBJECT, SLOTTED = Counter(), Slotted()
 THREAD = threading.local()
+HIDDEN = 0
+VARIABLE = contextvars.ContextVar("variable")
+KEPT = Counter()
+WEAK = weakref.WeakValueDictionary({"a": KEPT})
 NUMBERS = (float(i) for i in range(1000))
 
 
@@ -80,6 +87,9 @@ class Net(nn.Module):
         )
         self.bound, self.part = Counter().step, functools.partial(Counter().step)
         self.layers, self.progress = nn.ModuleList(), Progress()
+        self.objects = np.array([0, {"n": 0}], dtype=object)
+        self.constant, self.weight.table = torch.ones(4), {"n": 0}
+        self.reference = weakref.ref(OBJECT)
         number = 0
 
         def nonlocal_count() -> int:
@@ -253,6 +263,41 @@ def replaced_dataclass(s: Any, x: Any) -> Any:
     return x * s.progress.step
 
 
+def objects(s: Any, x: Any) -> Any:
+    s.objects[1]["n"] += 1
+    return x * s.objects[1]["n"]
+
+
+def on_a_constant(s: Any, x: Any) -> Any:
+    s.constant.n = getattr(s.constant, "n", 0) + 1
+    return x * s.constant.n
+
+
+def on_a_weight(s: Any, x: Any) -> Any:
+    s.weight.table["n"] += 1
+    return x * s.weight.table["n"]
+
+
+@functools.cache
+def cached_counter(name: str) -> Counter:
+    return Counter()
+
+
+def by_globals(s: Any, x: Any) -> Any:
+    globals()["HIDDEN"] += 1
+    return x * globals()["HIDDEN"]
+
+
+def environment(s: Any, x: Any) -> Any:
+    os.environ["JAXSR_TEST_COUNT"] = str(int(os.environ.get("JAXSR_TEST_COUNT", "0")) + 1)
+    return x * int(os.environ["JAXSR_TEST_COUNT"])
+
+
+def variable(s: Any, x: Any) -> Any:
+    VARIABLE.set(VARIABLE.get(0) + 1)
+    return x * VARIABLE.get()
+
+
 STATE: dict[str, tuple[Callable, str]] = {
     "dictionary": (dictionary, r"self\.schedule\['step'\]"),
     "nested": (nested, r"self\.nested\[0\]\['n'\]"),
@@ -296,6 +341,18 @@ STATE: dict[str, tuple[Callable, str]] = {
     "submodules": (submodules, r"self\.layers\.1"),
     "deque that empties": (exhausted, r"self\.queue\["),
     "dataclass": (replaced_dataclass, r"self\.progress"),
+    "array of objects": (objects, r"self\.objects\[\(1,\)\]\['n'\]"),
+    "attribute of a constant": (on_a_constant, r"self\.constant\.n"),
+    "attribute of a weight": (on_a_weight, r"self\.weight\.table\['n'\]"),
+    "object in a cache": (
+        lambda s, x: x * cached_counter("a").step(),
+        r"cached_counter\(\)\.n",
+    ),
+    "weak reference": (lambda s, x: x * s.reference().step(), r"self\.reference\.n"),
+    "weak table": (lambda s, x: x * WEAK["a"].step(), r"WEAK\.n"),
+    "globals()": (by_globals, r"global .*\.HIDDEN"),
+    "environment": (environment, r"os\.environ\['JAXSR_TEST_COUNT'\]"),
+    "context variable": (variable, r"VARIABLE"),
     "deleted attribute": (deleted, r"self\.extra"),
 }
 

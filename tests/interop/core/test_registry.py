@@ -73,7 +73,7 @@ def test_writes_and_views_take_no_lowering(func, text):
         (aten.relu.default, Kind.LOWERING),
         (aten.grid_sampler_2d.default, Kind.DECOMPOSITION),
         (aten.silu.default, Kind.TORCHAX),
-        (aten.segment_reduce.default, Kind.NOTHING),
+        (aten.geqrf.default, Kind.NOTHING),
     ],
 )
 def test_kinds(func, kind):

@@ -67,7 +67,7 @@ SWALLOWED = {
     "numpy": lambda x: x.numpy(),
     "array": np.asarray,
     "list": lambda x: x.tolist(),
-    "nonzero": lambda x: x.nonzero(),
+    "unique": lambda x: x.unique(),
     "rows": lambda x: int(x[x > 0].shape[0]),
     "suppress": _suppressed,
     "finally": _finally,
