@@ -5,6 +5,7 @@ the intensities of its `value_range`.
 """
 
 import functools
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -41,7 +42,9 @@ class RestorationModel(LoadedModel):
     @functools.cached_property
     def digest(self) -> str:
         """Tells models apart: classes, weights, and what a file says of their use."""
-        uses = (repr(self.metadata), repr(self.value_range), str(self.channels))
+        # A file's metadata come in another order in each process.
+        said = json.dumps(self.metadata, sort_keys=True, default=repr)
+        uses = (said, repr(self.value_range), str(self.channels))
         return network_digest(self.network, *uses)
 
     @property
