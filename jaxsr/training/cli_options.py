@@ -100,10 +100,14 @@ def _check_family(name: str | None, file: ConfigFile, source: Path) -> None:
 
 def _parse_preset(task: type[Task], name: str, rest: list[str], preset: str | None) -> RunConfig:
     has_data = any(_is_option(a, "--data") for a in rest)
-    preset, presets = preset or task.default_presets[has_data], presets_of(task)
-    if preset not in presets:
+    plain, chosen = task.default_presets[False], task.default_presets[has_data]
+    presets = presets_of(task)
+    if (preset or chosen) not in presets:
         raise InputError(f"no preset {preset!r}; there are {', '.join(presets)}")
-    return _parse(task, name, rest, presets[preset], f"--preset {preset}")
+    config = _parse(task, name, rest, presets[preset or chosen], f"--preset {preset or chosen}")
+    if preset is None and chosen != plain:
+        print(f"preset {chosen}, for --data; --preset {plain} is the one without", flush=True)
+    return config
 
 
 def _parse(

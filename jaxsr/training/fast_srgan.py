@@ -141,7 +141,8 @@ class FastSRGANTask(PhotoTask):
         "super-resolution": SUPER_RESOLUTION,
         "restoration": RESTORATION,
     }
-    default_presets = ("quick", "super-resolution")
+    # The published forms need weights that are installed separately: they are asked for by name.
+    default_presets = ("quick", "quick")
     config: FastSRGANRun
     title = "fast-srgan"
 

@@ -112,3 +112,19 @@ def test_a_run_of_an_older_version_is_only_branched_from(tmp_path):
     branch = ["--branch-from", str(tmp_path), "--out", str(tmp_path / "new")]
     _, _, config = parse_command_line(branch)
     assert config.batch == span.QUICK.batch and config.branch_from == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "preset", "line"),
+    [
+        (["--data", "photos"], "quick", ""),
+        (["span", "--data", "photos"], "restore", "preset restore, for --data; --preset quick is"),
+        (["span", "--data=photos", "--preset", "quick"], "quick", ""),
+        (["span"], "quick", ""),
+    ],
+)
+def test_a_preset_changes_with_a_line_alone(capsys, words, preset, line):
+    _, task, config = parse_command_line(words)
+    assert dataclasses.replace(task.presets[preset], data=config.data) == config
+    said = capsys.readouterr().out
+    assert said.startswith(line) and bool(said) == bool(line)
