@@ -154,11 +154,23 @@ def _not_a_config(path: Path, error: Exception) -> InputError:
     )
 
 
-def summarize(config: RunConfig) -> str:
-    """Every option and its value, as indented lines of at most 100 characters."""
-    pairs = " ".join(f"{name}={value}" for name, value in flat_options(config).items())
-    wrapped = textwrap.fill(pairs, 98, break_long_words=False, break_on_hyphens=False)
-    return "configuration:\n" + textwrap.indent(wrapped, "  ")
+def summarize(config: RunConfig, presets: Mapping[str, RunConfig]) -> str:
+    """The preset that a run is nearest to, and its options that differ, in lines of 100 characters.
+
+    Args:
+      config: of the run; its `config.json` has every option.
+      presets: of its task, by name.
+    """
+    options, changes = flat_options(config), {}
+    for name, preset in presets.items():
+        plain = flat_options(preset)
+        changes[name] = {n: v for n, v in options.items() if plain.get(n) != v and n not in PER_RUN}
+    nearest = min(changes, key=lambda name: len(changes[name]))
+    words = [f"preset {nearest}", *(f"{n}={v}" for n, v in changes[nearest].items())]
+    text = f"options: {'  '.join(words)}; config.json has all"
+    return textwrap.fill(
+        text, 100, break_long_words=False, break_on_hyphens=False, subsequent_indent="  "
+    )
 
 
 def flat_options(config: RunConfig) -> dict[str, str]:

@@ -25,6 +25,7 @@ from jaxsr.runtime.activity import now
 from jaxsr.training.config import RunConfig
 from jaxsr.training.config_file import summarize
 from jaxsr.training.engines import Engine, make_engine
+from jaxsr.training.find_task import presets_of
 from jaxsr.training.metrics_logger import NoRecords, Records
 from jaxsr.training.phases import phase_at
 from jaxsr.training.run_folder import RunRecord
@@ -85,7 +86,7 @@ def train(task: TaskRun, out: Path, record: RunRecord | None = None) -> bool:
         stack.callback(records.close)
         for line in task.summary():
             records.say(line)
-        records.say(summarize(config))
+        records.say(summarize(config, presets_of(type(task.task))))
         for line in record.remarks if record else ():
             records.say(line)
         if origin:
