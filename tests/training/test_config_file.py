@@ -77,7 +77,7 @@ def test_the_summary_names_the_preset_and_what_differs():
     config = dataclasses.replace(span.QUICK, batch=2, model=model, out=Path("runs/a"))
     said = summarize(config, presets)
     assert said == "options: preset quick  batch=2  model.width=20; config.json has all"
-    many = dataclasses.replace(span.QUICK, **{n: 7 for n in ("steps", "batch", "crop", "seed")})
+    many = dataclasses.replace(span.QUICK, **{n: 8 for n in ("steps", "batch", "crop", "seed")})
     many = dataclasses.replace(many, lr=0.5, log_every=3, save_every=5, validate_every=9, ema=0.5)
     assert max(map(len, summarize(many, presets).splitlines())) <= 100
 
