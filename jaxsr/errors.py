@@ -40,6 +40,11 @@ def one_line(error: BaseException) -> str:
     return printable(error) or type(error).__name__
 
 
+def counted(count: int, noun: str) -> str:
+    """A number and its noun: `1 result`, `2 results`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def first_of(names: Iterable[str], most: int = 3) -> str:
     """The first names of a list, and how many more there are."""
     names = [printable(name, 200) for name in names]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jaxsr.data.input_files import list_files, special_kind
 from jaxsr.data.picture_file import ENDINGS, READ_ONLY_ENDINGS
-from jaxsr.errors import FileAccessError, first_of
+from jaxsr.errors import FileAccessError, counted, first_of
 
 SEARCHED_ENDINGS = frozenset((*READ_ONLY_ENDINGS, *(e for each in ENDINGS.values() for e in each)))
 """Endings of files that are taken for pictures in a folder."""
@@ -113,7 +113,7 @@ def _leave_results_out(inputs: Inputs, out: Path, suffix: str) -> None:
         paths = {source.path for source in results}
         inputs.sources = [source for source in inputs.sources if source.path not in paths]
         names = first_of(str(source.path) for source in results)
-        inputs.passed_over.append(f"{len(results)} results of an earlier run: {names}")
+        inputs.passed_over.append(f"{counted(len(results), 'result')} of an earlier run: {names}")
 
 
 def target_path(source: Source, out: Path, *, suffix: str, format: str | None) -> Path:

@@ -35,7 +35,7 @@ from jaxsr.detection.config import DetectConfig
 from jaxsr.detection.detector import Detector
 from jaxsr.detection.evaluation import write_csv
 from jaxsr.detection.targets import Findings, Target, find_targets, overlay
-from jaxsr.errors import InputError, printable
+from jaxsr.errors import InputError, counted, printable
 from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.interop.out_of_memory import naming_out_of_memory
 from jaxsr.runtime.activity import now
@@ -65,7 +65,10 @@ def run(config: DetectConfig) -> int:
     session.finish(inputs.sources)
     files = len({findings.name for findings in session.findings})
     targets = sum(len(findings.targets) for findings in session.findings)
-    print(f"{targets} target(s) in {files} file(s); results in {printable(config.out)}")
+    print(
+        f"{counted(targets, 'target')} in {counted(files, 'file')}; results in "
+        f"{printable(config.out)}"
+    )
     return ExitStatus.FAILED if failed else ExitStatus.OK
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from jaxsr.errors import counted
 from jaxsr.generation.cache_file import load_snapshot, merged, save_snapshot
 from jaxsr.generation.config import GenerateConfig
 from jaxsr.generation.decoder import UNFILLED
@@ -133,7 +134,7 @@ class Session:
         rows = self._row_file.rows if self._row_file is not None else []
         early = self._row_file.early if self._row_file is not None else []
         if known := {(row["batch_size"], row["index"]) for row in (*rows, *early)}:
-            print(f"{config.out} has {len(known)} rows already", file=sys.stderr)
+            print(f"{config.out} has {counted(len(known), 'row')} already", file=sys.stderr)
         for number, batch_size in enumerate(sizes):
             skip = min(max(len(rows) - number * len(ids), 0), len(ids))
             if skip < len(ids):
@@ -312,7 +313,7 @@ class Session:
         rates = [row["decode_tokens_per_s"] for row in self.rows]
         rate = sum(rates) / max(len(rates), 1)
         print(
-            f"{self.engine.device}: {len(self.rows)} outputs, "
+            f"{self.engine.device}: {counted(len(self.rows), 'output')}, "
             f"{sum(row['output_tokens'] for row in self.rows)} tokens, "
             f"{rate:.1f} tokens/s decoding; loaded in {self.load_s:.1f} s, "
             f"compiled in {self.engine.compile_s:.1f} s",

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from jaxsr.data.sources import Source
-from jaxsr.errors import DamagedFileError, InputError, first_of
+from jaxsr.errors import DamagedFileError, InputError, counted, first_of
 from jaxsr.interop.sealed_json import seal, unseal
 from jaxsr.restoration.config import RestoreConfig
 from jaxsr.restoration.models import RestorationModel
@@ -75,9 +75,9 @@ class MadeBy:
         others = [str(result) for source, result in results if not self.covers(source, result)]
         if others:
             raise InputError(
-                f"{len(others)} results are there already and were not made by this model with "
-                f"these options from the pictures as they are ({first_of(others)}); --overwrite "
-                "replaces them, another --out leaves them alone"
+                f"{self._path.parent} has {counted(len(others), 'result')} that this model with "
+                f"these options did not make from the pictures as they are ({first_of(others)}); "
+                "--overwrite replaces such results, another --out leaves them alone"
             )
 
     def _name(self, result: Path) -> str:

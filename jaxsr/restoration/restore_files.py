@@ -10,7 +10,7 @@ from PIL import Image
 
 from jaxsr.data.picture_limits import limit_opencv
 from jaxsr.data.sources import Inputs, Source, check_folder, find_sources
-from jaxsr.errors import InputError, printable
+from jaxsr.errors import InputError, counted, printable
 from jaxsr.models.load import is_shipped
 from jaxsr.restoration.batch import BatchRestorer, finished_result
 from jaxsr.restoration.config import RestoreConfig
@@ -25,7 +25,7 @@ from jaxsr.runtime.activity import now
 from jaxsr.runtime.exit_status import ExitStatus
 from jaxsr.runtime.setup import setup_compute
 
-_SKIPPED = "left alone: {} results of this model and options; --overwrite replaces them"
+_SKIPPED = "left alone: {} of this model and options; --overwrite replaces them"
 _LARGE = 32_000_000
 """Pixels above which pictures are decoded one ahead instead of two."""
 
@@ -47,7 +47,7 @@ def run(config: RestoreConfig) -> int:
         finished = [(source, result) for source, result in found if result is not None]
         made_by.check(finished)
         if len(finished) == len(found) and config.truth is None:
-            print(_SKIPPED.format(len(found)))
+            print(_SKIPPED.format(counted(len(found), "result")))
             return _print_failures(inputs.notes(), inputs.problems)
     groups = group_sources(config, inputs)
     works = [(configured_model(config, word), sources) for word, sources in groups.items()]
@@ -164,11 +164,11 @@ def _restore(
     restored = sum(len(outcome.restored) for outcome in outcomes)
     skipped = sum(len(outcome.skipped) for outcome in outcomes)
     rate = f", {short(done)} MP in {spent:.1f} s ({short(done / spent)} MP/s)" if done else ""
-    compiled = f", {programs} programs" if config.engine == "jax" and programs else ""
+    compiled = f", {counted(programs, 'program')}" if config.engine == "jax" and programs else ""
     all_s = time.perf_counter() - began
     print(f"restored {restored} to {printable(config.out)}{rate}{compiled}; {all_s:.1f} s in all")
     if skipped:
-        print(_SKIPPED.format(skipped))
+        print(_SKIPPED.format(counted(skipped, "result")))
     remarks = [remark for outcome in outcomes for remark in outcome.remarks]
     lines = [f"note: {printable(name)}: {printable(remark)}" for name, remark in remarks]
     return _print_failures(lines + inputs.notes(), failed)

@@ -21,7 +21,7 @@ from jaxsr.data.infrared_items import InfraredItems
 from jaxsr.data.input_form import IMAGENET, InputForm
 from jaxsr.data.photos import available_cpus
 from jaxsr.data.scenes import open_scenes
-from jaxsr.errors import InputError
+from jaxsr.errors import InputError, counted
 from jaxsr.fields import number
 from jaxsr.interop.annotations import JsonObject, PyTree
 from jaxsr.interop.train.objective import Objective
@@ -197,8 +197,8 @@ class DetectorTask(Task):
         return (
             f"{self.title}, {weights:,} parameters, {self.loss_in_words} loss; {phases}; "
             f"batch {config.batch} of {config.crop_size} px over mesh {config.mesh}",
-            f"training on {len(self.images)} images of {self.images.source} ({self.images.split}), "
-            f"kept {where}; validating on {len(self.held_out)} ({self.held_out.split})",
+            f"training on {counted(len(self.images), 'image')} of {self.images.source} "
+            f"({self.images.split}), kept {where}; validating on {len(self.held_out)} ({self.held_out.split})",
         )
 
 

@@ -22,7 +22,7 @@ from jaxsr.data.device_cache import resident_bytes, resident_photos
 from jaxsr.data.photos import open_training_photos
 from jaxsr.data.transforms import DetailLoss, enlarge, make_preparation
 from jaxsr.data.validation import ValidationPair, validation_pairs
-from jaxsr.errors import InputError
+from jaxsr.errors import InputError, counted
 from jaxsr.fields import number
 from jaxsr.interop.annotations import JsonObject, PyTree
 from jaxsr.interop.out_of_memory import check_fits
@@ -267,8 +267,8 @@ class PhotoTask(Task):
             f"{self.title} ×{scale}, {weights:,} parameters; "
             f"{phases_in_words(self.config.phases)}; "
             f"batch {self.config.batch} of {self.config.crop} px over mesh {self.config.mesh}",
-            f"training on {len(set(self.photos.paths))} photos from {self.photos.source}, "
-            f"validating on {len(self.held_out)} held out; PSNR and SSIM on MATLAB's Y, "
+            f"training on {counted(len(set(self.photos.paths)), 'photo')} from "
+            f"{self.photos.source}, validating on {len(self.held_out)} held out; PSNR and SSIM on MATLAB's Y, "
             f"{scale} px border cut",
         )
 

@@ -307,7 +307,7 @@ def test_a_rerun_beside_the_sources_restores_nothing_twice(tmp_path, weights, ca
     capsys.readouterr()
     assert main([str(folder), *options]) == 0
     printed = capsys.readouterr().out
-    assert "left alone: 1 results" in printed and "1 results of an earlier run" in printed
+    assert "left alone: 1 result " in printed and "1 result of an earlier run" in printed
     assert sorted(path.name for path in folder.glob("[!.]*")) == ["a.png", "a_x2.png"]
 
 

@@ -200,11 +200,11 @@ def test_nothing_is_overwritten_unasked(tmp_path, weights, capsys):
     (out / "a.png").write_bytes(b"precious")
     assert restored([tmp_path / "a.png"], out, weights) == 2
     assert (out / "a.png").read_bytes() == b"precious"
-    assert "1 results are there already and were not made by this" in capsys.readouterr().err
+    assert " has 1 result that this model with these options did not" in capsys.readouterr().err
     assert restored([tmp_path / "a.png"], out, weights, "--overwrite") == 0
     capsys.readouterr()
     assert restored([tmp_path / "a.png"], out, weights) == 0
-    assert "left alone: 1 results of this model and options" in capsys.readouterr().out
+    assert "left alone: 1 result of this model and options" in capsys.readouterr().out
     assert read_picture(out / "a.png").pixels.shape == (40, 48, 3)
     before = (tmp_path / "a.png").read_bytes()
     assert restored([tmp_path / "a.png"], tmp_path, weights, "--overwrite") == 1

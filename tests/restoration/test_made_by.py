@@ -44,7 +44,7 @@ def test_the_same_again_does_nothing(pictures, capsys):
     before = contents(pictures)
     os.remove("out/b.png")  # as a run that was killed leaves it
     assert run() == 0
-    assert "left alone: 1 results of this model and options" in capsys.readouterr().out
+    assert "left alone: 1 result of this model and options" in capsys.readouterr().out
     assert contents(pictures) == before
     shutil.copy2("a.pth", "copy.pth")
     assert run("--batch", "2", weights="copy.pth") == 0  # neither changes a result
@@ -70,7 +70,7 @@ def test_what_is_stale_is_not_left_alone(pictures, capsys, change):
     capsys.readouterr()
     assert run(*options, weights=weights) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "were not made by this model with these options" in line and "out/a.png" in line
+    assert "that this model with these options did not make" in line and "out/a.png" in line
     assert contents(pictures) == before
     assert run(*options, "--overwrite", weights=weights) == 0
     assert run(*options, weights=weights) == 0
