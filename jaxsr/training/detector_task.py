@@ -198,7 +198,8 @@ class DetectorTask(Task):
             f"{self.title}, {weights:,} parameters, {self.loss_in_words} loss; {phases}; "
             f"batch {config.batch} of {config.crop_size} px over mesh {config.mesh}",
             f"training on {counted(len(self.images), 'image')} of {self.images.source} "
-            f"({self.images.split}), kept {where}; validating on {len(self.held_out)} ({self.held_out.split})",
+            f"({self.images.split}), kept {where}; validating on {len(self.held_out)} "
+            f"({self.held_out.split})",
         )
 
 

@@ -268,8 +268,8 @@ class PhotoTask(Task):
             f"{phases_in_words(self.config.phases)}; "
             f"batch {self.config.batch} of {self.config.crop} px over mesh {self.config.mesh}",
             f"training on {counted(len(set(self.photos.paths)), 'photo')} from "
-            f"{self.photos.source}, validating on {len(self.held_out)} held out; PSNR and SSIM on MATLAB's Y, "
-            f"{scale} px border cut",
+            f"{self.photos.source}, validating on {len(self.held_out)} held out; "
+            f"PSNR and SSIM on MATLAB's Y, {scale} px border cut",
         )
 
 
