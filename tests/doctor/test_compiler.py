@@ -110,7 +110,8 @@ def test_a_failure_is_named_with_versions_source_and_workaround(monkeypatch):
     monkeypatch.setattr(compiler, "run_sentinels", lambda platform: listed)
     program = SENTINELS[failing]
     monkeypatch.setitem(SENTINELS, failing, dataclasses.replace(program, avoided=None))
-    summary, first, second = check_compiler("cpu")
+    known, summary, first, second = check_compiler("cpu")
+    assert (known.status, known.detail) == ("ok", "1 known compiler fault, avoided")
     assert summary.detail.startswith("1 of 4 programs agree") and "1 need more" in summary.detail
     assert (first.status, first.advice) == ("fail", program.workaround)
     assert "jaxlib " in first.detail and program.source in first.detail

@@ -177,7 +177,7 @@ def test_this_suite_is_safe():
 @pytest.mark.parametrize("command", ["train", pytest.param("doctor", marks=pytest.mark.slow)])
 def test_commands_are_safe(command):
     code = "import sys, runpy; sys.argv[1:] = ['--help']; "
-    code += f"runpy.run_module('jaxsr.{command}', run_name='x'); print(fused(64))"
+    code += f"runpy.run_module('jaxsr.{command}', run_name='x', alter_sys=True); print(fused(64))"
     assert run(code).stdout.splitlines()[-1] == "False"
 
 
