@@ -195,7 +195,8 @@ def _slot_bytes(config: Any) -> int:
     """
     names = ("num_hidden_layers", "num_key_value_heads", "head_dim")
     sizes = [getattr(config, name, None) for name in names]
-    return 4 * math.prod(sizes) if all(isinstance(size, int) for size in sizes) else 0
+    known = [size for size in sizes if isinstance(size, int)]
+    return 4 * math.prod(known) if len(known) == len(sizes) else 0
 
 
 def _requests_of(

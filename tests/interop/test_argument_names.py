@@ -26,7 +26,7 @@ class Named(nn.Module):
 
 
 def test_arguments_named_as_those_of_apply():
-    model, x = to_jax(Named()), np.float32([1, 2])
+    model, x = to_jax(Named()), np.array([1, 2], np.float32)
     module, tensor = Named().eval(), torch.tensor([1.0, 2.0])
     apply = functools.partial(model.apply, {}, {})
     np.testing.assert_array_equal(apply(x)[0], module(tensor))

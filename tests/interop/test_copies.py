@@ -27,7 +27,7 @@ class Holds(nn.Module):
 
     def forward(self, x):
         with self.lock:
-            return self.project(x) * self.table["scale"] + self.table["mean"]
+            return self.project(x) * self.table["scale"] + self.table["mean"]  # pyright: ignore
 
 
 def test_values_and_gradients_follow_the_parameters():
@@ -43,14 +43,16 @@ def test_values_and_gradients_follow_the_parameters():
     expected = module(torch.from_numpy(X)).sum()
     expected.backward()
     np.testing.assert_allclose(value, expected.detach(), rtol=1e-5)
-    np.testing.assert_allclose(slopes["linear.weight"], module.linear.weight.grad, rtol=1e-5)
+    np.testing.assert_allclose(
+        slopes["linear.weight"], np.asarray(module.linear.weight.grad), rtol=1e-5
+    )
 
 
 class Opens(nn.Module):
     def __init__(self):
         super().__init__()
         self.inner = nn.Linear(4, 4)
-        self.inner.rows = {"a": (n for n in range(3))}
+        self.inner.rows = {"a": (n for n in range(3))}  # pyright: ignore
 
 
 def test_what_cannot_be_copied_is_named():

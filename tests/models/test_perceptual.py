@@ -104,7 +104,7 @@ def test_compiling_ahead_needs_no_weights(monkeypatch):
     run = dataclasses.replace(fast_srgan.SUPER_RESOLUTION, aot="v5e:2x2")
     assert run.model.perceptual_weight
     objective = fast_srgan.FastSRGANTask(run).networks()
-    shapes = [p.shape for p in objective.perceptual.parameters()]
+    shapes = [p.shape for p in objective.perceptual.parameters()]  # pyright: ignore
     assert (512, 512, 3, 3) in shapes
     with pytest.raises(FileNotFoundError, match="cannot be computed: no weights for vgg16"):
         fast_srgan.FastSRGANTask(dataclasses.replace(run, aot=None)).networks()

@@ -192,7 +192,12 @@ def test_a_resume_with_other_code_or_variables_says_so(folder, monkeypatch, caps
 def test_a_resume_names_the_steps_that_metrics_lack(tmp_path, caplog, lost, words):
     def open_records(step: int, **branched: bool) -> Records:
         return Records(
-            tmp_path, start_step=step, total_steps=9, batch=1, tensorboard=False, **branched
+            tmp_path,
+            start_step=step,
+            total_steps=9,
+            batch=1,
+            tensorboard=False,
+            **branched,  # pyright: ignore
         )
 
     first = open_records(0)

@@ -98,7 +98,7 @@ def test_a_gradient_penalty_through_a_function(activation):
     loss.backward()
     np.testing.assert_allclose(value, loss.detach(), rtol=1e-5)
     for name, parameter in module.named_parameters():
-        expected = parameter.grad.numpy()
+        expected = parameter.grad.numpy()  # pyright: ignore
         np.testing.assert_allclose(slopes[name], expected, rtol=1e-4, atol=1e-5, err_msg=name)
 
 

@@ -54,5 +54,5 @@ def test_the_gradient_of_a_replicated_weight_is_the_sum_of_all_rows(check_vma):
     gradients, of_x = jax.jit(jax.grad(loss, argnums=(0, 1)))(model.params, x)
     rows = torch.from_numpy(x).requires_grad_()
     module(rows).square().sum().backward()
-    np.testing.assert_allclose(gradients["weight"], module.weight.grad, rtol=1e-5)
-    np.testing.assert_allclose(of_x, rows.grad, rtol=1e-5)
+    np.testing.assert_allclose(gradients["weight"], np.asarray(module.weight.grad), rtol=1e-5)
+    np.testing.assert_allclose(of_x, np.asarray(rows.grad), rtol=1e-5)

@@ -105,7 +105,7 @@ def test_is_refused_by_name(name):
 
 def test_attributes_of_parameters_and_buffers():
     module = Asks(lambda m, x: m.linear.weight.factor * m.scale.table["a"])
-    module.linear.weight.factor, module.scale.table = 3.0, {"a": torch.tensor(2.0)}
+    module.linear.weight.factor, module.scale.table = 3.0, {"a": torch.tensor(2.0)}  # pyright: ignore
     model = to_jax(module)
     np.testing.assert_array_equal(model.apply(model.params, model.buffers, X)[0], X * 6)
 

@@ -156,14 +156,16 @@ class Counts(nn.Module):
         self.step = step
 
     def forward(self, x):
-        self.count.copy_(self.step(self.count, x))
+        self.count.copy_(self.step(self.count, x))  # pyright: ignore
         return x
 
 
 @pytest.mark.parametrize("step", [lambda c, x: c + 1, lambda c, x: c + (x > 0).sum()])
 def test_counters_in_buffers_stay_in_32_bits(step):
     model = to_jax(Counts(step))
-    _, after = jax.jit(lambda b, x: model.apply({}, b, x))(model.buffers, np.int32([1, 2]))
+    _, after = jax.jit(lambda b, x: model.apply({}, b, x))(
+        model.buffers, np.array([1, 2], np.int32)
+    )
     assert after["count"].dtype == np.int32
     assert int(after["count"]) == int(step(torch.tensor(5), torch.tensor([1, 2])))
 
@@ -171,7 +173,7 @@ def test_counters_in_buffers_stay_in_32_bits(step):
 def test_a_buffer_that_may_need_64_bits_is_refused():
     model = to_jax(Counts(lambda c, x: c * 1103515245 + 12345))
     with pytest.raises(UnsupportedTorchError, match="buffer count that may need 64 bits"):
-        model.apply({}, model.buffers, np.int32([1, 2]))
+        model.apply({}, model.buffers, np.array([1, 2], np.int32))
 
 
 ORDERS = {
