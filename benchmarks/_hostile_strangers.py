@@ -129,23 +129,23 @@ def rows() -> dict[str, bytes]:
 def run_folders() -> dict[str, bytes]:
     """`config.json` of runs, whose options are of other types."""
     from jaxsr.training.config_file import to_json
-    from jaxsr.training.task import load_family
+    from jaxsr.training.find_task import find_task
 
     made = {}
-    for family in ("span", "mshnet"):
-        run = to_json(family, load_family(family).PRESET_RUNS["quick"])
+    for task in ("span", "mshnet"):
+        run = to_json(task, find_task(task).presets["quick"])
         for number, each in enumerate((run, *hostile_json(run))):
-            made[f"{family}-{number}.json"] = json.dumps(each).encode()
+            made[f"{task}-{number}.json"] = json.dumps(each).encode()
     return made
 
 
 def read_run_folder(path: Path) -> None:
     """As `train --config` does."""
     from jaxsr.training.config_file import read_config
-    from jaxsr.training.task import load_family
+    from jaxsr.training.find_task import find_task
 
     file = read_config(path)
-    file.run_config(load_family(file.family).CONFIG)
+    file.run_config(find_task(file.family).Config)
 
 
 def read_builder_file(path: Path) -> None:

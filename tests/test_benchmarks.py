@@ -1,5 +1,6 @@
 """Results of the benchmarks have one schema and a commit, and every benchmark's options parse."""
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -25,7 +26,7 @@ from benchmarks.kills import Options as KillsOptions
 from benchmarks.kills import differences, measure_processes
 from benchmarks.plot_run import Options as PlotOptions
 from benchmarks.plot_run import plot, read_logged_rows
-from jaxsr.errors import InputError
+from jaxsr.errors import InputError, UserError
 from jaxsr.interop.sealed_json import seal
 
 FILES = sorted(RESULTS.glob("*.json"))
@@ -191,6 +192,15 @@ def test_no_damage_is_accepted(tmp_path):
     assert sum(row["tries"] for row in rows) == 104
     assert len({row["kind"] for row in rows}) == 8
     assert not any(row["accepted"] for row in rows)
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_sound_inputs_of_every_kind_can_be_made_and_read(kind, tmp_path):
+    make, read = KINDS[kind]
+    name, content = next(iter(make().items()))
+    (tmp_path / name).write_bytes(content)
+    with contextlib.suppress(UserError, OSError):  # of hostile kinds the first may be refused
+        read(tmp_path / name)
 
 
 @pytest.mark.sample(1)
