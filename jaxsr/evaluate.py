@@ -19,6 +19,7 @@ def _evaluate(arguments: list[str]) -> None:
     from jaxsr.data.infrared import open_split
     from jaxsr.data.sources import check_folder
     from jaxsr.detection.evaluation import write_report
+    from jaxsr.errors import counted
     from jaxsr.metrics.evaluation import evaluate
     from jaxsr.runtime.setup import setup_compute
 
@@ -31,7 +32,7 @@ def _evaluate(arguments: list[str]) -> None:
     setup_compute(config)
     detector = config.detector()
     check_folder(config.out)
-    now(f"evaluating {len(images)} images")
+    now(f"evaluating {counted(len(images), 'image')}")
     evaluation = evaluate(
         detector,
         images,

@@ -17,7 +17,7 @@ from jaxsr.comparison.calls import Call
 from jaxsr.comparison.divergence import find_faults
 from jaxsr.comparison.metrics import EQUAL, INCOMPARABLE, ErrorMetrics, error_metrics, worst_of
 from jaxsr.comparison.result import Comparison, Row
-from jaxsr.comparison.statistics import Figures, describe, sample_places
+from jaxsr.comparison.statistics import Figures, sample_places
 from jaxsr.comparison.thresholds import (
     logits_rounding,
     moves_only,
@@ -133,7 +133,9 @@ def compare_traces(
         ),
         outputs=[error_metrics(a, b) for a, b in outputs],
         nan_steps=[
-            step for step, pair in enumerate(outputs) if any(describe(side).nan for side in pair)
+            step
+            for step, pair in enumerate(outputs)
+            if any(np.isnan(np.asarray(side, np.float64)).any() for side in pair)
         ],
         outputs_threshold=last.total_threshold if last else 0.0,
         steps=compare_logits(

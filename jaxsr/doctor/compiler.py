@@ -21,7 +21,7 @@ import numpy as np
 from jaxsr.doctor.checks import Finding
 from jaxsr.doctor.sentinels import SENTINELS
 from jaxsr.doctor.sentinels.sentinel import NotHereError
-from jaxsr.errors import one_line
+from jaxsr.errors import counted, one_line
 from jaxsr.interop.annotations import PyTree
 from jaxsr.runtime.xla_flags import PRODUCTS, YNN_FUSION, product_fusion, without_ynn_flag
 
@@ -51,7 +51,7 @@ def check_compiler(platform: str) -> Iterator[Finding]:
     detail += f"; {absent} need more devices" if absent else ""
     avoided = sum(SENTINELS[verdict.name].avoided is not None for verdict in failures)
     if avoided:
-        faults = f"{avoided} known compiler fault{'s' * (avoided > 1)}"
+        faults = counted(avoided, "known compiler fault")
         all_of = f"{'all ' * (avoided > 1)}avoided"
         yield Finding("compiler", "ok", f"{faults}, {all_of}", is_summary=True)
     yield Finding("known miscompilations", "ok" if right else "note", detail)

@@ -14,6 +14,7 @@ from jaxsr.doctor.devices import check_devices
 from jaxsr.doctor.installation import check_installation
 from jaxsr.doctor.models import check_models
 from jaxsr.doctor.storage import check_storage
+from jaxsr.errors import counted
 from jaxsr.runtime.exit_status import ExitStatus
 from jaxsr.runtime.options import ComputeOptions, Platform
 from jaxsr.runtime.setup import setup_compute
@@ -55,8 +56,7 @@ def _print_right(sections: dict[str, list[Finding]], config: DoctorConfig) -> No
     if config.verbose or not right:
         return
     # A section that sums itself up does so first.
-    counted = f"{len(right)} check{'s' * (len(right) > 1)}"
-    text = right[0].detail if right[0].is_summary else counted
+    text = right[0].detail if right[0].is_summary else counted(len(right), "check")
     _print(Finding(right[0].subject if right[0].is_summary else "right", "ok", text))
 
 
