@@ -56,6 +56,40 @@ def test_no_token_is_chosen_of_logits_that_are_not_finite(broken, engine, option
         complete(engine(broken(value)), PROMPTS, options, batch_size=2)
 
 
+@pytest.mark.parametrize(
+    ("engine", "name"),
+    [(JaxEngine, "greedy"), (JaxEngine, "lookup"), (JaxEngine, "drawn"), (TorchEngine, "greedy")],
+)
+def test_logits_that_are_nan_from_the_second_token_on(network, engine, name):
+    """The first token's own embedding is NaN: prefill is sound, and the step after it is not."""
+    options = KINDS[name]
+    copied = copy.deepcopy(network("llama-plain"))  # whose head has weights of its own
+    (first,) = complete(engine(copied), PROMPTS[:1], options).completions
+    with torch.no_grad():
+        copied.model.embed_tokens.weight[first.tokens[0]] = torch.nan
+    with pytest.raises(InputError, match=r"prompt 0: .* at token 2"):
+        complete(engine(copied), PROMPTS[:1], options)
+
+
+@pytest.mark.parametrize("engine", [JaxEngine, TorchEngine])
+@pytest.mark.parametrize("name", ["greedy", "drawn"])
+def test_one_logit_that_is_nan_is_enough(network, engine, name):
+    """Also where a draw would have taken another token."""
+    copied = copy.deepcopy(network("llama-plain"))
+    with torch.no_grad():
+        copied.lm_head.weight[17] = torch.nan
+    with pytest.raises(InputError, match="NaN or infinite at token 1,"):
+        complete(engine(copied), PROMPTS[:1], KINDS[name])
+
+
+@pytest.mark.parametrize("engine", [JaxEngine, TorchEngine])
+def test_a_row_without_a_token_ends_at_once(broken, engine):
+    """It does not wait for the last of the tokens asked for."""
+    running = engine(broken(np.nan))
+    batch = running.start(PROMPTS, [0, 1], GREEDY, seeds=[0, 0])
+    assert not running.running(batch).any()
+
+
 def test_finished_prompts_are_reported_before_the_one_that_fails(network, monkeypatch):
     """The second prompt's own token makes NaN; the first has been handed over."""
     copied = copy.deepcopy(network("llama-plain"))

@@ -1,13 +1,17 @@
 """Buckets, padding, prompt files and report files."""
 
 import csv
+import dataclasses
 import json
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from jaxsr.errors import InputError
 from jaxsr.generation.padding import bucket, cache_slots, packed, padded
 from jaxsr.generation.prompts import Prompt, read_prompts, write_rows
+from jaxsr.generation.run_settings import prompt_ids
 
 
 def test_buckets_hold_their_lengths_and_are_few():
@@ -108,3 +112,51 @@ def test_reports_are_read_back(tmp_path):
         assert list(csv.DictReader(file)) == [{**row, "n": str(row["n"])} for row in rows]
     with pytest.raises(ValueError, match=r"must end in \.jsonl or \.csv"):
         write_rows(tmp_path / "r.txt", rows)
+
+
+def test_messages_keep_what_templates_read(tmp_path):
+    path = tmp_path / "chats.jsonl"
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "a"}]}
+    result = {"role": "tool", "content": "noon", "tool_call_id": "a"}
+    parts = {"role": "user", "content": [{"type": "text", "text": "what "}, {"text": "time?"}]}
+    line = {"id": 7, "messages": [parts, call, result], "tools": tools, "documents": ["a"]}
+    path.write_text(json.dumps(line) + "\n")
+    (prompt,) = read_prompts(path)
+    assert prompt.messages == ({"role": "user", "content": "what time?"}, call, result)
+    assert (prompt.tools, prompt.documents, prompt.text) == (tools, ["a"], "noon")
+
+
+def test_tools_and_documents_reach_the_template():
+    class Tokenizer:
+        template = "given"
+
+        def chat(self, messages, *, tools=None, documents=None):
+            return f"{messages[0]['content']} {tools} {documents}"
+
+        def encode(self, text, *, raw=True):
+            return [text, raw]
+
+    prompt = dataclasses.replace(Prompt.of("hi"), tools=["t"], documents=["d"])
+    config = SimpleNamespace(raw=False)
+    ids = prompt_ids(cast(Any, config), [prompt], Tokenizer())
+    assert ids == [["hi ['t'] ['d']", False]]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            {"prompt": "a", "temperature": 0.5, "max_tokens": 9},
+            "has temperature, max_tokens, which",
+        ),
+        ({"text": "a", "tools": "now"}, "must have a list as tools, got str"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "not all text"),
+        ({"messages": [{"role": "user", "content": None}]}, "without role and content as text"),
+    ],
+)
+def test_what_a_line_cannot_have_is_named(tmp_path, line, message):
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps(line) + "\n")
+    with pytest.raises(InputError, match=message):
+        read_prompts(path)

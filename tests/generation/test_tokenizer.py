@@ -99,6 +99,17 @@ def test_variables_of_templates_are_transformers(model_folder, tmp_path, source,
     assert load_tokenizer(folder).chat(messages, tools=tools) == want
 
 
+def test_descriptions_of_tools_count_in_what_a_template_may_write(model_folder, tmp_path):
+    folder = shutil.copytree(model_folder("llama"), tmp_path / "m")
+    for path in folder.glob("chat_template*"):
+        path.unlink()
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({"chat_template": "{{ tools[0] }}{{ documents[0] }}"}))
+    long = "a" * (chat_renderer.MOST_CHARACTERS // 2 + 1)
+    messages = [{"role": "user", "content": "a"}]
+    assert load_tokenizer(folder).chat(messages, tools=[long], documents=[long]) == 2 * long
+
+
 def test_a_token_that_only_the_map_of_special_tokens_has(model_folder, tmp_path):
     folder = shutil.copytree(model_folder("llama"), tmp_path / "m")
     for path in folder.glob("chat_template*"):
