@@ -132,3 +132,14 @@ def test_streamed_text_is_the_final_text(capsys, text, chunk):
         printed += shown
     printer.end()
     assert printed + capsys.readouterr().out == text + "\n\n"
+
+
+def test_text_that_a_decoder_changes_later_is_printed_whole(capsys):
+    class Changing(Texts):
+        def text(self, ids):
+            return super().text(ids).capitalize()
+
+    printer = StreamPrinter(cast(StopText, Changing()), stop_ids=())
+    printer(0, list(b"ab"))
+    printer.end()
+    assert capsys.readouterr().out == "ab\nAb\n\n"

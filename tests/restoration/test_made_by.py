@@ -1,6 +1,7 @@
 """Results of an earlier run are left alone only where this run would make the same."""
 
 import dataclasses
+import errno
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from jaxsr.restoration import batch
 from jaxsr.restoration.made_by import RECORD
 from jaxsr.restoration.models import find_model
 from jaxsr.restore import main
@@ -88,17 +90,44 @@ def test_a_name_by_which_the_format_is_not_known(pictures, capsys):
     assert [path.read_bytes() for path in (pictures / "out").glob("a.*")] == before
 
 
-def test_a_report_has_no_figures_of_results_that_failed(pictures, capsys):
+def test_a_report_has_no_figures_of_results_that_failed(pictures, monkeypatch):
+    """What lies there then is another model's."""
     os.mkdir("truth")
     for name in ("a.png", "b.png"):
         Image.new("RGB", (28, 24)).save(f"truth/{name}")
     assert run() == 0
+    write = batch.write_picture
+
+    def fails_for_a(target, *arguments):
+        if target.name == "a.png":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(target, *arguments)
+
+    monkeypatch.setattr(batch, "write_picture", fails_for_a)
     long_ago = time.time() - 1000
     os.utime("out/a.png", (long_ago, long_ago))
-    (pictures / "in" / "a.png").write_bytes(b"damaged")
     assert run("--overwrite", "--truth", "truth", weights="b.pth") == 1
     (figures,) = json.loads((pictures / "out" / "report" / "figures.json").read_text())["pictures"]
     assert figures["name"] == "b.png"
+
+
+def test_a_video_is_left_alone_where_the_same_model_made_it(pictures, capsys):
+    av = pytest.importorskip("av", reason="videos need PyAV")
+    for name in ("a.png", "b.png"):
+        os.remove(f"in/{name}")
+    with av.open("in/film.mkv", "w") as out:
+        stream = out.add_stream("ffv1", rate=5)
+        stream.height, stream.width, stream.pix_fmt = 12, 14, "bgr0"
+        for shade in (40, 90):
+            pixels = np.full((12, 14, 3), shade, np.uint8)
+            out.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        out.mux(stream.encode())
+    assert run() == 0
+    capsys.readouterr()
+    assert run() == 0
+    assert "left alone: 1 result of this model" in capsys.readouterr().out
+    assert run(weights="b.pth") == 2
+    assert "out has 1 result that this model" in capsys.readouterr().err
 
 
 def test_a_record_that_is_a_link_is_not_followed(pictures, capsys):
