@@ -48,6 +48,7 @@ if "torch" not in sys.modules:
 
 _HOME = {
     "JaxModule": "module",
+    "LongLoopWarning": "errors",
     "array_of": "dlpack",
     "tensor_of": "dlpack",
     "to_jax": "module",

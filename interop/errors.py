@@ -26,6 +26,13 @@ class CheckpointError(UserError, RuntimeError):
     """A checkpoint could not be written, read or used for this run."""
 
 
+class LongLoopWarning(UserWarning):
+    """A Python loop in a module's code has over a hundred rounds, of which each is compiled.
+
+    Silence it by `warnings.filterwarnings("ignore", category=jaxsr.interop.LongLoopWarning)`.
+    """
+
+
 class IndexOutsideError(InputError, IndexError):
     """An index or a class label that is not one of those there are; torch's is an IndexError."""
 

@@ -120,13 +120,23 @@ class JaxModule:
         train: bool | None = False,
         method: str = "forward",
     ) -> tuple[PyTree, Arrays]:
-        """`apply` with the method's arguments apart, whatever their names are.
+        """Does what `apply` does, with the method's arguments apart, whatever their names are.
+
+            # of a `forward(self, x, train)`
+            outputs, buffers = jm.call(jm.params, jm.buffers, (x,), {"train": True}, train=False)
 
         Args:
           params, buffers: as those of `apply`.
-          args: positional arguments of the method.
-          kwargs: its keyword arguments.
+          args: positional arguments of the method: pytrees of arrays; anything else passes through.
+          kwargs: its keyword arguments, likewise.
           rng, train, method: as those of `apply`.
+
+        Returns:
+          The outputs, and all buffers after the run, as `apply` does.
+
+        Raises:
+          InputTypeError: `params` or `buffers` is not a dictionary, or `train` is not a mode.
+          UnsupportedTorchError, ValueError: as from `apply`.
         """
         check_not_forked()
         for name, table in (("params", params), ("buffers", buffers)):

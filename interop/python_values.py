@@ -19,11 +19,6 @@ PLAIN = (type(None), bool, int, float, complex, str, bytes, range, slice, np.gen
 _SAMPLE = 1 << 16
 """Bytes of an array that are compared, evenly spread over a larger one."""
 _LONG = 1000
-_OF_TRACED_TENSORS = frozenset(
-    {"_is_param", "cache", "cell", "cell_const", "home", "is_frozen", "is_marked_leaf", "is_used",
-     "meta", "needs_grad", "recipe", "selection", "view_of", "views"}
-)  # fmt: skip
-"""Attributes of `_core.tensor.JaxTensor`."""
 
 
 def same(first: Any, second: Any, depth: int = 5) -> bool:
@@ -74,8 +69,9 @@ def has_tensor(value: Any, depth: int = 4) -> bool:
 
 
 def attributes_of(tensor: torch.Tensor) -> dict[str, Any]:
-    """What code has set on a tensor; a traced one has attributes of its own."""
-    return {k: v for k, v in vars(tensor).items() if k not in _OF_TRACED_TENSORS}
+    """What code has set on a tensor; a `JaxTensor` has attributes of its own."""
+    trace_attributes = getattr(type(tensor), "trace_attributes", ("_is_param",))
+    return {k: v for k, v in vars(tensor).items() if k not in trace_attributes}
 
 
 def set_key(value: Any) -> Any:

@@ -30,7 +30,7 @@ from jaxsr.interop._core.dtypes import (
 )
 from jaxsr.interop._core.forward_gradients import Gradients
 from jaxsr.interop._core.index_bounds import checked_indices
-from jaxsr.interop._core.integer_bounds import bounds_of
+from jaxsr.interop._core.integer_bounds import bounds_of, fits
 from jaxsr.interop._core.lowered_values import check_scalars, fit
 from jaxsr.interop._core.recipes import (
     known_value,
@@ -351,11 +351,12 @@ class Trace(TracedTensors):
         jargs = spread_numbers(func, args, jargs, metas)
         if entry.kind is Kind.TORCHAX:
             check_scalars(func, jargs)
+        bounds = wide_integers.bounds_of_results(func, args, kwargs, metas)
         with jax.named_scope(name_of(func)):
             try:
-                widens = wide_integers.widens(func, args, kwargs, metas)
+                widens = wide_integers.widens(func, args, metas, bounds[0])
                 if widens or wide_integers.is_wide(pytree.tree_leaves((jargs, jkwargs))):
-                    narrow = wide_integers.within_int32(func, args, kwargs, metas)
+                    narrow = [fits(limits) for limits in bounds]
                     result = wide_integers.wide_call(
                         func, entry.function, jargs, jkwargs, widens=widens, narrow=narrow
                     )
@@ -370,7 +371,7 @@ class Trace(TracedTensors):
         out = self.wrap_result(func, result, metas, any(t.needs_grad for t in tensors))
         if isinstance(out, JaxTensor):
             mark_whole(func, args, kwargs, out)
-        wide_integers.note_bounds(func, args, kwargs, out)
+        wide_integers.note_bounds(out, bounds)
         return out
 
     def wrap_result(self, func: Callable, result: Any, metas: Any, needs_grad: bool) -> Any:

@@ -1,5 +1,6 @@
 """Errors of a module's code: its submodule, its file and line, and the shapes of the values."""
 
+import functools
 import inspect
 import linecache
 import re
@@ -103,17 +104,18 @@ def _is_users(entry: types.TracebackType) -> bool:
     code = entry.tb_frame.f_code
     # A torch function mode, such as a recorder, stands between the module's line and torch.
     between = code.co_name in ("__torch_function__", "__torch_dispatch__")
-    return not between and is_users_file(code.co_filename)
+    return not between and is_outside_frameworks(code.co_filename)
 
 
 def users_frame(frame: types.FrameType | None) -> types.FrameType | None:
     """This frame or the next outer one that is neither of torch, JAX nor this package."""
-    while frame is not None and not is_users_file(frame.f_code.co_filename):
+    while frame is not None and not is_outside_frameworks(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
 
 
-def is_users_file(file: str) -> bool:
+@functools.cache
+def is_outside_frameworks(file: str) -> bool:
     """Whether code of this file is neither torch's, JAX's, this package's nor Python's own."""
     if file.startswith(_STANDARD_LIBRARY) and "site-packages" not in file:
         return False

@@ -17,11 +17,15 @@ class AbsentOperator:
     def __init__(self, name: str) -> None:
         self.name = name
         """As torch would write it: `aten.cholesky.default`."""
+        self.__name__ = name.rpartition(".")[2]
 
     def __getattr__(self, name: str) -> "AbsentOperator":
         if name.startswith("__"):
             raise AttributeError(name)
         return AbsentOperator(f"{self.name}.{name}")
+
+    def overloads(self) -> list[str]:
+        return []
 
     def __str__(self) -> str:
         return self.name

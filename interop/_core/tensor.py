@@ -199,6 +199,11 @@ class JaxTensor(torch.Tensor):
     """Whether torch's graph begins with it: a parameter, or marked with `requires_grad_`."""
     home: "JaxTensor | None"
     """What it was before its `.data` was set to another tensor's memory."""
+    needs_grad: bool
+    _is_param: bool
+    """Which torch reads: `isinstance(tensor, nn.Parameter)`."""
+    trace_attributes = frozenset(__annotations__)
+    """Those above; any others were set by the module's code."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]
 
@@ -226,6 +231,14 @@ class JaxTensor(torch.Tensor):
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         """Nothing: `torch.Tensor(2, 3)` in a module's code makes one and calls this with (2, 3)."""
+
+    @property
+    def root(self) -> "JaxTensor":
+        """The tensor that it is a view of, or a view of a view; else itself."""
+        tensor = self
+        while tensor.view_of is not None:
+            tensor = tensor.view_of.parent
+        return tensor
 
     def twin(self) -> "JaxTensor":
         """Another tensor object for the same memory and shape."""

@@ -70,35 +70,34 @@ def is_wide(arrays: list[Any]) -> bool:
     return any(isinstance(a, jax.Array) and a.dtype == jnp.int64 for a in arrays)
 
 
-def widens(func: torch._ops.OpOverload, args: tuple, kwargs: Call, metas: Any) -> bool:
-    """Whether the int64 result of an operator may leave 32 bits."""
+def bounds_of_results(func: Any, args: tuple, kwargs: Call, metas: Any) -> list[Bounds | None]:
+    """Of each result, the bounds of its integers; None for other results and where x64 is on."""
+    metas = metas if isinstance(metas, (list, tuple)) else [metas]
+    return [
+        result_bounds(func, args, kwargs, meta, number)
+        if isinstance(meta, torch.Tensor) and meta.dtype in (torch.int64, torch.int32) and not x64()
+        else None
+        for number, meta in enumerate(metas)
+    ]
+
+
+def widens(func: torch._ops.OpOverload, args: tuple, metas: Any, bounds: Bounds | None) -> bool:
+    """Whether the int64 result of an operator, within these bounds, may leave 32 bits."""
     if x64() or not isinstance(metas, torch.Tensor) or metas.dtype != torch.int64:
         return False
     packet = func.overloadpacket
     if packet is aten._to_copy:
         return isinstance(args[0], JaxTensor) and args[0].dtype.is_floating_point
-    return packet in _ARITHMETIC and not fits(result_bounds(func, args, kwargs, metas))
+    return packet in _ARITHMETIC and not fits(bounds)
 
 
-def note_bounds(func: Any, args: tuple, kwargs: Call, results: Any) -> None:
+def note_bounds(results: Any, bounds: Sequence[Bounds | None]) -> None:
     """Notes the bounds of an operator's results in their cells."""
     results = results if isinstance(results, (list, tuple)) else [results]
-    for number, out in enumerate(results):
-        if isinstance(out, JaxTensor) and out.dtype in (torch.int64, torch.int32):
-            bounds = result_bounds(func, args, kwargs, out.meta, number)
+    for out, limits in zip(results, bounds, strict=False):
+        if isinstance(out, JaxTensor):
             # What torch.int32 does not hold wraps, in torch too.
-            out.cell.bounds = bounds if out.dtype == torch.int64 or fits(bounds) else None
-
-
-def within_int32(func: Any, args: tuple, kwargs: Call, metas: Any) -> list[bool]:
-    """Of each result, whether its numbers are within 32 bits for certain."""
-    metas = metas if isinstance(metas, (list, tuple)) else [metas]
-    return [
-        isinstance(meta, torch.Tensor)
-        and meta.dtype == torch.int64
-        and fits(result_bounds(func, args, kwargs, meta, number))
-        for number, meta in enumerate(metas)
-    ]
+            out.cell.bounds = limits if out.dtype == torch.int64 or fits(limits) else None
 
 
 def arrays_of(func: Any, args: tuple, kwargs: Call) -> tuple[tuple, Call]:
@@ -160,9 +159,7 @@ def assign(target: JaxTensor, value: jax.Array, bounds: Bounds | None) -> None:
       value: of the target's shape, carried by int32 or int64.
       bounds: of these numbers, where they are known.
     """
-    root = target
-    while root.view_of is not None:
-        root = root.view_of.parent
+    root = target.root
     if root is target:
         target.assign(value)
         target.cell.bounds = bounds

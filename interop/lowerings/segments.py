@@ -5,8 +5,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import torch
 
+from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import lowers
 
 _REDUCE: dict[str, Callable[..., jax.Array]] = {
@@ -18,7 +18,7 @@ _REDUCE: dict[str, Callable[..., jax.Array]] = {
 }
 
 
-@lowers(torch.ops.aten.segment_reduce.default)
+@lowers(aten.segment_reduce.default)
 def segment_reduce(
     data: jax.Array,
     reduce: str,

@@ -8,18 +8,18 @@ import functools
 import linecache
 import sys
 import types
-from collections.abc import Collection
 
 import torch
 
+from jaxsr.interop._core import functionalize
 from jaxsr.interop._core.dispatch import Trace
-from jaxsr.interop._core.located_errors import is_users_file
+from jaxsr.interop._core.located_errors import is_outside_frameworks
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import handles
 from jaxsr.interop._core.trace_scope import plain_torch
 from jaxsr.interop.errors import UnsupportedTorchError
 
-_CATCHING = {"LinAlgError", "RuntimeError", "Exception", "BaseException"}
+_CATCHING = {"LinAlgError", "RuntimeError", "Exception", "BaseException", ""}
 
 
 @handles(aten._linalg_check_errors.default)
@@ -28,7 +28,7 @@ def _check_matrix(trace: Trace, func: torch._ops.OpOverload, args: tuple, kwargs
     if info.const is not None:
         with plain_torch():
             func(info.const, name, is_matrix=is_matrix)
-    elif place := _try_around(_CATCHING):
+    elif place := _try_around():
         raise UnsupportedTorchError(
             f"{name} inside `try` at {place}: whether it raises depends on values, and a compiled "
             "program cannot; use the function whose name ends in _ex (cholesky_ex, inv_ex, "
@@ -44,14 +44,15 @@ def _assert(trace: Trace, func: torch._ops.OpOverload, args: tuple, kwargs: dict
             func(condition.const, *message)
 
 
-def _try_around(kinds: Collection[str]) -> str:
-    """Where code of the user catches errors of these kinds around the running call; else ""."""
+def _try_around() -> str:
+    """Where code of the module catches the error of a matrix around the running call; else ""."""
     frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_name != "traced":  # where `apply` begins
+    # Code outside of `apply`, which ends here, may catch what it raises.
+    while frame is not None and frame.f_globals["__name__"] != functionalize.__name__:
         file = frame.f_code.co_filename
-        if is_users_file(file):
+        if is_outside_frameworks(file):
             for first, last, names in _caught(file):
-                if first <= frame.f_lineno <= last and names & {*kinds, ""}:
+                if first <= frame.f_lineno <= last and names & _CATCHING:
                     return f"{file}:{first - 1}"
         frame = frame.f_back
     return ""

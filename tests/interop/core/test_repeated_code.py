@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from jaxsr.interop import to_jax
-from jaxsr.interop._core.repeated_code import LongLoopWarning
+from jaxsr.interop import LongLoopWarning, to_jax
 
 X = np.ones((2, 4), np.float32)
 
@@ -26,6 +25,17 @@ class Steps(nn.Module):
         return hidden
 
 
+class Cell(nn.Module):
+    def forward(self, x, hidden):
+        return torch.tanh(x + hidden)
+
+
+class OwnCell(Steps):
+    def __init__(self, rounds):
+        super().__init__(rounds)
+        self.cell = Cell()
+
+
 class Euler(nn.Module):
     def forward(self, x):
         for _ in range(300):
@@ -34,9 +44,9 @@ class Euler(nn.Module):
 
 
 class Deep(nn.Module):
-    def __init__(self):
+    def __init__(self, depth=200):
         super().__init__()
-        layers = [nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(200)]
+        layers = [nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(depth)]
         self.layers = nn.ModuleList(layers)
 
     def forward(self, x):
@@ -46,7 +56,12 @@ class Deep(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("module", "line"), [(Steps(250), r"hidden = self\.cell"), (Euler(), "x = x")]
+    ("module", "line"),
+    [
+        (Steps(250), r"hidden = self\.cell"),
+        (OwnCell(250), r"hidden = self\.cell"),
+        (Euler(), "x = x"),
+    ],
 )
 def test_the_line_is_named(module, line):
     model = to_jax(module)
@@ -54,7 +69,24 @@ def test_the_line_is_named(module, line):
         jax.eval_shape(lambda p, x: model.apply(p, {}, x)[0], model.params, X)
 
 
-@pytest.mark.parametrize("module", [Steps(20), Deep()])
+def swish(x):
+    return x * torch.sigmoid(x)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return swish(self.linear(x))
+
+
+@pytest.mark.parametrize(
+    "module",
+    [Steps(20), Deep(), Deep(500), nn.Sequential(*[Block() for _ in range(300)])],
+    ids=["short", "deep", "deeper", "function of deep"],
+)
 def test_short_loops_and_deep_networks_are_not(module):
     model = to_jax(module)
     with warnings.catch_warnings():

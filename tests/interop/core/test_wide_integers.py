@@ -86,6 +86,31 @@ def test_equals_torch(name):
     np.testing.assert_array_equal(got, function(torch.from_numpy(x)).numpy())
 
 
+def test_bounds_hold_for_every_rule():
+    """A bound that is too narrow would leave a number in 32 bits that do not hold it."""
+    rows = torch.tensor([0, 0, 1, 1, 2])
+
+    def results(x):
+        return (
+            (x % 1024) | (x * 2), (x ^ -1) * 3, (~x) + (~x), (x * 4) & 0x7FFFFFFF, (x << 2) >> 1,
+            (x * 3) // -2, torch.div(x * 3, -7, rounding_mode="trunc"), (x * 5) % -7,
+            torch.fmod(x, -7) * 600000000, (x % 5 - 2) ** 3 * 100000000, (x % 9) ** 12,
+            (x * 3).clamp(torch.zeros(5).long(), x), (x * 4).amin(), torch.where(x > 0, x * 4, -x),
+            torch.maximum(x * 2, x), (x * 2).masked_scatter(x > 0, x * 3), (x * 8).sign(),
+            torch.zeros(5).long().index_add(0, rows, x, alpha=3), x[None] @ x[:, None],
+            x.abs().square(), (x * 2).gather(0, rows), torch.full((5,), 7) * x, (x * 2).roll(1),
+            (x % 256).to(torch.uint8) * x, -(x * 2),
+            torch.ones(5).long().scatter(0, torch.arange(5), x) * 4, (x * 2).reshape(1, 5).tril(),
+        )  # fmt: skip
+
+    model = to_jax(Function(results))
+    got = jax.jit(lambda x: model.apply({}, {}, x)[0])(INTEGERS.astype(np.int32))
+    for number, (one, expected) in enumerate(
+        zip(got, results(torch.from_numpy(INTEGERS)), strict=True)
+    ):
+        np.testing.assert_array_equal(one, expected.numpy(), err_msg=f"result {number}")
+
+
 @pytest.mark.parametrize(
     "function",
     [
