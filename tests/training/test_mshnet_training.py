@@ -34,6 +34,15 @@ def test_a_warm_up_has_a_step_where_a_batch_is_more_than_its_epochs():
     assert dataclasses.replace(SMALL, warmup_epochs=0).phases(16) == (("main", 8),)
 
 
+@pytest.mark.parametrize(
+    ("cache", "resident_gb", "resident"),
+    [("auto", 1, True), ("auto", 0, False), ("device", 1, True), ("host", 1, False)],
+)
+def test_images_that_fit_lie_on_the_device(cache, resident_gb, resident):
+    config = dataclasses.replace(SMALL, cache=cache, resident_gb=resident_gb)
+    assert MSHNetTask(config).train_data().resident is resident
+
+
 @pytest.mark.parametrize("engine", ["torch", pytest.param("jax", marks=pytest.mark.slow)])
 def test_a_phase_is_validated_by_what_it_trains(engine):
     run = TaskRun("mshnet", MSHNetTask, dataclasses.replace(SMALL, engine=engine))
