@@ -26,6 +26,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int32, UInt8
 
 from jaxsr.data.input_form import IMAGENET
@@ -119,7 +120,7 @@ def draw_scale(keys: Array, size: Int32[Array, "b 2"], *, base: int, crop: int) 
     count = size.shape[0]
     nothing = jnp.zeros(count, bool)
     least, most = int(base * 0.5), int(base * 2.0)
-    long_side = _each(keys, _SCALE, lambda k: jax.random.randint(k, (), least, most + 1))
+    long_side = _each(keys, _SCALE, lambda k: _integer(k, least, most + 1))
     scaled = scaled_size(size, long_side)
     blurred = _each(keys, _BLUR, jax.random.bernoulli)
     return Placement(
@@ -152,7 +153,7 @@ def draw_patch(
 
     def aim(key: Array, mask: Array, row_sums: Array, count: Array) -> Array:
         """Row and column of a target pixel, each equally likely."""
-        rank = jax.random.randint(key, (), 0, jnp.maximum(count, 1))
+        rank = _integer(key, 0, jnp.maximum(count, 1))
         ends = jnp.cumsum(row_sums)
         row = jnp.minimum(jnp.searchsorted(ends, rank, side="right"), mask.shape[0] - 1)
         rest = rank - (ends[row] - row_sums[row])
@@ -305,13 +306,18 @@ def _uniform_corner(keys: Array, size: Array, crop: int) -> Int32[Array, "b 2"]:
 
 def _corner_between(keys: Array, least: Array, most: Array) -> Int32[Array, "b 2"]:
     def draw(key: Array, least: Array, most: Array) -> Array:
-        return jax.random.randint(key, (), least, most + 1)
+        return _integer(key, least, most + 1)
 
     sides = [
         jax.vmap(draw)(_each(keys, purpose, lambda k: k), least[:, axis], most[:, axis])
         for axis, purpose in enumerate((_ROW, _COLUMN))
     ]
     return jnp.stack(sides, axis=1)
+
+
+def _integer(key: Array, least: ArrayLike, end: ArrayLike) -> Array:
+    # The default dtype is int64 where JAX has 64 bits, and draws other numbers there.
+    return jax.random.randint(key, (), least, end, jnp.int32)
 
 
 def _each(keys: Array, purpose: int, draw: Callable[[Array], Array]) -> Array:

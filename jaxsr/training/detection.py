@@ -13,6 +13,7 @@ from jaxsr.models.losses.masks import MASK_LOSSES
 from jaxsr.models.losses.terms import make_terms, parse_weights
 from jaxsr.models.mask_objective import MaskObjective
 from jaxsr.runtime.options import parse_json_object
+from jaxsr.training import detector_task
 from jaxsr.training.detector_task import DetectorRun, DetectorTask
 from jaxsr.training.network_options import (
     NetworkOptions,
@@ -65,30 +66,8 @@ class DetectionRun(NetworkOptions, DetectorRun):
         return self.channels
 
 
-# In the manner of the BasicIRSTD toolbox.
-TOOLBOX = DetectionRun(
-    epochs=400,
-    batch=16,
-    optimizer="adam",
-    lr=5e-4,
-    augment="patch",
-    normalise="dataset",
-    evaluate="native",
-)
-
-# Minutes on two CPU cores, on synthetic scenes.
-QUICK = DetectionRun(
-    epochs=25,
-    batch=8,
-    optimizer="adam",
-    lr=1e-3,
-    schedule="cosine",
-    augment="patch",
-    normalise="dataset",
-    base_size=128,
-    crop_size=128,
-    scenes=128,
-)
+TOOLBOX = DetectionRun(epochs=400, **detector_task.TOOLBOX)
+QUICK = DetectionRun(epochs=25, **detector_task.QUICK)
 
 
 class DetectionTask(DetectorTask):

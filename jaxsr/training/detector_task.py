@@ -94,6 +94,28 @@ class DetectorRun(PictureRunConfig):
         return (("main", self.total_steps),)
 
 
+TOOLBOX: dict[str, Any] = {
+    "batch": 16,
+    "optimizer": "adam",
+    "lr": 5e-4,
+    "augment": "patch",
+    "normalise": "dataset",
+    "evaluate": "native",
+}
+"""Options in the manner of the BasicIRSTD toolbox, whose runs take 400 epochs."""
+
+QUICK = TOOLBOX | {
+    "batch": 8,
+    "lr": 1e-3,
+    "schedule": "cosine",
+    "evaluate": "base",
+    "base_size": 128,
+    "crop_size": 128,
+    "scenes": 128,
+}
+"""Options for minutes on two CPU cores, on synthetic scenes."""
+
+
 class DetectorTask(Task):
     """Images with masks, and validation on some of them; a subclass has the networks."""
 

@@ -16,6 +16,7 @@ from jaxsr.models.losses.pictures import PICTURE_LOSSES
 from jaxsr.models.losses.terms import ADVERSARIAL, Term
 from jaxsr.models.perceptual import PerceptualLoss, perceptual_loss
 from jaxsr.models.picture_objective import ADVERSARIAL_PHASE, PRETRAIN, PictureObjective
+from jaxsr.training import photo_task
 from jaxsr.training.adversarial import AdversarialRun
 from jaxsr.training.photo_task import PhotoTask
 
@@ -79,22 +80,14 @@ def fast_srgan_objective(
     )
 
 
-# Small enough to beat bicubic within minutes on two CPU cores: no normalisation, so that nothing
-# has to settle, and a network that only adds to the bicubic picture.
+# No normalisation, so that nothing has to settle, and a network that only adds to the bicubic
+# picture.
 QUICK = FastSRGANRun(
     model=FastSRGANConfig(
         width=24, depth=4, norm="none", predict="residual", perceptual_weight=0.0
     ),
-    steps=400,
-    batch=16,
-    crop=96,
-    crops_per_photo=64,
-    optimizer="adam",
     lr=2e-3,
-    schedule="cosine",
-    warmup_steps=20,
-    ema=0.99,
-    validate_every=100,
+    **photo_task.QUICK,
 )
 
 # The published forms. Their sources give no lengths: these are what some thousand photos take.

@@ -12,6 +12,7 @@ from jaxsr.models.losses.terms import Term
 from jaxsr.models.picture_objective import PictureObjective
 from jaxsr.models.span.config import SpanConfig
 from jaxsr.models.span.generator import Span
+from jaxsr.training import photo_task
 from jaxsr.training.photo_task import PhotoRun, PhotoTask
 
 
@@ -25,17 +26,9 @@ class SpanRun(PhotoRun):
 
 QUICK = SpanRun(
     model=SpanConfig(width=24, depth=5, block="residual", expansion=None, pixel_loss="smooth_l1"),
-    steps=400,
-    batch=16,
-    crop=96,
-    crops_per_photo=64,
     bicubic="matlab",
-    optimizer="adam",
     lr=1e-3,
-    schedule="cosine",
-    warmup_steps=20,
-    ema=0.99,
-    validate_every=100,
+    **photo_task.QUICK,
 )
 
 # For a few dozen photos and an hour of one CPU core: it made the shipped weights, as

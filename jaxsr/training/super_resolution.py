@@ -18,6 +18,7 @@ from jaxsr.models.losses.terms import ADVERSARIAL, Loss, make_terms, parse_weigh
 from jaxsr.models.perceptual import perceptual_loss
 from jaxsr.models.picture_objective import PictureObjective
 from jaxsr.runtime.options import parse_json_object
+from jaxsr.training import photo_task
 from jaxsr.training.adversarial import AdversarialRun
 from jaxsr.training.network_options import (
     NetworkOptions,
@@ -123,20 +124,7 @@ class SuperResolutionRun(NetworkOptions, AdversarialRun):
         return super().phases
 
 
-# Minutes on two CPU cores for networks of 100,000 parameters, on the built-in photos.
-QUICK = SuperResolutionRun(
-    steps=400,
-    batch=16,
-    crop=96,
-    crops_per_photo=64,
-    bicubic="matlab",
-    optimizer="adam",
-    lr=1e-3,
-    schedule="cosine",
-    warmup_steps=20,
-    ema=0.99,
-    validate_every=100,
-)
+QUICK = SuperResolutionRun(bicubic="matlab", lr=1e-3, **photo_task.QUICK)
 
 # The options that published networks of this kind train with, for a data set.
 LONG = dataclasses.replace(

@@ -181,6 +181,17 @@ def test_draws_of_the_paper_have_the_ranges_and_rates_it_names():
     assert abs((np.asarray(p.corner)[full, 1] / room[full, 1]).mean() - 0.5) < 0.03
 
 
+def test_whole_numbers_are_drawn_alike_where_jax_has_64_bits():
+    keys, size = jax.random.split(jax.random.key(2), 8), jnp.full((8, 2), 40, jnp.int32)
+    masks = jnp.ones((8, 40, 40), jnp.uint8)
+    plain = draw_scale(keys, size, base=64, crop=32)
+    with jax.enable_x64(True):
+        wide = draw_scale(keys, size, base=64, crop=32)
+        assert draw_patch(keys, size, masks, crop=32).corner.dtype == np.int32
+    np.testing.assert_array_equal(wide.size, plain.size)
+    np.testing.assert_array_equal(wide.corner, plain.corner)
+
+
 @pytest.mark.slow
 def test_half_of_the_patches_hold_the_target_and_none_leaves_the_image():
     mask = np.zeros((1, 200, 200), np.uint8)

@@ -109,12 +109,12 @@ def test_a_file_that_disappears_is_named_and_stops_the_threads(photos, tmp_path)
     with pytest.raises(RuntimeError, match=r"a\.png was readable .* no such file .*resume"):
         for _ in range(5):
             next(stream)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("photos")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("batches")]
 
 
 def test_threads_end_with_the_block(photos):
     _take(photos, 3, threads=4)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("photos")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("batches")]
 
 
 def test_no_thread_fills_while_filling_is_paused():

@@ -326,6 +326,10 @@ WRONG_SCENES = {
         r"gives \(1, 1, 128, 128\) .* not one logit map \(1, 1, 32, 32\)",
     ),
     "pictures' loss": (["--loss", "l1"], "no loss 'l1'; there are bce, dice"),
+    "loss that counts": (
+        ["--loss", f"bce=1,{HERE}:counting=1"],
+        r"the loss .*:counting changes global [\w.]+\.CALLS\['loss'\], which a compiled step does",
+    ),
 }  # fmt: skip
 
 

@@ -4,13 +4,17 @@ import dataclasses
 import json
 import re
 
+import numpy as np
 import pytest
+import torch
 
 from jaxsr import train
 from jaxsr.detection.detector import load_detector
 from jaxsr.models.mshnet.config import MSHNetConfig
 from jaxsr.runtime.options import ComputeOptions
+from jaxsr.training.engines import make_engine
 from jaxsr.training.mshnet import QUICK, MSHNetTask
+from jaxsr.training.task_run import TaskRun
 from tests.training.running import take_steps
 
 THIN = MSHNetConfig(widths=(4, 8, 8), blocks=(1, 1, 1), attention_ratio=4)
@@ -28,6 +32,30 @@ def losses(config):
 def test_a_warm_up_has_a_step_where_a_batch_is_more_than_its_epochs():
     assert dataclasses.replace(SMALL, batch=64).phases(16) == (("warmup", 1), ("main", 7))
     assert dataclasses.replace(SMALL, warmup_epochs=0).phases(16) == (("main", 8),)
+
+
+@pytest.mark.parametrize(
+    ("cache", "resident_gb", "resident"),
+    [("auto", 1, True), ("auto", 0, False), ("device", 1, True), ("host", 1, False)],
+)
+def test_images_that_fit_lie_on_the_device(cache, resident_gb, resident):
+    config = dataclasses.replace(SMALL, cache=cache, resident_gb=resident_gb)
+    assert MSHNetTask(config).train_data().resident is resident
+
+
+@pytest.mark.parametrize("engine", ["torch", pytest.param("jax", marks=pytest.mark.slow)])
+def test_a_phase_is_validated_by_what_it_trains(engine):
+    run = TaskRun("mshnet", MSHNetTask, dataclasses.replace(SMALL, engine=engine))
+    made = make_engine(run)
+    image = np.random.default_rng(0).random((1, 3, 32, 32), np.float32)
+    with torch.no_grad():
+        heads = {
+            name: run.network.eval()(torch.from_numpy(image), name).numpy()
+            for name in ("warmup", "final")
+        }
+    assert np.abs(heads["warmup"] - heads["final"]).max() > 1e-2
+    for phase, name in (("warmup", "warmup"), ("main", "final")):
+        np.testing.assert_allclose(made.network(phase)(image), heads[name], atol=1e-5)
 
 
 @pytest.mark.slow

@@ -63,6 +63,13 @@ def test_presets_are_valid_and_enlarge_four_times(name):
     assert config.bicubic == "matlab"  # validation's, so that training sees what it is judged on
 
 
+@pytest.mark.parametrize(("resident_gb", "form"), [(1.0, "window"), (0.001, "image")])
+def test_photos_that_fit_lie_on_the_device(resident_gb, form):
+    task = SpanTask(dataclasses.replace(SMALL, resident_gb=resident_gb))
+    assert task.train_data().form == form
+    assert ("resident" in task.constants()) == (form == "window")
+
+
 def test_a_data_folder_gets_the_longer_recipe():
     assert parse_command_line(["span", "--data", "photos"])[2] == dataclasses.replace(
         SpanTask.presets["restore"], data=Path("photos")

@@ -137,6 +137,32 @@ def test_items_that_stay_in_memory_are_those_that_are_read_each_time(monkeypatch
     assert hooked_tasks.Photos.reads == 0
 
 
+def test_auto_takes_the_device_where_the_items_fit():
+    config = hooked_tasks.Denoise.Config(cache="auto")
+    run = TaskRun("t:Denoise", hooked_tasks.Denoise, config)
+    assert run.train.resident and run.train.cache is None
+    beside = open_photos().kept("auto", dataclasses.replace(config, resident_gb=0))
+    assert beside.cache is not None and not beside.resident
+
+
+@pytest.mark.parametrize(
+    ("options", "ahead"), [({}, 4), ({"prefetch": 2}, 2), ({"prefetch": 0}, 0)]
+)
+def test_so_many_batches_are_begun_ahead(options, ahead):
+    class Numbers(hooked_tasks.TakesNumbers):
+        begun = 0
+
+        def begin(self, first, count):
+            self.begun += 1
+            return super().begin(first, count)
+
+    source = Numbers()
+    data = TaskData.open(source, name="My.train_data")
+    with step_batches(data, batch=2, start_step=0, **options) as batches:
+        next(batches)
+    assert source.begun == 1 + ahead
+
+
 def test_a_thread_makes_the_batches_of_functions_and_items_ahead():
     def batch_of(step):
         return {"x": np.full((4, 2), step)}

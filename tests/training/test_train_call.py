@@ -39,7 +39,7 @@ def test_a_class_trains_and_goes_on_as_the_command_does(folder):
     assert run.validation["error"] == run.metrics[-1]["validation/error"]
 
 
-def test_a_name_and_nested_options():
+def test_a_name_and_nested_options(capsys):
     model = {"width": 4, "depth": 2}
     run = jaxsr.train(
         "span", steps=1, batch=4, crop=32, validation_px=64, model=model, tensorboard=False
@@ -47,6 +47,8 @@ def test_a_name_and_nested_options():
     assert run.folder.name.startswith("span-")
     assert load_file(run.weights)["conv_cat.weight"].shape == (4, 16, 1, 1)
     assert run.validation["psnr_y"] > 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "options: preset quick steps=1 batch=4" in said and "model.width=4" in said
 
 
 def test_options_become_words():
