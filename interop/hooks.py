@@ -4,25 +4,20 @@ A watcher is entered around the module's method, innermost of all modes: what it
 torch code calls, before this package redirects anything. It must not change what it sees.
 """
 
-from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import torch
-from torch import nn
 
 from jaxsr.interop._core import index_bounds
 from jaxsr.interop._core.attributes import holds_inputs
 from jaxsr.interop._core.dtypes import constant_to_jax
-from jaxsr.interop._core.located_errors import users_frame
+from jaxsr.interop._core.frames import users_frame
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace_scope import Region
+from jaxsr.interop._core.watching import Watch, watched, watching
 from jaxsr.interop.annotations import PyTree
-
-Watch = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], AbstractContextManager[object]]
-"""Gets the module that runs and its arguments; what it returns is entered around the run."""
 
 __all__ = [
     "Watch",
@@ -36,35 +31,6 @@ __all__ = [
 
 collecting_indices = index_bounds.collecting_indices
 """Gathers the worst index of every operation that takes indices, for the program to return."""
-
-# Per thread and per context: another thread's traces stay unobserved.
-_WATCH: ContextVar[Watch | None] = ContextVar("jaxsr_interop_watch", default=None)
-
-
-@contextmanager
-def watched(watch: Watch | None) -> Generator[None]:
-    """Every `JaxModule.apply` of this thread in this block is entered under `watch`, if any.
-
-    Under `jax.jit` that happens while tracing: a cached program is not traced again.
-    """
-    token = _WATCH.set(watch)
-    try:
-        yield
-    finally:
-        _WATCH.reset(token)
-
-
-def is_watched() -> bool:
-    """Whether a `JaxModule.apply` of this thread is watched now."""
-    return _WATCH.get() is not None
-
-
-def watching(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> AbstractContextManager[object]:
-    """What `watched` asks for around this run; nothing outside such a block."""
-    watch = _WATCH.get()
-    return nullcontext() if watch is None else watch(module, args, kwargs)
 
 
 def value_of(tensor: torch.Tensor) -> jax.Array | None:
@@ -98,12 +64,12 @@ def run_torch(function: Callable[..., Any], *args: PyTree, **kwargs: PyTree) -> 
     """
     from jaxsr.interop._core import registry
     from jaxsr.interop._core.containers import map_leaves
-    from jaxsr.interop._core.dispatch import Trace
+    from jaxsr.interop._core.dispatch import Dispatcher
     from jaxsr.interop._core.functionalize import to_arrays, to_tensor
     from jaxsr.interop._core.trace_context import session
 
     registry.load()
-    trace = Trace(None)
+    trace = Dispatcher(None)
 
     def as_tensor(value: object) -> object:
         if isinstance(value, torch.Tensor):

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from jaxsr.interop._core import registry
-from jaxsr.interop._core.dispatch import Trace
+from jaxsr.interop._core.dispatch import Dispatcher
 from jaxsr.interop.below_modes import run_below
 from jaxsr.interop.host_arrays import to_numpy, to_torch
 from jaxsr.interop.lowerings.random import DRAWS
@@ -32,7 +32,7 @@ class TorchDraws(TorchDispatchMode):
     def __init__(self, key: jax.Array) -> None:
         super().__init__()
         registry.load()
-        self._trace = Trace(key)
+        self._trace = Dispatcher(key)
         self._seed = torch.initial_seed()
         self.is_seeded = False
         """Whether code has seeded torch's generator before a draw: `apply` refuses that."""

@@ -17,7 +17,7 @@ from jaxsr import train
 from jaxsr.interop.weights import read_weights
 from jaxsr.models.fast_srgan.config import FastSRGANConfig
 from jaxsr.models.fast_srgan.generator import Generator
-from jaxsr.training.train_call import Run
+from jaxsr.training.finished_run import Run
 
 TINY = (
     "--model.width", "4", "--model.depth", "1", "--batch", "4", "--crop", "32",

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from jaxsr.interop._core.containers import map_leaves, private_copy
-from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.dtypes import check_range, x64
+from jaxsr.interop._core.trace import Trace
 from jaxsr.interop.errors import InputTypeError, UnsupportedTorchError
 
 

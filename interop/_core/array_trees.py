@@ -6,8 +6,8 @@ import jax
 import torch
 from torch.utils import _pytree as pytree
 
-from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.dtypes import is_differentiable
+from jaxsr.interop._core.trace import Trace
 from jaxsr.interop._core.trace_scope import plain_torch
 from jaxsr.interop.annotations import PyTree
 

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.located_errors import write_place
 from jaxsr.interop._core.tensor import JaxTensor
+from jaxsr.interop._core.trace import Trace
 from jaxsr.interop.errors import UnsupportedTorchError
 from jaxsr.interop.python_state import Change, Snapshot
 from jaxsr.interop.python_values import has_tensor

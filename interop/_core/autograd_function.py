@@ -22,12 +22,12 @@ from torch.utils import _pytree as pytree
 
 from jaxsr.interop._core import control_flow, func_derivatives
 from jaxsr.interop._core.deferred import ChannelArray
-from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.dtypes import as_carried, as_int64, cast, is_differentiable, to_jax_dtype
 from jaxsr.interop._core.entry_points import ANY_FLEX_ATTENTION, entry_point, replaced
 from jaxsr.interop._core.function_entry import traced_apply
 from jaxsr.interop._core.host_draws import refusing_seeds
 from jaxsr.interop._core.tensor import Cell, JaxTensor
+from jaxsr.interop._core.trace import Trace
 from jaxsr.interop._core.trace_scope import Region, plain_torch
 from jaxsr.interop._core.vmap import vmapped
 from jaxsr.interop.annotations import PyTree
@@ -192,12 +192,10 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
         return forward(*arrays)
 
     # Both passes may be traced later, when apply has long returned.
-    from jaxsr.interop._core.trace_context import resumed
-
     def run_forward(*primals: Any) -> tuple[tuple[list, list], list[jax.Array]]:
         traced["varying"] = [varying_axes(primal.value) for primal in primals]
         values = [primal.value for primal in primals]
-        with resumed(trace):
+        with trace.resumed():
             # Not `forward`: a second derivative is to use `backward` as well. Of what is saved,
             # inputs and outputs have a gradient, and as in torch the rest has none.
             results, saved = run(*values)
@@ -209,7 +207,7 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
         cotangents, _ = every_cotangent
         if all(isinstance(cotangent, SymbolicZero) for cotangent in cotangents):
             return (None,) * len(places)  # no loss reads the outputs
-        with resumed(trace) as running, Region(writable=False).entered():
+        with trace.resumed() as running, Region(writable=False).entered():
             leaves = _refilled(traced["state"], residuals)
             ctx = _Context(needs)
             vars(ctx).update(pytree.tree_unflatten(leaves, traced["tree"]))

@@ -10,8 +10,8 @@ import torch
 from torch._higher_order_ops.flex_attention import math_attention
 
 from jaxsr.interop._core.array_trees import Arrays, Wrap, flat_arrays
-from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.dtypes import as_carried, as_int64
+from jaxsr.interop._core.trace import Trace
 from jaxsr.interop._core.trace_scope import Region
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.errors import UnsupportedTorchError, first_line

@@ -4,23 +4,23 @@ Torch decomposes its functions into aten operators, the same ones that its CPU b
 also runs on torch's meta device, which gives shapes, strides and dtypes; a lowering only gives the
 values. A result of another shape than torch's raises, one of another dtype is cast.
 
-`Trace.dispatch` asks `registry` who computes an operator and acts on the answer.
+`Dispatcher.dispatch` asks `registry` who computes an operator and acts on the answer.
 """
 
-import threading
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import torch
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
+from torch.autograd import Function
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from jaxsr.interop._core import registry, row_operators, selections, wide_integers
+from jaxsr.interop._core.autograd_function import apply_function
 from jaxsr.interop._core.deferred import Rewriter
 from jaxsr.interop._core.dtypes import (
     cast,
@@ -44,9 +44,10 @@ from jaxsr.interop._core.repeated_code import RepeatedCode
 from jaxsr.interop._core.schema import Schema, in_order_of, name_of, schema_of
 from jaxsr.interop._core.spreading import spread_numbers
 from jaxsr.interop._core.stored_tensors import mark_whole, store_decided
-from jaxsr.interop._core.tensor import Cell, JaxTensor, straight_through
+from jaxsr.interop._core.tensor import JaxTensor, straight_through
 from jaxsr.interop._core.torch_modes import DispatchMode, FunctionMode
-from jaxsr.interop._core.traced_tensors import TracedTensors
+from jaxsr.interop._core.trace import Trace
+from jaxsr.interop._core.trace_context import resumed
 from jaxsr.interop._core.views import make_views, without_grad
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.errors import UnsupportedTorchError, forget_refusal
@@ -68,8 +69,8 @@ PLACEMENT_OPTIONS = (
 """Arguments of operators that mean nothing to a JAX lowering."""
 
 
-class Trace(TracedTensors):
-    """One run of `apply`: its random key, its tensors, and who computes its operators."""
+class Dispatcher(Trace):
+    """A trace whose operators the registry's entries compute."""
 
     def __init__(
         self,
@@ -77,44 +78,20 @@ class Trace(TracedTensors):
         rewriter: Rewriter | None = None,
         gradients: Gradients | None = None,
     ) -> None:
-        super().__init__(gradients)
-        self.rng = rng
+        super().__init__(rng, gradients)
         # A gradient is taken of operations on plain arrays.
         self.rewriter = None if self.gradients.recording else rewriter
-        self.draws = 0
-        self.state: set[Cell] = set()
-        """The cells of parameters and buffers. Once written they differ from call to call."""
-        self.thread: int | None = None
-        self.host_draws: list[str] = []
-        """Generators of Python and NumPy that the code drew from."""
         self.repeated_code = RepeatedCode()
         self.dispatch_mode = DispatchMode(self)
         self.function_mode = FunctionMode(self)
 
-    def is_tracing_thread(self) -> bool:
-        """Whether the calling thread is the one being traced."""
-        return self.thread == threading.get_ident()
+    def resumed(self) -> AbstractContextManager[Trace]:
+        return resumed(self)
 
-    def next_key(self) -> jax.Array:
-        """A fresh key for each draw, the same for the same place in the program."""
-        if self.rng is None:
-            raise UnsupportedTorchError(
-                "the module draws random numbers but apply got no key; pass rng=jax.random.key(...)"
-                " (a new one each step), or train=False where that turns dropout off"
-            )
-        self.draws += 1
-        return jax.random.fold_in(self.rng, self.draws)
-
-    # ---- the dispatcher
-
-    def run(self, func: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
-        """Runs an aten operator, whether the caller is the module's code or this dispatcher."""
-        is_on = _get_current_dispatch_mode() is self.dispatch_mode
-        with nullcontext() if is_on else self.dispatch_mode:
-            return func(*args, **kwargs)
+    def apply_function(self, cls: type[Function], args: tuple, kwargs: dict) -> Any:
+        return apply_function(self, cls, args, kwargs)
 
     def dispatch(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
-        """Runs an aten operator as the registry says."""
         draws = self.draws
         self.repeated_code.note(func)
         if func.overloadpacket in _OF_SHAPE_ALONE:
@@ -128,14 +105,6 @@ class Trace(TracedTensors):
     def mark_input_free(
         self, func: Callable, arguments: tuple[tuple, dict], result: PyTree, draws: int
     ) -> None:
-        """Notes whether a result follows from parameters, buffers and constants alone.
-
-        Args:
-          func: the operator or torch function.
-          arguments: what it was called with.
-          result: what it returned.
-          draws: `self.draws` before the call: a random number counts as an input.
-        """
         tensors = [t for t in pytree.tree_leaves(arguments) if isinstance(t, JaxTensor)]
         input_free = self.draws == draws and all(t.cell.input_free for t in tensors)
         if is_overload(func) and schema_of(func).mutated:
@@ -233,12 +202,7 @@ class Trace(TracedTensors):
                 return self.wrap_result(func, entry.call(*args, **kwargs), metas, False)
         return self.functional(func, entry, args, kwargs, metas)
 
-    def as_jax_tensor(self, tensor: torch.Tensor) -> JaxTensor:
-        """A tensor as the trace sees it: a plain torch tensor becomes a constant."""
-        return tensor if isinstance(tensor, JaxTensor) else self.adopt(tensor)
-
     def meta_result(self, func: Callable, args: tuple, kwargs: dict) -> Any:
-        """What torch says about shapes and dtypes; its errors are the user's errors."""
         margs, mkwargs = pytree.tree_map_only(JaxTensor, lambda t: t.meta, (args, kwargs))
         if "device" in mkwargs:
             mkwargs = {**mkwargs, "device": torch.device("meta")}
@@ -375,17 +339,6 @@ class Trace(TracedTensors):
         return out
 
     def wrap_result(self, func: Callable, result: Any, metas: Any, needs_grad: bool) -> Any:
-        """A lowering's arrays as tensors, in torch's dtypes and strides.
-
-        Args:
-          func: the operator or torch function, for errors.
-          result: arrays, or a decomposition's tensors; in a sequence where torch returns several.
-          metas: what torch returns on the meta device.
-          needs_grad: whether a gradient flows to the arguments; of tensors they say it themselves.
-
-        Raises:
-          UnsupportedTorchError: a shape differs, or a dtype that no cast makes right.
-        """
         metas_list, results = _as_list(metas), _as_list(result)
         if len(results) < len(metas_list):
             raise UnsupportedTorchError(
@@ -456,7 +409,6 @@ class Trace(TracedTensors):
         needs_grad: bool,
         bounds: tuple[int, int] | None = None,
     ) -> None:
-        """`target[...] = value`, as the current grad mode means it; `bounds` are of integers."""
         old = target.array()
         if target.dtype == torch.int64 and not x64():
             if jnp.issubdtype(value.dtype, jnp.inexact):

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Primitive, Var, jaxpr_as_fun
 
 from jaxsr.interop._core.index_bounds import collecting_indices
+from jaxsr.interop._core.watching import watched
 from jaxsr.interop.errors import UnsupportedTorchError
 
 Arrays = Sequence[jax.Array]
@@ -277,8 +278,6 @@ def recorded(run: Callable[[Gradients], object]) -> Gradients:
     Returns:
       Where the next run, of the same code on the same arrays, gets its gradients from.
     """
-    from jaxsr.interop.hooks import watched
-
     recording = _Recording()
     while True:
         halted = False

@@ -10,7 +10,7 @@ import jax
 import torch
 
 from jaxsr.interop._core.array_trees import Arrays, Wrap, flat_arrays
-from jaxsr.interop._core.dispatch import Trace
+from jaxsr.interop._core.trace import Trace
 from jaxsr.interop._core.trace_scope import Region
 from jaxsr.interop.annotations import PyTree
 

@@ -17,19 +17,16 @@ import torch
 from torch.autograd import Function
 from torch.autograd.function import FunctionMeta
 
+from jaxsr.interop._core.trace_scope import running_trace
+
 _ENTRY = Function.__dict__["apply"]
 
 
 def _apply(cls: type[Function], args: tuple, kwargs: dict) -> Any:
-    from jaxsr.interop._core.autograd_function import apply_function
-    from jaxsr.interop._core.trace_context import running_trace
-
-    return apply_function(running_trace(), cls, args, kwargs)
+    return running_trace().apply_function(cls, args, kwargs)
 
 
 def _is_traced() -> bool:
-    from jaxsr.interop._core.trace_context import running_trace
-
     return running_trace().is_tracing_thread()
 
 

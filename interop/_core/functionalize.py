@@ -25,7 +25,7 @@ from jaxsr.interop._core.attributes import TABLES, Attributes, describe_change, 
 from jaxsr.interop._core.autograd_function import checkpointed
 from jaxsr.interop._core.containers import map_leaves, register_torch_nodes
 from jaxsr.interop._core.deferred import Rewriter
-from jaxsr.interop._core.dispatch import CONST_LIMIT, Trace
+from jaxsr.interop._core.dispatch import CONST_LIMIT, Dispatcher
 from jaxsr.interop._core.dtypes import (
     cast,
     to_jax_dtype,
@@ -39,6 +39,7 @@ from jaxsr.interop._core.forward_gradients import (
     recorded,
 )
 from jaxsr.interop._core.host_draws import DRAWN, refusing_host_draws
+from jaxsr.interop._core.index_bounds import collecting_indices
 from jaxsr.interop._core.located_errors import located
 from jaxsr.interop._core.module_checks import drop_caches, refuse_backward_hooks, refuse_wrappers
 from jaxsr.interop._core.recipes import Recipe
@@ -47,7 +48,9 @@ from jaxsr.interop._core.shared_memory import Originals, SharedMemory, Window
 from jaxsr.interop._core.slots import Slot, find_slots, mentions, replaced_mentions
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.tensors_made import tensors_made
+from jaxsr.interop._core.trace import Trace
 from jaxsr.interop._core.trace_context import session
+from jaxsr.interop._core.watching import is_watched, watched, watching
 from jaxsr.interop._core.wide_integers import carried_by_buffer
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.errors import (
@@ -56,7 +59,6 @@ from jaxsr.interop.errors import (
     first_line,
     remembering_refusals,
 )
-from jaxsr.interop.hooks import collecting_indices, is_watched, watched, watching
 from jaxsr.interop.module_copy import copy_module
 from jaxsr.interop.python_state import Change, Snapshot, lengthen
 from jaxsr.interop.python_values import attributes_of
@@ -212,7 +214,7 @@ class FunctionalModule:
             gradients = gradients or Unrecorded()
             outputs, after, settled = None, dict[str, jax.Array](), False
             changes = list[Change]()
-            trace = Trace(rng, rewriter, gradients)
+            trace = Dispatcher(rng, rewriter, gradients)
             trace.originals, trace.windows = self.originals, self.windows
             trace.placeholders = self.meta_names
             with session(trace, compiling=compiling), suppress(GradientRequested):
@@ -247,7 +249,7 @@ class FunctionalModule:
             changed_again = list[Change]()
 
             def program() -> list[PyTree]:
-                trace = Trace(rng, rewriter, Sketched())
+                trace = Dispatcher(rng, rewriter, Sketched())
                 trace.originals, trace.windows = self.originals, self.windows
                 trace.placeholders = self.meta_names
                 results = list[PyTree]()

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.entry_points import replaced
+from jaxsr.interop._core.trace import Trace
 from jaxsr.interop.errors import UnsupportedTorchError
 
 DRAWN = (

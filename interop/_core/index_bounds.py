@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from jaxsr.interop._core.dtypes import as_int32
+from jaxsr.interop._core.frames import users_frame
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace_scope import Region, plain_torch
@@ -227,8 +228,6 @@ def _rule(func: Any, use: Use) -> str:
 
 def _place() -> str:
     """The innermost line that is neither of torch nor of this package."""
-    from jaxsr.interop._core.located_errors import users_frame
-
     if (frame := users_frame(sys._getframe(1))) is None:
         return ""
     file, line = frame.f_code.co_filename, frame.f_lineno

@@ -1,34 +1,22 @@
 """Errors of a module's code: its submodule, its file and line, and the shapes of the values."""
 
-import functools
 import inspect
 import linecache
 import re
-import sysconfig
 import types
 from collections.abc import Mapping
-from pathlib import Path
 
 import jax
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from jaxsr.interop._core.dispatch import Trace
+from jaxsr.interop._core.frames import is_outside_frameworks
 from jaxsr.interop._core.selections import REFUSAL, RowCount
+from jaxsr.interop._core.trace import Trace
 from jaxsr.interop.errors import UnsupportedTorchError
 
-_PACKAGES = (
-    Path(__file__).parents[1],
-    Path(torch.__file__).parent,
-    Path(jax.__file__).parent,
-    Path(torch.__file__).parents[1] / "torchax",
-    Path(torch.__file__).parents[1] / "opt_einsum",
-)
-# As imported and without links: `jaxsr/interop` is a link in the repository.
-_FRAMEWORKS = tuple(f"{p}/" for folder in _PACKAGES for p in (folder, folder.resolve()))
 _BASES = nn.Module.__mro__
-_STANDARD_LIBRARY = f"{sysconfig.get_paths()['stdlib']}/"
 
 
 def located(error: Exception, module: nn.Module, names: Mapping[int, str]) -> Exception:
@@ -107,21 +95,6 @@ def _is_users(entry: types.TracebackType) -> bool:
     return not between and is_outside_frameworks(code.co_filename)
 
 
-def users_frame(frame: types.FrameType | None) -> types.FrameType | None:
-    """This frame or the next outer one that is neither of torch, JAX nor this package."""
-    while frame is not None and not is_outside_frameworks(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame
-
-
-@functools.cache
-def is_outside_frameworks(file: str) -> bool:
-    """Whether code of this file is neither torch's, JAX's, this package's nor Python's own."""
-    if file.startswith(_STANDARD_LIBRARY) and "site-packages" not in file:
-        return False
-    return not file.startswith("<frozen") and not file.startswith(_FRAMEWORKS)
-
-
 def _submodule(
     frames: list[types.TracebackType], module: nn.Module, names: Mapping[int, str]
 ) -> str:
@@ -142,8 +115,8 @@ def _place(frames: list[types.TracebackType]) -> str:
             source = linecache.getline(code.co_filename, entry.tb_lineno).strip()
             place = f" at {code.co_filename}:{entry.tb_lineno} `{source}`"
     for entry in reversed(frames):
-        if entry.tb_frame.f_code is Trace.dispatch.__code__:
-            values = entry.tb_frame.f_locals
+        code, values = entry.tb_frame.f_code, entry.tb_frame.f_locals
+        if code.co_name == "dispatch" and isinstance(values.get("self"), Trace):
             tensors = pytree.tree_leaves((values["args"], values["kwargs"]))
             shapes = [
                 f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}"

@@ -11,6 +11,7 @@ import warnings
 
 from torch import nn
 
+from jaxsr.interop._core.frames import is_outside_frameworks
 from jaxsr.interop.errors import LongLoopWarning
 
 _ROUNDS = 128
@@ -31,8 +32,6 @@ class RepeatedCode:
 
     def note(self, func: object) -> None:
         """Looks at where an operation runs."""
-        from jaxsr.interop._core.located_errors import is_outside_frameworks
-
         frame: types.FrameType | None = sys._getframe(1)
         place: types.FrameType | None = None
         module: nn.Module | None = None
@@ -73,8 +72,6 @@ class RepeatedCode:
 
 def _stack(frame: types.FrameType | None) -> list[types.FrameType]:
     """The frames from this one outwards whose code is of neither torch, JAX nor this package."""
-    from jaxsr.interop._core.located_errors import is_outside_frameworks
-
     frames = list[types.FrameType]()
     while frame is not None:
         if is_outside_frameworks(frame.f_code.co_filename):

@@ -23,7 +23,7 @@ from jax import lax
 
 from jaxsr.interop._core.deferred import ChannelArray, DeferredArray
 from jaxsr.interop._core.dtypes import constant_to_jax
-from jaxsr.interop._core.trace_scope import Region
+from jaxsr.interop._core.trace_scope import Region, running_trace
 from jaxsr.interop.errors import GradientInForwardError, UnsupportedTorchError
 from jaxsr.interop.python_values import attributes_of
 
@@ -338,10 +338,9 @@ class JaxTensor(torch.Tensor):
         self.requires_grad_(bool(value))
 
     def requires_grad_(self, requires_grad: bool = True) -> "JaxTensor":
-        from jaxsr.interop._core.trace_context import make_leaf
-
         if requires_grad and not self.needs_grad and not self.is_frozen:
-            make_leaf(self)
+            if (trace := running_trace()) is not None:
+                trace.make_leaf(self)
             self.is_marked_leaf = True
         self.is_frozen = not requires_grad and (self.needs_grad or self.is_frozen)
         self.needs_grad = requires_grad
@@ -364,8 +363,6 @@ class JaxTensor(torch.Tensor):
 
     @property
     def _version(self) -> int:  # type: ignore[override]
-        from jaxsr.interop._core.trace_context import running_trace
-
         if self.cell in running_trace().state:
             raise UnsupportedTorchError(
                 "_version of a parameter or buffer counts writes outside of forward too; keep a "
@@ -384,8 +381,6 @@ class JaxTensor(torch.Tensor):
                 f".data was set to shape {tuple(new.shape)} {new.dtype} on a tensor of shape "
                 f"{tuple(self.shape)} {self.dtype}; keep shape and dtype, or make a new tensor"
             )
-        from jaxsr.interop._core.trace_context import running_trace
-
         trace = running_trace()
         memory: JaxTensor = trace.as_jax_tensor(new)  # pyright: ignore[reportAssignmentType]
         if memory.stride() != self.stride():  # a tensor keeps its own: this one sees a copy

@@ -1,7 +1,7 @@
 """The modes through which torch hands what the module's code does to a `Trace`."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -11,28 +11,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from jaxsr.interop._core import registry, selections
 from jaxsr.interop._core.index_bounds import checked_indices
 from jaxsr.interop._core.registry import Kind
-from jaxsr.interop.annotations import PyTree
+from jaxsr.interop._core.trace import Trace
 from jaxsr.interop.errors import UnsupportedTorchError
-
-
-class Dispatcher(Protocol):
-    """What the modes need of a `Trace`."""
-
-    draws: int
-
-    def dispatch(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
-        """The result of an aten operator."""
-
-    def mark_input_free(
-        self, func: Callable, arguments: tuple[tuple, dict], result: PyTree, draws: int
-    ) -> None:
-        """Notes whether a result follows from parameters, buffers and constants alone."""
 
 
 class DispatchMode(TorchDispatchMode):
     """Gives every aten operator to a trace."""
 
-    def __init__(self, trace: Dispatcher) -> None:
+    def __init__(self, trace: Trace) -> None:
         super().__init__()
         self.trace = trace
 
@@ -50,7 +36,7 @@ class DispatchMode(TorchDispatchMode):
 class FunctionMode(TorchFunctionMode):
     """Gives torch's functions to `@overrides`, before torch splits them into operators."""
 
-    def __init__(self, trace: Dispatcher) -> None:
+    def __init__(self, trace: Trace) -> None:
         super().__init__()
         self.trace = trace
         self.constructors = _device_constructors()

@@ -3,29 +3,17 @@
 import threading
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
 from torch.overrides import _get_current_function_mode
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from jaxsr.interop._core.autograd_function import patched
-from jaxsr.interop._core.dispatch import Trace
+from jaxsr.interop._core.trace import Trace
+from jaxsr.interop._core.trace_scope import running, running_trace
 
 # Tracing swaps tensors of a module and sets the switches below, which all threads share.
 _LOCK = threading.RLock()
-_STACK: list[Trace] = []
-
-
-def running_trace() -> Trace:
-    """The trace that the calling code runs in."""
-    return _STACK[-1]
-
-
-def make_leaf(tensor: Any) -> None:
-    """Tells the running trace, if any, that code has marked a `JaxTensor` with `requires_grad_`."""
-    if _STACK:
-        running_trace().make_leaf(tensor)
 
 
 @contextmanager
@@ -35,18 +23,18 @@ def resumed(trace: Trace) -> Generator[Trace]:
     Yields:
       The trace that it runs in: a gradient of recorded code is taken within the next trace.
     """
-    running = _STACK[-1] if _STACK and _STACK[-1].is_tracing_thread() else None
-    if running is None:
+    outer = running_trace()
+    if outer is None or not outer.is_tracing_thread():
         with session(trace):
             yield trace
         return
     with ExitStack() as stack:  # within torch.autograd.grad its modes are off
-        if _get_current_function_mode() is not running.function_mode:
-            stack.enter_context(running.function_mode)
-        if _get_current_dispatch_mode() is not running.dispatch_mode:
-            stack.enter_context(running.dispatch_mode)
+        if _get_current_function_mode() is not outer.function_mode:
+            stack.enter_context(outer.function_mode)
+        if _get_current_dispatch_mode() is not outer.dispatch_mode:
+            stack.enter_context(outer.dispatch_mode)
         stack.enter_context(torch.enable_grad())
-        yield running
+        yield outer
 
 
 @contextmanager
@@ -78,8 +66,7 @@ def session(trace: Trace, *, compiling: bool = True) -> Generator[None]:
         stack.enter_context(patched(trace))
         stack.callback(setattr, trace, "thread", trace.thread)
         trace.thread = threading.get_ident()
-        _STACK.append(trace)
-        stack.callback(_STACK.pop)
+        stack.enter_context(running(trace))
         stack.enter_context(trace.dispatch_mode)
         stack.enter_context(trace.function_mode)
         yield

@@ -16,6 +16,24 @@ def plain_torch() -> Generator[None]:
         yield
 
 
+_RUNNING: list[Any] = []
+
+
+def running_trace() -> Any:
+    """The `Trace` (`trace.py`) that the calling code runs in; None outside of one."""
+    return _RUNNING[-1] if _RUNNING else None
+
+
+@contextmanager
+def running(trace: Any) -> Generator[None]:
+    """Makes this the running trace."""
+    _RUNNING.append(trace)
+    try:
+        yield
+    finally:
+        _RUNNING.pop()
+
+
 class Written(Protocol):
     """What a region knows of a cell (`tensor.py`)."""
 

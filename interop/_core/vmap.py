@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import torch
 from torch.utils import _pytree as pytree
 
-from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.tensor import JaxTensor
+from jaxsr.interop._core.trace import Trace
 from jaxsr.interop._core.trace_scope import Region, plain_torch
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.errors import UnsupportedTorchError

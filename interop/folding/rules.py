@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import torch
 from torch.nn import functional as F
 
-from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.dtypes import cast, to_jax_dtype, wide_dtype, widened
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import Kind, folding_rule, folds, overrides, resolve
 from jaxsr.interop._core.tensor import JaxTensor
+from jaxsr.interop._core.trace import Trace
 from jaxsr.interop._core.trace_scope import plain_torch
 from jaxsr.interop.folding.convolution import convolve_folded
 from jaxsr.interop.folding.elementwise import is_pointwise, leaves, pointwise

@@ -14,11 +14,12 @@ from jax import lax
 from torch import nn
 
 from jaxsr.interop._core.deferred import ChannelArray
-from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.dtypes import cast, wide_dtype
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import handles
 from jaxsr.interop._core.tensor import JaxTensor
+from jaxsr.interop._core.trace import Trace
+from jaxsr.interop._core.trace_scope import running_trace
 from jaxsr.interop.errors import UnsupportedTorchError
 from jaxsr.interop.lowerings.channel_moments import affine, moments
 
@@ -187,10 +188,8 @@ _FORWARDS = (nn.modules.batchnorm._BatchNorm.forward, nn.SyncBatchNorm.forward)
 
 
 def _forward(layer: Any, axis: str | tuple[str, ...] | None, x: torch.Tensor) -> torch.Tensor:
-    from jaxsr.interop._core.trace_context import running_trace
-
     layer._check_input_dim(x)
-    trace = running_trace()
+    trace: Trace = running_trace()
     tracked = layer.running_mean is not None
     batch = layer.training or not tracked
     factor: Any = layer.momentum

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import torch
 import torch.nn.functional as F
 
-from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import handles, overrides
 from jaxsr.interop._core.tensor import JaxTensor
+from jaxsr.interop._core.trace import Trace
 
 _NAMES = ("log_probs", "targets", "input_lengths", "target_lengths")
 _IMPOSSIBLE = -1e30

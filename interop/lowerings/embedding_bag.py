@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import handles
 from jaxsr.interop._core.tensor import JaxTensor
+from jaxsr.interop._core.trace import Trace
 
 _NAMES = (
     "weight", "indices", "offsets", "scale_grad_by_freq", "mode", "sparse", "per_sample_weights",

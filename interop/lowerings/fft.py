@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from jax._src.interpreters import mlir
 from jax._src.lax import fft as jax_fft
 
-from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import lowers, overrides
+from jaxsr.interop._core.trace import Trace
 
 
 def _on_cpu(

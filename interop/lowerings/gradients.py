@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.forward_gradients import Call
 from jaxsr.interop._core.registry import overrides
 from jaxsr.interop._core.tensor import JaxTensor
+from jaxsr.interop._core.trace import Trace
 from jaxsr.interop._core.trace_scope import Region, plain_torch
 from jaxsr.interop.errors import UnsupportedTorchError
 

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from jax import lax
 
-from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.dtypes import to_jax_dtype
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import handles, lowers
 from jaxsr.interop._core.tensor import JaxTensor
+from jaxsr.interop._core.trace import Trace
 from jaxsr.interop._core.trace_scope import plain_torch
 from jaxsr.interop.errors import UnsupportedTorchError
 

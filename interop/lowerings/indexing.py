@@ -15,11 +15,11 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from jaxsr.interop._core import torchax
-from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.dtypes import is_differentiable
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import decomposes, lowers, overrides
 from jaxsr.interop._core.tensor import JaxTensor, View, straight_through
+from jaxsr.interop._core.trace import Trace
 from jaxsr.interop._core.trace_scope import plain_torch
 from jaxsr.interop._core.views import updated, without_grad
 from jaxsr.interop.lowerings.extremes import equal

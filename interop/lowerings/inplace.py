@@ -9,13 +9,13 @@ from collections.abc import Callable
 import torch
 from jax import lax
 
-from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.dtypes import is_differentiable
 from jaxsr.interop._core.integer_bounds import bounds_of
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import handles, overrides
 from jaxsr.interop._core.schema import name_of
 from jaxsr.interop._core.tensor import JaxTensor
+from jaxsr.interop._core.trace import Trace
 from jaxsr.interop.errors import UnsupportedTorchError
 
 

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import torch
 
 from jaxsr.interop._core import torchax
-from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import Entry, Kind, handles, lowers
 from jaxsr.interop._core.stored_tensors import store
 from jaxsr.interop._core.tensor import JaxTensor
+from jaxsr.interop._core.trace import Trace
 
 _LEAST_STORED = 1 << 14
 """Elements from which on they are stored: it costs a call of 20 µs and may cost a copy."""

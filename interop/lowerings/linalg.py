@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from jax import lax
 from torch.utils import _pytree as pytree
 
-from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.dtypes import widened, x64
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import lowers, overrides
 from jaxsr.interop._core.tensor import JaxTensor, straight_through
+from jaxsr.interop._core.trace import Trace
 from jaxsr.interop._core.trace_scope import plain_torch
 from jaxsr.interop._core.wide_integers import wide_call
 from jaxsr.interop.errors import UnsupportedTorchError

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import Entry, Kind, handles
 from jaxsr.interop._core.tensor import JaxTensor
+from jaxsr.interop._core.trace import Trace
 
 
 def _of_pivots(func: torch._ops.OpOverload, place: int) -> Callable[[Callable], Callable]:

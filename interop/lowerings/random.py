@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.dtypes import cast, to_jax_dtype, wide_dtype
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import handles
 from jaxsr.interop._core.schema import name_of
 from jaxsr.interop._core.tensor import JaxTensor
+from jaxsr.interop._core.trace import Trace
 from jaxsr.interop.errors import UnsupportedTorchError
 
 

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.registry import overrides
+from jaxsr.interop._core.trace import Trace
 from jaxsr.interop.errors import UnsupportedTorchError
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.recipes import known_value
 from jaxsr.interop._core.registry import handles, overrides
 from jaxsr.interop._core.tensor import JaxTensor
+from jaxsr.interop._core.trace import Trace
 from jaxsr.interop.errors import UnsupportedTorchError
 
 # ---- functions whose Python body looks at values

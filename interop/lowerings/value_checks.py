@@ -12,10 +12,10 @@ import types
 import torch
 
 from jaxsr.interop._core import functionalize
-from jaxsr.interop._core.dispatch import Trace
-from jaxsr.interop._core.located_errors import is_outside_frameworks
+from jaxsr.interop._core.frames import is_outside_frameworks
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import handles
+from jaxsr.interop._core.trace import Trace
 from jaxsr.interop._core.trace_scope import plain_torch
 from jaxsr.interop.errors import UnsupportedTorchError
 

@@ -14,8 +14,9 @@ from jaxsr.data.batched_network import PROGRAM_PX, PROGRAM_PX_ELSEWHERE, Batched
 from jaxsr.data.input_form import Form, InputForm
 from jaxsr.models.load import load_model
 from jaxsr.models.registry import LoadedModel
+from jaxsr.runtime.open_runner import open_runner
 from jaxsr.runtime.options import ComputeOptions
-from jaxsr.runtime.runner import Runner, open_runner
+from jaxsr.runtime.runner import Runner
 
 _DEFAULTS = ComputeOptions()
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from jaxsr.errors import InputError
-from jaxsr.models.perceptual import as_rgb
-from jaxsr.models.trunks import VGG16, AlexNet
+from jaxsr.models.trunks import VGG16, AlexNet, as_rgb
 
 # B batch, C channels, D features, H W height and width
 

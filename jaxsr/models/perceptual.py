@@ -9,24 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from jaxsr.errors import InputError, MissingFileError
-from jaxsr.models.trunks import VGG16
+from jaxsr.errors import MissingFileError
+from jaxsr.models.pretrained import load_vgg16
+from jaxsr.models.trunks import VGG16, as_rgb
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-
-
-def as_rgb(image_BCHW: Tensor) -> Tensor:
-    """Three channels of one or three.
-
-    Raises:
-      ValueError: the images have another number of channels.
-    """
-    if image_BCHW.ndim != 4 or image_BCHW.shape[1] not in (1, 3):
-        raise InputError(
-            f"images must be (batch, 1 or 3, height, width), got {tuple(image_BCHW.shape)}"
-        )
-    return image_BCHW if image_BCHW.shape[1] == 3 else image_BCHW.expand(-1, 3, -1, -1)
 
 
 class PerceptualLoss(nn.Module):
@@ -74,8 +62,6 @@ def perceptual_loss(
     Raises:
       MissingFileError: there are none.
     """
-    from jaxsr.models.pretrained import load_vgg16
-
     try:
         vgg = VGG16() if untrained and weights is None else load_vgg16(weights)
     except MissingFileError as error:

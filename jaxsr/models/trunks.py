@@ -83,3 +83,16 @@ class VGG16(Trunk):
                 self._convolve(channels, width, 3)
                 channels = width
             self.taps.append(len(self.features) - 1)
+
+
+def as_rgb(image_BCHW: Tensor) -> Tensor:
+    """Three channels of one or three.
+
+    Raises:
+      ValueError: the images have another number of channels.
+    """
+    if image_BCHW.ndim != 4 or image_BCHW.shape[1] not in (1, 3):
+        raise InputError(
+            f"images must be (batch, 1 or 3, height, width), got {tuple(image_BCHW.shape)}"
+        )
+    return image_BCHW if image_BCHW.shape[1] == 3 else image_BCHW.expand(-1, 3, -1, -1)

@@ -18,7 +18,8 @@ from jaxsr.data.picture_file import ENDINGS, READ_ONLY_ENDINGS
 from jaxsr.data.sources import Source, target_path
 from jaxsr.errors import one_line
 from jaxsr.restoration.config import FORMATS, RestoreConfig
-from jaxsr.restoration.encode import Encoding, write_picture
+from jaxsr.restoration.encode import write_picture
+from jaxsr.restoration.encoding import Encoding
 from jaxsr.restoration.made_by import MadeBy
 from jaxsr.restoration.notes import lost_in, with_size
 from jaxsr.restoration.pictures import Picture, PictureError, read_picture

@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from jaxsr.restoration.encode import DEFLATE_LEVEL, Bands, Encoding
+from jaxsr.restoration.encoding import DEFLATE_LEVEL, Bands, Encoding
 
 _INCH_PER_METRE = 0.0254
 # Bands may be a hundred megabytes; what a row filter needs beside them should not.

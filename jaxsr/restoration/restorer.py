@@ -7,7 +7,8 @@ from jaxsr.restoration.config import RestoreConfig
 from jaxsr.restoration.models import RestorationModel, find_model
 from jaxsr.restoration.pipeline import Restorer
 from jaxsr.restoration.tiling import Size, Tiler
-from jaxsr.runtime.runner import Runner, open_runner
+from jaxsr.runtime.open_runner import open_runner
+from jaxsr.runtime.runner import Runner
 from jaxsr.runtime.torch_runner import TorchRunner
 
 BATCH_ELSEWHERE = 8

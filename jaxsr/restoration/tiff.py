@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from PIL import Image, TiffImagePlugin
 
-from jaxsr.restoration.encode import DEFLATE_LEVEL, Bands, Encoding
+from jaxsr.restoration.encoding import DEFLATE_LEVEL, Bands, Encoding
 from jaxsr.restoration.notes import TIFF_STORAGE
 
 _SUB_IFDS = (0x8769, 0x8825)

@@ -86,7 +86,7 @@ def run(name: str, kind: type[Task], config: Any) -> int:
     topology = prepare(config, deterministic=config.deterministic)
     config = fitted(config, topology)
     task = TaskRun(name, kind, config)
-    prepare_network(task)
+    prepare_network(task.network, task.config)
     steps = AheadSteps(task, topology)
     if meshes.model_devices(steps.mesh) > 1:
         show_sharding(steps.state_shapes, steps.state_shardings)

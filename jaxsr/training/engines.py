@@ -25,14 +25,13 @@ from jaxsr.interop.train.optimizers import OptimizerConfig, make_optimizer, make
 from jaxsr.interop.train.step import TrainState, TrainStep, convert, init_state
 from jaxsr.models.outputs import answer_of
 from jaxsr.runtime.setup import torch_device
-from jaxsr.training.fine_tuning import learning_rate_factors
+from jaxsr.training.task_run import TaskRun
 from jaxsr.training.validation import Network
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from jaxsr.interop.train.torch_step import TorchStep
-    from jaxsr.training.task_run import TaskRun
 
 _PREPARATION = 0x70726570  # "prep"
 
@@ -40,7 +39,7 @@ Metrics = Mapping[str, Any]
 """Scalars by `network/name`, those of torch as its tensors."""
 
 
-def updates_of(task: "TaskRun") -> dict[str, int]:
+def updates_of(task: TaskRun) -> dict[str, int]:
     """How many updates each network gets over the run."""
     updates: dict[str, int] = {}
     for name, steps in task.phases:
@@ -57,12 +56,12 @@ def preparation_key(root: jax.Array, step: ArrayLike) -> jax.Array:
 class StepPrograms:
     """A task's steps as jitted functions on a mesh, whose devices need not be of this machine."""
 
-    def __init__(self, task: "TaskRun", mesh: jax.sharding.Mesh) -> None:
+    def __init__(self, task: TaskRun, mesh: jax.sharding.Mesh) -> None:
         config = task.config
         self.mesh = mesh
         self._task = task
         self._config = config.step_config
-        factors = learning_rate_factors(task)
+        factors = task.learning_rate_factors
         self._optimizers: dict[str, optax.GradientTransformation] = {}
         self._schedules: dict[str, optax.Schedule] = {}
         updates = updates_of(task)
@@ -140,7 +139,7 @@ class StepPrograms:
 class JaxEngine:
     """The jitted step on a mesh; the state never leaves the devices but to be saved."""
 
-    def __init__(self, task: "TaskRun") -> None:
+    def __init__(self, task: TaskRun) -> None:
         self.mesh = meshes.make_mesh(task.config.mesh_shape)
         self._task = task
         self._programs = StepPrograms(task, self.mesh)
@@ -297,7 +296,7 @@ class _JaxNetwork:
 class TorchEngine:
     """Plain PyTorch on one device; batches are prepared by the very kernels of the JAX engine."""
 
-    def __init__(self, task: "TaskRun") -> None:
+    def __init__(self, task: TaskRun) -> None:
         from jaxsr.interop.train.torch_step import TorchStep
 
         config = task.config
@@ -313,7 +312,7 @@ class TorchEngine:
             config=config.step_config,
             device=device,
             compiled=config.compile,
-            lr_factors=learning_rate_factors(task),
+            lr_factors=task.learning_rate_factors,
         )
         self._key = jax.random.key(config.seed)
         self._constants = dict(task.constants(None))
@@ -417,24 +416,9 @@ Engine = JaxEngine | TorchEngine
 """What the loop drives."""
 
 
-def make_engine(task: "TaskRun") -> Engine:
+def make_engine(task: TaskRun) -> Engine:
     """The engine that the task's configuration names; JAX's platform must be fixed already."""
     return TorchEngine(task) if task.config.engine == "torch" else JaxEngine(task)
-
-
-def traced_result(
-    module: "nn.Module", method: str, batch: Mapping[str, np.ndarray], *, train: bool = False
-) -> PyTree:
-    """What a method of a torch module returns for a batch, in shapes and dtypes; not computed."""
-    from jaxsr.interop.module import to_jax
-
-    model = to_jax(module)
-
-    def run(params: Arrays, buffers: Arrays, batch: Arrays) -> PyTree:
-        key = jax.random.key(0)
-        return model.apply(params, buffers, batch, rng=key, train=train, method=method)[0]
-
-    return jax.eval_shape(run, model.params, model.buffers, dict(batch))
 
 
 def whole_on_host(tree: PyTree) -> PyTree:

@@ -8,7 +8,6 @@ normalises with these, in training too, and keeps them: `encoder.*` freezes both
 import fnmatch
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -21,13 +20,11 @@ from jaxsr.models.weight_files import (
     read_weights,
     under_names_of,
 )
-
-if TYPE_CHECKING:
-    from jaxsr.training.task_run import TaskRun
+from jaxsr.training.config import RunConfig
 
 
-def prepare_network(task: "TaskRun") -> list[str]:
-    """Loads and freezes what the task's configuration says; the objective changes in place.
+def prepare_network(network: nn.Module, config: RunConfig) -> list[str]:
+    """Loads and freezes what the configuration says; the network changes in place.
 
     A run that continues another's checkpoint (`branch_from`) has its weights; compiling ahead of
     time needs none.
@@ -39,8 +36,6 @@ def prepare_network(task: "TaskRun") -> list[str]:
       InputError: no weight fits, a pattern matches nothing, or no parameter is left to train.
       FileNotFoundError: there are no weights to start from.
     """
-    config = task.config
-    network = task.network
     if not any(parameter.requires_grad for parameter in network.parameters()):
         raise InputError(
             f"the network {type(network).__name__} has no parameter to train; make them "
@@ -51,7 +46,7 @@ def prepare_network(task: "TaskRun") -> list[str]:
         lines += initialise(network, config.init)
     if config.freeze:
         lines.append(freeze(network, config.freeze))
-    learning_rate_factors(task)  # refuses what matches nothing
+    learning_rate_factors(network, config.lr_factor)  # refuses what matches nothing
     return lines
 
 
@@ -147,20 +142,21 @@ class _FixedStatistics(nn.Module):
         return super().train(False)
 
 
-def learning_rate_factors(task: "TaskRun") -> dict[str, float]:
-    """Factors of the learning rate, by the objective's parameter names; 1 is left out.
+def learning_rate_factors(
+    network: nn.Module, entries: Iterable[str], prefix: str = ""
+) -> dict[str, float]:
+    """Factors of the learning rate by `prefix` and the parameter's name; 1 is left out.
 
     The first pattern that matches a name counts.
 
     Raises:
       InputError: an entry is not PATTERN=FACTOR, or its pattern matches nothing.
     """
-    network = task.network
     names = [name for name, _ in network.named_parameters()]
     factors: dict[str, float] = {}
-    for pattern, factor in parse_factors(task.config.lr_factor):
+    for pattern, factor in parse_factors(entries):
         for name in _matching(names, pattern, "lr_factor"):
-            factors.setdefault(f"{task.exported}.{name}", factor)
+            factors.setdefault(f"{prefix}{name}", factor)
     return {name: factor for name, factor in factors.items() if factor != 1.0}
 
 

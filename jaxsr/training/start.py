@@ -22,12 +22,12 @@ from jaxsr.runtime.xla_flags import without_ynn_flag
 from jaxsr.training.config import RunConfig
 from jaxsr.training.config_file import flat_options
 from jaxsr.training.fine_tuning import prepare_network
+from jaxsr.training.finished_run import Run
 from jaxsr.training.loop import train
 from jaxsr.training.run_folder import ENVIRONMENT, choose_folder, claim_folder
 from jaxsr.training.run_lock import lock_folder
 from jaxsr.training.task import Task
 from jaxsr.training.task_run import TaskRun
-from jaxsr.training.train_call import Run
 from jaxsr.training.user_code import code_digests, located_in_users_files
 
 _PER_HOST = (
@@ -72,7 +72,7 @@ def start(name: str, kind: type[Task], config: RunConfig) -> Run:
             )
             out = choose_folder(config, name, jax.process_count())
             task = TaskRun(name, kind, config)  # checks the data before anything is computed
-            remarks = prepare_network(task)
+            remarks = prepare_network(task.network, task.config)
             code = code_digests()
             check_alike({"files": task.files(), "code": code})
             if jax.process_index() == 0:

@@ -24,15 +24,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, dataclass_transform
 
+import torch
 from torch import Tensor, nn
 
 from jaxsr.data.photos import available_cpus
 from jaxsr.errors import InputError
 from jaxsr.fields import number
-from jaxsr.interop.train.objective import Objective
+from jaxsr.interop.train.objective import Objective, Phase, Player
 from jaxsr.training.config import CacheOptions, RunConfig
 from jaxsr.training.config_file import ConfigFile
-from jaxsr.training.task_methods import Batch, SingleNetwork, refusal
+from jaxsr.training.task_guards import (
+    Batch,
+    naming_batch,
+    refusal,
+    refusing_state,
+    with_long_integers,
+)
 from jaxsr.training.validation import Network, ValidationResult
 
 if TYPE_CHECKING:
@@ -264,3 +271,72 @@ class Task:
 
     def _lacks(self, method: str) -> InputError:
         return refusal(f"{type(self).__name__} defines no {method}; docs/own-task.md shows one")
+
+
+class SingleNetwork(Objective):
+    """One network and its loss."""
+
+    phases = (
+        Phase(
+            name="train",
+            players=(Player(network="network", loss="loss", through_shared=False),),
+        ),
+    )
+
+    def __init__(self, task: Task) -> None:
+        super().__init__()
+        self.network = task.network()
+        if not isinstance(self.network, nn.Module):
+            raise InputError(
+                f"{type(task).__name__}.network returned a {type(self.network).__name__}, not a "
+                "torch module; return an object such as nn.Linear(3, 1)"
+            )
+        self._name = f"{type(task).__name__}.loss"
+        # A function, which copies of the module share: the task holds the data.
+        self._loss = lambda network, batch: loss_and_metrics(task, network, batch)
+
+    def share(self, batch: Batch) -> Mapping[str, Tensor]:
+        """Nothing: there is one player."""
+        return {}
+
+    def loss(self, shared: Mapping[str, Tensor], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The task's loss.
+
+        Raises:
+          InputError: it depends on no parameter that is trained.
+        """
+        loss, metrics = self._loss(self.network, batch)
+        if torch.is_grad_enabled() and not loss.requires_grad:
+            raise refusal(
+                f"{self._name} depends on no parameter that is trained; compute it from what "
+                "network(...) returns, without detach(), no_grad() or item()"
+            )
+        return loss, metrics
+
+
+def loss_and_metrics(
+    task: Task, network: nn.Module, batch: Batch
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of a batch, checked.
+
+    Raises:
+      InputError: it is not a scalar of floats, or the task's numbers changed.
+    """
+    name = f"{type(task).__name__}.loss"
+    with refusing_state(task, "loss"), naming_batch(batch):
+        result: Any = task.loss(network, with_long_integers(batch))
+    loss, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
+    if not isinstance(loss, Tensor) or not isinstance(metrics, Mapping):
+        raise refusal(
+            f"{name} returned {type(result).__name__}; return a scalar tensor, or one and a "
+            "dictionary of scalars to log"
+        )
+    if loss.ndim or not loss.is_floating_point():
+        raise refusal(
+            f"{name} returned a tensor of shape {tuple(loss.shape)}, {loss.dtype}; return one "
+            "float, the mean over the batch: loss.mean()"
+        )
+    for metric, value in metrics.items():
+        if not isinstance(value, Tensor) or value.ndim:
+            raise refusal(f"{name} returned {metric!r} that is not a scalar tensor")
+    return loss, {metric: value.float() for metric, value in metrics.items()}

@@ -25,18 +25,18 @@ from jaxsr.interop.train.optimizers import OptimizerConfig
 from jaxsr.models.build import check_parameters
 from jaxsr.models.own_network import stated_uses
 from jaxsr.training.config import RunConfig
-from jaxsr.training.engines import traced_result
+from jaxsr.training.fine_tuning import learning_rate_factors
 from jaxsr.training.phases import check_phases, phases_in_words
 from jaxsr.training.remat import blocks_to_recompute
 from jaxsr.training.task import Task, TaskConfig
 from jaxsr.training.task_batches import step_batches, validation_batches
 from jaxsr.training.task_data import TaskData, describe, preserved_generators
+from jaxsr.training.task_guards import refusing_draws, refusing_state
 from jaxsr.training.task_methods import (
     Evaluation,
     PhaseTrial,
     check_methods,
-    refusing_draws,
-    refusing_state,
+    traced_result,
 )
 from jaxsr.training.user_code import located, located_in_users_files
 from jaxsr.training.validation import Network, ValidationResult
@@ -102,6 +102,11 @@ class TaskRun:
             self._try_phases()
             if self.held_out is not None and not self.task.defines("validate"):
                 self._try_validation(self.held_out)
+
+    @property
+    def learning_rate_factors(self) -> dict[str, float]:
+        """Factors of the learning rate by the objective's parameter names; 1 is left out."""
+        return learning_rate_factors(self.network, self.config.lr_factor, f"{self.exported}.")
 
     def _located(self, what: str) -> contextlib.AbstractContextManager[None]:
         """Makes errors of the user's code one line; those of jaxsr's keep their traceback."""

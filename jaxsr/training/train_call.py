@@ -1,49 +1,15 @@
 """`jaxsr.train`: a run of a task from Python. Heavy imports wait for the call."""
 
 import dataclasses
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jaxsr.training.finished_run import Run
     from jaxsr.training.task import Task
 
 
-@dataclass(frozen=True)
-class Run:
-    """What a training run left."""
-
-    folder: Path
-    """With the weights, checkpoints, metrics and pictures; every command takes it as a model."""
-    finished: bool
-    """Whether it reached its last step; otherwise a signal stopped it."""
-
-    @property
-    def weights(self) -> Path:
-        """The weights of the last step; those of the best validation lie beside them."""
-        from jaxsr.models.weight_files import exported_weights
-
-        return exported_weights(self.folder)
-
-    @property
-    def metrics(self) -> list[dict[str, Any]]:
-        """The lines of `metrics.jsonl`: a dictionary for each step that was logged or validated."""
-        lines = (self.folder / "metrics.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines]
-
-    @property
-    def validation(self) -> dict[str, float]:
-        """The figures of the last validation, by name; empty where there was none."""
-        prefix = "validation/"
-        for record in reversed(self.metrics):
-            if figures := {n.removeprefix(prefix): v for n, v in record.items() if prefix in n}:
-                return figures
-        return {}
-
-
-def train(task: "str | type[Task]", **options: Any) -> Run:
+def train(task: "str | type[Task]", **options: Any) -> "Run":
     """Trains a task, as `python -m jaxsr.train` does.
 
     Args:

@@ -12,7 +12,8 @@ import tifffile
 from PIL import Image, ImageCms, ImageOps
 
 from jaxsr.data.picture_file import ENDINGS
-from jaxsr.restoration.encode import Encoding, write_picture
+from jaxsr.restoration.encode import write_picture
+from jaxsr.restoration.encoding import Encoding
 from jaxsr.restoration.notes import Notes, with_size
 from jaxsr.restoration.pictures import (
     CHANNELS,

@@ -208,7 +208,7 @@ def test_train(name, keys, tmp_path, monkeypatch):
     topology = load_topology(name)
     family, kind, config = parse_command_line([*options, "--mesh", str(len(topology.devices))])
     task = TaskRun(family, kind, config)
-    prepare_network(task)
+    prepare_network(task.network, task.config)
     constants = dict(task.constants(None))
     monkeypatch.setattr(task, "constants", lambda sharding: abstract(constants, sharding))
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "live"))

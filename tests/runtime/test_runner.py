@@ -9,8 +9,9 @@ from torch import nn
 
 from jaxsr.errors import DeviceError, UnsupportedTorchError
 from jaxsr.restoration.around_tiles import around_tiles
+from jaxsr.runtime.open_runner import open_runner
 from jaxsr.runtime.options import ComputeOptions
-from jaxsr.runtime.runner import Runner, open_runner
+from jaxsr.runtime.runner import Runner
 
 
 class Small(nn.Module):

@@ -27,7 +27,7 @@ CONFIG = dataclasses.replace(
 def trained(config):
     """The task, its engine, metrics and weights after all steps."""
     run = TaskRun("super-resolution", super_resolution.SuperResolutionTask, config)
-    lines = prepare_network(run)
+    lines = prepare_network(run.network, run.config)
     before = {n: t.clone() for n, t in run.network.state_dict().items()}
     engine, metrics = make_engine(run), []
     with run.batches(0, host=0, hosts=1) as batches:

@@ -1,0 +1,209 @@
+"""One run of a module's code on JAX: its tensors, and what other files ask of it.
+
+Tensors stand for JAX arrays, constants, and tensors that the module's code brings.
+"""
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import jax
+import torch
+from torch.autograd import Function
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+
+from jaxsr.interop._core.dtypes import is_differentiable, to_jax_dtype, to_torch_dtype
+from jaxsr.interop._core.forward_gradients import Gradients
+from jaxsr.interop._core.registry import Entry
+from jaxsr.interop._core.shared_memory import Originals, Window
+from jaxsr.interop._core.tensor import Cell, JaxTensor, stop_gradient
+from jaxsr.interop._core.trace_scope import Region, plain_torch
+from jaxsr.interop.annotations import PyTree
+from jaxsr.interop.errors import UnsupportedTorchError
+
+
+class Trace(ABC):
+    """One run of `apply`: its random key, its tensors, and who computes its operators.
+
+    `Dispatcher` (`dispatch.py`) is what runs; this is what lowerings and everything below it know.
+    """
+
+    dispatch_mode: TorchDispatchMode
+    """Gives every aten operator to this trace."""
+    function_mode: TorchFunctionMode
+    """Gives it torch's functions, before torch splits them into operators."""
+
+    def __init__(self, rng: jax.Array | None, gradients: Gradients | None = None) -> None:
+        self.rng = rng
+        self.draws = 0
+        self.state: set[Cell] = set()
+        """The cells of parameters and buffers. Once written they differ from call to call."""
+        self.thread: int | None = None
+        self.host_draws: list[str] = []
+        """Generators of Python and NumPy that the code drew from."""
+        self.gradients = gradients or Gradients()
+        self.gradients.begin()
+        self.adopted: dict[int, tuple[torch.Tensor, JaxTensor]] = {}
+        self.originals = Originals({})
+        """Trained parameters of the module that was copied, which no code may read."""
+        self.windows: Mapping[int, Window] = {}
+        """By id, what stands for tensors in the memory of parameters."""
+        self.registered: Mapping[str, JaxTensor] = {}
+        """Parameters and buffers by name."""
+        self.placeholders: Mapping[int, str] = {}
+        """Their names by the id of what stands for them in the copy of the module."""
+
+    def is_tracing_thread(self) -> bool:
+        """Whether the calling thread is the one being traced."""
+        return self.thread == threading.get_ident()
+
+    def next_key(self) -> jax.Array:
+        """A fresh key for each draw, the same for the same place in the program."""
+        if self.rng is None:
+            raise UnsupportedTorchError(
+                "the module draws random numbers but apply got no key; pass rng=jax.random.key(...)"
+                " (a new one each step), or train=False where that turns dropout off"
+            )
+        self.draws += 1
+        return jax.random.fold_in(self.rng, self.draws)
+
+    def run(self, func: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
+        """Runs an aten operator, whether the caller is the module's code or this dispatcher."""
+        is_on = _get_current_dispatch_mode() is self.dispatch_mode
+        with nullcontext() if is_on else self.dispatch_mode:
+            return func(*args, **kwargs)
+
+    def as_jax_tensor(self, tensor: torch.Tensor) -> JaxTensor:
+        """A tensor as the trace sees it: a plain torch tensor becomes a constant."""
+        return tensor if isinstance(tensor, JaxTensor) else self.adopt(tensor)
+
+    def wrap(self, array: Any, dtype: torch.dtype | None = None, owner: str = "") -> JaxTensor:
+        """A new root tensor around a JAX array."""
+        with plain_torch():
+            meta = torch.empty(
+                tuple(array.shape), dtype=dtype or to_torch_dtype(array.dtype), device="meta"
+            )
+        return JaxTensor(meta, Cell(self.gradients.distinct(array), None, owner))
+
+    def wrap_like(self, array: Any, meta: torch.Tensor, needs_grad: bool) -> JaxTensor:
+        """A new tensor around an array, a deferred one, or a function that makes the array."""
+        if not torch.is_grad_enabled():
+            array, needs_grad = stop_gradient(array), False
+        array = self.gradients.distinct(array)
+        return JaxTensor(meta, Cell(array, None), None, needs_grad and is_differentiable(meta))
+
+    def wrap_const(self, value: torch.Tensor, owner: str = "") -> JaxTensor:
+        """A new tensor whose value is a torch tensor that depends on no input."""
+        value = value.detach()
+        tensor = JaxTensor(value.to("meta"), Cell(None, value, owner))
+        return tensor.set_const(value)
+
+    def adopt(self, plain: torch.Tensor) -> JaxTensor:
+        """An ordinary torch tensor in the module's code: a constant, or a view of a parameter."""
+        window = self.windows.get(id(plain))
+        if window is not None and window.placeholder is plain:
+            return window.view(self, self.registered[window.name])
+        name = self.placeholders.get(id(plain)) if plain.device.type == "meta" else None
+        return self._adopt_constant(plain) if name is None else self.registered[name]
+
+    @plain_torch()
+    def _adopt_constant(self, plain: torch.Tensor) -> JaxTensor:
+        adopted = self.adopted.get(id(plain))
+        if adopted is None:
+            if plain.device.type == "meta":
+                raise UnsupportedTorchError(
+                    "a tensor on the meta device that is neither parameter nor buffer has no "
+                    "values; register it as a buffer, or build the module on the CPU"
+                )
+            name = self.originals.name_of(plain)
+            if name is not None:
+                raise UnsupportedTorchError(
+                    f"code reads {name} of the module as it was before the conversion, through a "
+                    "closure or a method bound to it (a forward or hook set on an instance), and "
+                    "would not see new values; make it a method, or take the module as argument"
+                )
+            value = plain.detach().cpu()
+            if value.is_sparse or value.is_quantized or value.layout != torch.strided:
+                raise UnsupportedTorchError(
+                    f"a {value.layout} or quantised tensor; convert it with .to_dense() first"
+                )
+            to_jax_dtype(value.dtype)
+            tensor = JaxTensor(
+                torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta"),
+                Cell(None, value, "a torch tensor that is neither parameter nor buffer"),
+            ).set_const(value)
+            # The plain tensor is kept alive, so that no other one gets its id.
+            adopted = self.adopted[id(plain)] = (plain, tensor)
+        return adopted[1]
+
+    def make_leaf(self, tensor: JaxTensor) -> None:
+        """Lets gradients end at this tensor, which its code marks with `requires_grad_`."""
+        if not self.gradients.recording:
+            return
+        array = self.gradients.distinct(tensor.array())
+        if tensor.view_of is None:
+            tensor.cell.value, tensor.cell.const = array, None
+        else:
+            tensor.cache = (tensor.cell.version, Region.current(), array)
+
+    @abstractmethod
+    def dispatch(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
+        """Runs an aten operator as the registry says."""
+
+    @abstractmethod
+    def mark_input_free(
+        self, func: Callable, arguments: tuple[tuple, dict], result: PyTree, draws: int
+    ) -> None:
+        """Notes whether a result follows from parameters, buffers and constants alone.
+
+        Args:
+          func: the operator or torch function.
+          arguments: what it was called with.
+          result: what it returned.
+          draws: `self.draws` before the call: a random number counts as an input.
+        """
+
+    @abstractmethod
+    def meta_result(self, func: Callable, args: tuple, kwargs: dict) -> Any:
+        """What torch says about shapes and dtypes; its errors are the user's errors."""
+
+    @abstractmethod
+    def functional(
+        self, func: torch._ops.OpOverload, entry: Entry, args: tuple, kwargs: dict, metas: Any
+    ) -> Any:
+        """What an entry computes, as tensors of the dtypes and strides that `metas` have."""
+
+    @abstractmethod
+    def wrap_result(self, func: Callable, result: Any, metas: Any, needs_grad: bool) -> Any:
+        """A lowering's arrays as tensors, in torch's dtypes and strides.
+
+        Args:
+          func: the operator or torch function, for errors.
+          result: arrays, or a decomposition's tensors; in a sequence where torch returns several.
+          metas: what torch returns on the meta device.
+          needs_grad: whether a gradient flows to the arguments; of tensors they say it themselves.
+
+        Raises:
+          UnsupportedTorchError: a shape differs, or a dtype that no cast makes right.
+        """
+
+    @abstractmethod
+    def write(
+        self,
+        target: JaxTensor,
+        value: jax.Array,
+        needs_grad: bool,
+        bounds: tuple[int, int] | None = None,
+    ) -> None:
+        """`target[...] = value`, as the current grad mode means it; `bounds` are of integers."""
+
+    @abstractmethod
+    def resumed(self) -> "AbstractContextManager[Trace]":
+        """Runs more of this trace's code later; `trace_context.resumed`."""
+
+    @abstractmethod
+    def apply_function(self, cls: type[Function], args: tuple, kwargs: dict) -> Any:
+        """`cls.apply(*args)` with `cls.backward` as its derivative."""

@@ -1,0 +1,90 @@
+"""What is refused of a task's methods while they run, and what their errors say."""
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from jaxsr.data.prefetch import filling_paused
+from jaxsr.errors import InputError, UserError
+from jaxsr.interop.hooks import holds_inputs
+from jaxsr.interop.python_state import Snapshot, kept_change
+from jaxsr.training.task_data import generator_states
+
+Batch = Mapping[str, Tensor]
+
+
+def refusal(message: str) -> InputError:
+    """An error that says where it is from: tracing puts no place in front of it."""
+    error = InputError(message)
+    error.located = True  # pyright: ignore[reportAttributeAccessIssue]
+    return error
+
+
+@contextmanager
+def refusing_state(task: object, method: str) -> Generator[None]:
+    """Refuses a method that counts or keeps something that it reaches in Python.
+
+    What changes, a list that grows, and a tensor that follows from the batch are state. What is
+    made once and kept, such as a kernel, is not.
+
+    Raises:
+      InputError: as said, with what it changes.
+    """
+    with filling_paused():
+        state = Snapshot(task)
+        yield
+        change = kept_change(state)
+    changed = None if change is None else change.path
+    if changed is None:
+        kept = (key for key, value in vars(task).items() if holds_inputs(value))
+        changed = next((f"self.{key}" for key in kept), None)
+    if changed is not None:
+        raise refusal(
+            f"{type(task).__name__}.{method} changes {changed}, which a compiled step does once "
+            "and a resumed run begins anew; keep it in a buffer of the network instead"
+        )
+
+
+@contextmanager
+def refusing_draws(task: object, method: str) -> Generator[None]:
+    """Refuses JAX code that draws from the generators of Python, NumPy or torch.
+
+    Raises:
+      InputError: it did.
+    """
+
+    before = generator_states()
+    yield
+    if generator_states() != before:
+        raise refusal(
+            f"{type(task).__name__}.{method} draws from random, numpy.random or torch, and a "
+            "compiled step would keep that one number; draw from its key, with jax.random"
+        )
+
+
+@contextmanager
+def naming_batch(batch: Batch) -> Generator[None]:
+    """Adds the names and shapes of a batch's fields to errors of the task's code.
+
+    Torch's own messages about shapes know no field.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if len(error.args) == 1:  # of torch and Python; others format their text themselves
+            fields = ", ".join(
+                f"{name} {str(rows.dtype).removeprefix('torch.')}{list(rows.shape)}"
+                for name, rows in batch.items()
+            )
+            text = repr(error.args[0]) if isinstance(error, KeyError) else error.args[0]
+            error.args = (f"{text} (the batch has {fields})",)
+        raise
+
+
+def with_long_integers(batch: Batch) -> dict[str, Tensor]:
+    """The batch with torch's default integers, which its losses and indexing ask for."""
+    return {n: t.long() if t.dtype == torch.int32 else t for n, t in batch.items()}
