@@ -34,6 +34,7 @@ FRAMEWORKS = {
 
 INTEROP_OF_MODELS = {
     "jaxsr.interop.annotations",
+    "jaxsr.interop.atomic_write",
     "jaxsr.interop.bounded_read",
     "jaxsr.interop.errors",
     "jaxsr.interop.host_arrays",

@@ -28,6 +28,7 @@ from jaxsr.models.language_models import check_model, load_shapes
 from jaxsr.models.llama.loading import LanguageModel
 from jaxsr.models.llama.tokenizer import load_tokenizer
 from jaxsr.runtime.aot import conclude, prepare
+from jaxsr.runtime.setup import cache_folder
 
 # What a prompt and its output fill where the command names neither: 8k tokens of context.
 _CONTEXT = 8192
@@ -103,7 +104,11 @@ def compile_run(
     options = sampling_options(config, model.sampling)
     prompts = all_prompts(config.prompt, config.prompts, system=config.system)
     needs_tokenizer = prompts or any(not text.isdecimal() for text in config.stop)
-    tokenizer = load_tokenizer(config.tokenizer or config.model) if needs_tokenizer else None
+    tokenizer = None
+    if needs_tokenizer:
+        tokenizer = load_tokenizer(
+            config.tokenizer or config.model, kept=cache_folder() / "tokenizers"
+        )
     draft = None
     if config.draft_model is not None:
         draft = load_draft(

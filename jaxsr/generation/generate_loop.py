@@ -34,14 +34,20 @@ _LEAST_TURNS = 4
 _LESS = "use fewer --num-beams, a smaller --batch-size or fewer --max-new-tokens"
 
 
-def check_prompts(
-    prompts: Sequence[Sequence[int]], options: SamplingOptions, *, context: int, vocabulary: int
-) -> None:
+def check_prompts(prompts: Sequence[Sequence[int]], options: SamplingOptions, config: Any) -> None:
     """Refuses prompts that the network cannot take, before any is run.
 
+    Args:
+      prompts: token ids.
+      options: of the run.
+      config: of the network.
+
     Raises:
-      ValueError: no prompt, an empty one, one too long for the context, or unknown token ids.
+      ValueError: no prompt, an empty one, one too long for the context, unknown token ids, or an
+        output that passes the length from which on LongRoPE turns all keys by other angles.
     """
+    context, vocabulary = config.max_position_embeddings, config.vocab_size
+    short = config.short_context
     if not prompts:
         raise InputError("there is no prompt; give one as an argument, or a file with --prompts")
     for index, prompt in enumerate(prompts):
@@ -57,6 +63,14 @@ def check_prompts(
                 f"prompt {index} has {len(prompt)} tokens, and {options.max_new_tokens} new ones "
                 f"would pass the model's context of {context}; use --max-new-tokens "
                 f"{context - len(prompt)} or fewer"
+            )
+        # The last token is not fed.
+        if short and len(prompt) <= short < len(prompt) + options.max_new_tokens - 1:
+            raise InputError(
+                f"prompt {index} has {len(prompt)} tokens, and {options.max_new_tokens} new ones "
+                f"would pass {short}, from where on the model (LongRoPE) turns the keys of all "
+                f"tokens by other angles; use --max-new-tokens {short + 1 - len(prompt)} or fewer, "
+                "and give what comes out as a prompt"
             )
         if not 0 <= min(prompt) <= max(prompt) < vocabulary:
             raise InputError(
@@ -132,9 +146,7 @@ def complete(
             "special tokens or ids with --stop"
         )
     config = engine.config
-    check_prompts(
-        prompts, options, context=config.max_position_embeddings, vocabulary=config.vocab_size
-    )
+    check_prompts(prompts, options, config)
     engine.check_proposals(options, longest=max(map(len, prompts)))
     together = 1 if deterministic else min(batch_size, len(prompts))
     # One cache size for the whole run means one compiled loop; a deterministic row has its own.
@@ -147,45 +159,61 @@ def complete(
         check_fits(rows * slots * _slot_bytes(config), what, advice=_LESS)
     requests = _requests_of(prompts, options, seeds, deterministic=deterministic)
     rounds = Rounds(engine, options, stop_ids, stop_text, chunk, on_tokens, on_done)
-    waiting = deque(request for request in requests if request.index not in skip)
-    if deterministic and engine.tile > 1 and options.num_beams == 1 and not options.proposals:
-        rounds.tiles(waiting, min(batch_size, engine.tile), keep_snapshots=keep_snapshots)
-        waiting.clear()
     alone = deterministic or keep_snapshots or options.num_beams > 1
     packs = engine.packs_prompts and not alone and options.num_draft_tokens is None
-    if packs and len(waiting) >= _LEAST_TURNS * together:
-        PackedRounds(rounds, together, context=context).run(waiting)
-    if engine.starts_alone and not alone and len(waiting) > together:
-        # Together, the first prompts would all be padded to the longest one's bucket.
-        rounds.one_by_one(
-            waiting, together, together, slots=slots, prompt_slots=bucket(longest), padding=padding
-        )
-    while waiting:
-        first = [waiting.popleft() for _ in range(min(together, len(waiting)))]
-        # The last batch is filled up with its first prompt, so that it needs no program of its own.
-        fill = first + [first[0]] * (together - len(first))
-        if options.num_beams > 1:
-            if deterministic:
-                size = len(first[0].prompt)
-                slots = cache_slots(size, options.max_new_tokens, context=context)
-            rounds.search(first, fill, slots, "right" if deterministic else padding)
-            continue
-        batch, prefill_s = rounds.timed(
-            engine.start,
-            [request.prompt for request in fill],
-            [request.number for request in fill],
-            options,
-            stop_ids=stop_ids,
-            slots=None if deterministic else slots,
-            prompt_slots=0 if deterministic else bucket(longest),
-            padding="right" if deterministic else padding,
-            seeds=[request.seed for request in fill],
-        )
-        rounds.follow(batch, first, prefill_s, deque() if alone else waiting, together)
-        if keep_snapshots:
-            rounds.run.snapshots.append(engine.snapshot(batch).rows(range(len(first))))
+    pending = [request for request in requests if request.index not in skip]
+    for waiting in _companies(pending, config.short_context):
+        if deterministic and engine.tile > 1 and options.num_beams == 1 and not options.proposals:
+            rounds.tiles(waiting, min(batch_size, engine.tile), keep_snapshots=keep_snapshots)
+            waiting.clear()
+        if packs and len(waiting) >= _LEAST_TURNS * together:
+            PackedRounds(rounds, together, context=context).run(waiting)
+        if engine.starts_alone and not alone and len(waiting) > together:
+            # Together, the first prompts would all be padded to the longest one's bucket.
+            rounds.one_by_one(
+                waiting,
+                together,
+                together,
+                slots=slots,
+                prompt_slots=bucket(longest),
+                padding=padding,
+            )
+        while waiting:
+            first = [waiting.popleft() for _ in range(min(together, len(waiting)))]
+            # The last batch is filled up with its first prompt, which needs no further program.
+            fill = first + [first[0]] * (together - len(first))
+            if options.num_beams > 1:
+                if deterministic:
+                    size = len(first[0].prompt)
+                    slots = cache_slots(size, options.max_new_tokens, context=context)
+                rounds.search(first, fill, slots, "right" if deterministic else padding)
+                continue
+            batch, prefill_s = rounds.timed(
+                engine.start,
+                [request.prompt for request in fill],
+                [request.number for request in fill],
+                options,
+                stop_ids=stop_ids,
+                slots=None if deterministic else slots,
+                prompt_slots=0 if deterministic else bucket(longest),
+                padding="right" if deterministic else padding,
+                seeds=[request.seed for request in fill],
+            )
+            rounds.follow(batch, first, prefill_s, deque() if alone else waiting, together)
+            if keep_snapshots:
+                rounds.run.snapshots.append(engine.snapshot(batch).rows(range(len(first))))
     rounds.run.completions.sort(key=lambda completion: completion.index)
     return rounds.run
+
+
+def _companies(requests: Sequence[Request], short: int | None) -> list[deque[Request]]:
+    """Requests that may share a batch: LongRoPE turns the keys of short and long texts by other
+    angles, and its code looks at the longest of a batch.
+    """
+    if short is None:
+        return [deque(requests)]
+    parts = ([r for r in requests if (len(r.prompt) > short) == is_long] for is_long in (0, 1))
+    return [deque(part) for part in parts if part]
 
 
 def _slot_bytes(config: Any) -> int:

@@ -311,3 +311,57 @@ def test_cache_shapes_are_those_of_a_batch(models):
     for name, array in run.snapshots[0].cache.items():
         expected = network.cache_shapes()[name]
         assert np.prod(array.shape) % np.prod(expected) == 0, name
+
+
+def with_longrope(family):
+    """A model that turns keys by other angles from 16 tokens on, and prompts around these."""
+    import transformers
+
+    factors = {"short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [4.0, 2.0, 9.0, 5.0]}
+    extra = {}
+    if family == "phimoe":
+        factors |= {"short_mscale": 1.0, "long_mscale": 1.3}
+        extra = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    config = transformers.AutoConfig.for_model(
+        family, vocab_size=99, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
+        original_max_position_embeddings=16, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        rope_parameters={
+            "rope_type": "longrope", "rope_theta": 10000.0, **factors,
+            "original_max_position_embeddings": 16,
+        },
+        **extra,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim >= 2:
+                parameter.normal_(0, 0.3)
+    rng = np.random.default_rng(0)
+    return model, [rng.integers(3, 90, length).tolist() for length in (5, 30, 9, 17)]
+
+
+@pytest.mark.parametrize(
+    ("family", "engine"),
+    [("phi3", JaxEngine), ("phi3", TorchEngine), ("phimoe", TorchEngine)],  # a Python branch in JAX
+)
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_short_texts_beside_long_ones_under_longrope(family, engine, deterministic):
+    model, prompts = with_longrope(family)
+    alone = [reference_tokens(model, prompts=[p], new_tokens=8)[0] for p in prompts]
+    network = LibraryLM(model).requires_grad_(False).eval()
+    options = SamplingOptions(max_new_tokens=8)
+    run = complete(engine(network), prompts, options, batch_size=4, deterministic=deterministic)
+    assert [list(c.tokens) for c in run.completions] == alone
+
+
+def test_an_output_that_passes_longropes_short_context_is_refused():
+    model, prompts = with_longrope("phi3")
+    network = LibraryLM(model).requires_grad_(False).eval()
+    engine = TorchEngine(network)
+    most = SamplingOptions(max_new_tokens=12)
+    tokens = complete(engine, [prompts[0]], most).completions[0].tokens
+    assert list(tokens) == reference_tokens(model, prompts=[prompts[0]], new_tokens=12)[0]
+    with pytest.raises(InputError, match=r"would pass 16, .*--max-new-tokens 12 or fewer"):
+        complete(engine, [prompts[0]], SamplingOptions(max_new_tokens=13))

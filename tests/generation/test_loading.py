@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from jaxsr.generation.options import recommended_options
+from jaxsr.models.language_models import load_language_model
 from jaxsr.models.llama.quantization_config import read_quantization
 from jaxsr.models.llama.quantized import Float8Activations, ScaledLinear, W8A8Linear
 from jaxsr.models.load import load_model
@@ -47,6 +48,50 @@ def single_file(model_folder, family, tmp_path):
         path.unlink()
     (folder / "model.safetensors.index.json").unlink()
     return folder, tensors
+
+
+@pytest.mark.parametrize("implementation", ["own", "transformers"])
+@pytest.mark.parametrize("stored", ["both", "both alike", "head", "embedding"])
+@torch.no_grad()
+def test_weights_that_a_configuration_ties_are_transformers(
+    stored, implementation, model_folder, tmp_path
+):
+    transformers = pytest.importorskip("transformers")
+    folder, tensors = single_file(model_folder, "llama-plain", tmp_path)
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": True}))
+    if stored == "head":
+        del tensors["model.embed_tokens.weight"]
+    elif stored == "embedding":
+        del tensors["lm_head.weight"]
+    elif stored == "both alike":
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    network = load_language_model(folder, implementation=implementation).network
+    ours = network(TOKENS)[0]
+    if implementation == "own":
+        ours = ours[:, -1]
+    torch.testing.assert_close(ours, theirs(TOKENS).logits[:, -1], **CLOSE)
+
+
+@pytest.mark.parametrize("implementation", ["own", "transformers"])
+@torch.no_grad()
+def test_a_single_file_goes_before_an_index(implementation, model_folder, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    folder = shutil.copytree(model_folder("llama-plain"), tmp_path / "m")
+    shards = {}
+    for path in folder.glob("*.safetensors"):
+        shards |= load_file(path)
+    assert (folder / "model.safetensors.index.json").is_file()
+    halves = {name: tensor / 2 for name, tensor in shards.items()}
+    save_file(halves, folder / "model.safetensors", metadata={"format": "pt"})
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    network = load_language_model(folder, implementation=implementation).network
+    ours = network(TOKENS)[0]
+    if implementation == "own":
+        ours = ours[:, -1]
+    torch.testing.assert_close(ours, theirs(TOKENS).logits[:, -1], **CLOSE)
 
 
 def stated(folder, quantization):

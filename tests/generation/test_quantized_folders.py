@@ -25,7 +25,7 @@ def quantised(weight, bits, groups):
     """Levels from 0, zero points and scales (O, G), and the weight that they stand for."""
     outputs, inputs = weight.shape
     scales = torch.rand(outputs, groups, generator=GENERATOR).half() * 0.02 + 0.01
-    zeros = torch.randint(1, 1 << bits, (outputs, groups), generator=GENERATOR)
+    zeros = torch.randint(0, 1 << bits, (outputs, groups), generator=GENERATOR)
     each = inputs // groups
     s, z = (t.float().repeat_interleave(each, 1) for t in (scales, zeros))
     levels = (weight / s + z).round().clamp(0, (1 << bits) - 1).int()
@@ -41,7 +41,9 @@ def packed_rows(numbers, bits):
 
 
 def gptq(weight, *, bits=4, order=False, version="gptq"):
-    """`QuantLinear.pack` of AutoGPTQ: a zero point is stored one too low in the first version."""
+    """GPTQModel's `pack`, and its `convert_gptq_v2_to_v1_format_module`, which takes ones from
+    whole words: a zero point of 0 borrows from the next.
+    """
     inputs = weight.shape[1]
     groups = inputs // GROUP
     index = torch.arange(inputs) // GROUP
@@ -50,10 +52,10 @@ def gptq(weight, *, bits=4, order=False, version="gptq"):
     by_group = index.argsort(stable=True)
     levels, zeros, scales, value = quantised(weight[:, by_group], bits, groups)
     back = by_group.argsort()
-    stored = zeros - int(version == "gptq")
+    ones = {4: 0x11111111, 8: 0x01010101}[bits] if version == "gptq" else 0
     tensors = {
         "qweight": packed_rows(levels[:, back], bits).T,
-        "qzeros": packed_rows(stored.T, bits),
+        "qzeros": packed_rows(zeros.T, bits) - ones,
         "scales": scales.T,
         "g_idx": index.int(),
     }

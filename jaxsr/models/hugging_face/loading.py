@@ -16,7 +16,7 @@ from jaxsr.errors import InputError, first_of, one_line
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.models.hugging_face.direct_weights import directly_read
 from jaxsr.models.hugging_face.network import LibraryLM
-from jaxsr.models.llama.filling import fill, packable
+from jaxsr.models.llama.filling import fill, is_tied, packable
 from jaxsr.models.llama.gguf_file import GGUFFile
 from jaxsr.models.llama.gguf_tensors import read_tensors
 from jaxsr.models.llama.hf_folder import read_json, weight_files
@@ -90,8 +90,7 @@ def _load_quantized(
     tensors = dict(read_folder(folder))
     swap_quantized(inner, tensors, fields["quantization_config"])
     tied = _tied_names(inner) if inner.config.tie_word_embeddings else None
-    if tied:
-        tensors.pop(f"{tied[0]}.weight", None)
+    tied = tied if tied and is_tied(tensors, *tied) else None
     fill(inner, tensors.items(), tied=tied)
     return _from_folder(folder, fields, inner, scheme)
 

@@ -44,6 +44,9 @@ class LibraryConfig:
     """Of most blocks; 1 where the configuration does not say."""
     keeps_states: bool
     """Whether blocks keep states of convolutions or recurrences."""
+    short_context: int | None
+    """Tokens up to which LongRoPE's short factors turn keys and queries, all of them; None where
+    the rotary frequencies do not depend on how long a text is."""
     values: str
     """The configuration as JSON."""
 
@@ -55,6 +58,7 @@ class LibraryConfig:
             model_type=config.model_type,
             vocab_size=text.vocab_size,
             max_position_embeddings=_context(text),
+            short_context=_short_context(text),
             num_key_value_heads=_kv_heads(text),
             values=config.to_json_string(use_diff=False),
         )
@@ -304,6 +308,20 @@ def _context(config: Any) -> int:
         if tokens := getattr(config, name, None):
             return tokens
     return _NO_LIMIT
+
+
+def _short_context(config: Any) -> int | None:
+    parameters = getattr(config, "rope_parameters", None) or {}
+    if "rope_type" not in parameters:  # by the kind of block
+        parameters = next((p for p in parameters.values() if _is_longrope(p)), {})
+    if not _is_longrope(parameters):
+        return None
+    original = getattr(config, "original_max_position_embeddings", None)
+    return parameters.get("original_max_position_embeddings") or original
+
+
+def _is_longrope(parameters: Any) -> bool:
+    return isinstance(parameters, Mapping) and parameters.get("rope_type") == "longrope"
 
 
 def _kv_heads(config: Any) -> int:

@@ -102,6 +102,11 @@ class LlamaConfig:
             raise InputError(f"head_dim must be even for rotary positions, got {self.head_dim}")
 
     @property
+    def short_context(self) -> None:
+        """The rotary frequencies do not depend on how long a text is; see `LibraryConfig`."""
+        return None
+
+    @property
     def qk_norm(self) -> bool:
         """Whether queries and keys are normalised per head before their rotation."""
         return self.model_type == "qwen3"

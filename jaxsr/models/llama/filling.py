@@ -25,6 +25,22 @@ def packable(network: nn.Module) -> set[str]:
     }
 
 
+def is_tied(tensors: dict[str, Tensor], head: str, embedding: str) -> bool:
+    """Whether a head that the configuration ties to the embedding is tied by the checkpoint, too.
+
+    As in transformers, two weights with different values are two, and a lone one is both's. What is
+    stored twice is taken out of the table once.
+    """
+    weight = tensors.get(f"{head}.weight")
+    if weight is None:
+        return not any(name.startswith(f"{head}.") for name in tensors)  # a quantised head
+    other = tensors.get(f"{embedding}.weight")
+    if other is not None and not torch.equal(weight, other):
+        return False
+    tensors[f"{embedding}.weight"] = tensors.pop(f"{head}.weight")
+    return True
+
+
 def fill(
     network: nn.Module,
     tensors: Iterable[tuple[str, Tensor | Blocks]],

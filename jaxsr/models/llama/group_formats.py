@@ -21,6 +21,10 @@ _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """The output of each four bits of an int32, from the lowest."""
 
 
+_ONES = {4: 0x11111111, 8: 0x01010101}
+"""A one in each level of an int32, by bits."""
+
+
 class InputOrder(nn.Module):
     """A layer whose groups are of inputs that do not lie beside each other."""
 
@@ -46,7 +50,10 @@ def gptq_layer(name: str, parts: Tensors, *, bits: int, adds_one: bool) -> nn.Mo
       adds_one: whether a stored zero point is one too low, as in the first version.
     """
     levels = _unpacked(parts["qweight"].T, bits)
-    zeros = _unpacked(parts["qzeros"], bits).T.int() + int(adds_one)
+    stored = parts["qzeros"]
+    if adds_one:  # to whole int32 words, as the format's authors do: a zero point of 0 borrows
+        stored = stored + _ONES[bits]
+    zeros = _unpacked(stored, bits).T.int()
     scales = parts["scales"].T
     _check(name, levels, scales, zeros)
     order = None

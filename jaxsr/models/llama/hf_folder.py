@@ -56,9 +56,13 @@ def _number(value: JsonObject) -> Any:
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a folder, every one of them present.
 
+    As in transformers, a single file is taken before an index of several.
+
     Raises:
       FileNotFoundError: there are none, or a shard that the index names is missing.
     """
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
     if (folder / INDEX).is_file():
         names = _shards(folder / INDEX)
         missing = [name for name in names if not (folder / name).is_file()]
@@ -68,8 +72,6 @@ def weight_files(folder: Path) -> list[Path]:
                 "fetch them from where the others came from"
             )
         return [folder / name for name in names]
-    if (folder / SINGLE).is_file():
-        return [folder / SINGLE]
     hint = "; get the weights from where the model came from"
     if any(folder.glob("*.bin")):
         hint = "; .bin files are pickles, which are never opened: convert them to safetensors"

@@ -5,7 +5,7 @@ Checkpoints that are quantised (block and channel FP8, compressed-tensors int8) 
 
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from jaxsr.errors import InputError
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.models.llama import hf_folder
 from jaxsr.models.llama.config import LlamaConfig
-from jaxsr.models.llama.filling import fill, packable
+from jaxsr.models.llama.filling import fill, is_tied, packable
 from jaxsr.models.llama.gguf_architectures import ROPE_FACTORS
 from jaxsr.models.llama.gguf_file import GGUFFile
 from jaxsr.models.llama.gguf_tensors import read_tensors
@@ -174,12 +174,12 @@ def build(
       ValueError: tensors are missing, surplus or of the wrong shape, or the quantisation is one
         that is not computed here.
     """
+    tensors = {n: t for n, t in tensors.items() if not n.endswith(_COMPUTED_HERE)}
+    if config.tie_word_embeddings and not is_tied(tensors, "lm_head", "model.embed_tokens"):
+        config = replace(config, tie_word_embeddings=False)
     with torch.device("meta"):
         network = CausalLM(config).to(dtype)
     network.model.rotary_emb.inv_freq = inverse_frequencies(config)
-    tensors = {n: t for n, t in tensors.items() if not n.endswith(_COMPUTED_HERE)}
-    if config.tie_word_embeddings:
-        tensors.pop("lm_head.weight", None)
     if quantization is not None:
         swap_quantized(network, tensors, quantization)
     fill(network, tensors.items())

@@ -1,28 +1,43 @@
 """Text to token ids and back, from a Hugging Face folder or a GGUF file, and chat templates.
 
-The `tokenizers` package does the splitting; `transformers` is not needed.
+The `tokenizers` package does the splitting. Where transformers is installed, its `AutoTokenizer`
+says how a folder's files make a tokenizer; GGUF files are read here.
 """
 
 import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from jaxsr.errors import InputError, MissingFileError, UserError, one_line
+from jaxsr.interop.annotations import JsonObject
+from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.interop.bounded_read import read_bounded
+from jaxsr.interop.sealed_json import seal, unseal
 from jaxsr.models.llama import gguf_tokenizer
 from jaxsr.models.llama.chat_renderer import Renderer, TemplateFailure
 from jaxsr.models.llama.gguf_file import GGUFFile, open_gguf
 from jaxsr.models.llama.hf_folder import read_json
 
-# What a tokenizer was kept in before tokenizer.json.
+_LOG = logging.getLogger(__name__)
+
 _SPECIAL = (
     *("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"),
     "additional_special_tokens",
 )
 """Special tokens that chat templates may name."""
+_FILES = (
+    *("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    "added_tokens.json",
+)
+"""What transformers makes a tokenizer of."""
 _OLDER = ("tokenizer.model", "spiece.model", "vocab.json", "merges.txt", "vocab.txt")
+"""What a tokenizer was kept in before tokenizer.json."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,11 +107,12 @@ class Tokenizer:
         return Renderer(self.template)
 
 
-def load_tokenizer(path: Path | str) -> Tokenizer:
+def load_tokenizer(path: Path | str, *, kept: Path | None = None) -> Tokenizer:
     """The tokenizer that lies with a model.
 
     Args:
       path: a Hugging Face folder with tokenizer.json, that file itself, or a GGUF file.
+      kept: a folder for what transformers makes of files, which is then not imported again.
 
     Raises:
       FileNotFoundError: nothing there.
@@ -104,9 +120,9 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
     """
     path = Path(path)
     if path.is_dir():
-        return _from_folder(path, path / "tokenizer.json")
+        return _from_folder(path, path / "tokenizer.json", kept)
     if path.suffix == ".json" and path.is_file():
-        return _from_folder(path.parent, path)
+        return _from_folder(path.parent, path, kept)
     return _from_gguf(open_gguf(path))
 
 
@@ -122,8 +138,7 @@ def _from_gguf(file: GGUFFile) -> Tokenizer:
     )
 
 
-def _from_folder(folder: Path, path: Path) -> Tokenizer:
-    inner = _inner(folder, path)
+def _from_folder(folder: Path, path: Path, kept: Path | None) -> Tokenizer:
     config_path = folder / "tokenizer_config.json"
     config = read_json(config_path) if config_path.is_file() else {}
     template = config.get("chat_template")
@@ -145,6 +160,7 @@ def _from_folder(folder: Path, path: Path) -> Tokenizer:
     except (KeyError, TypeError, UnicodeDecodeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise InputError(f"{config_path} or {beside.name} is damaged ({reason})") from error
+    inner = _inner(folder, path, kept)
     return Tokenizer(inner=inner, template=template, special=tokens)
 
 
@@ -167,52 +183,123 @@ def _text(token: Any) -> Any:
     return token["content"] if isinstance(token, dict) else token
 
 
-def _inner(folder: Path, path: Path) -> Any:
-    """The `tokenizers.Tokenizer` of tokenizer.json, or what transformers makes of older files."""
-    import tokenizers
+def _inner(folder: Path, path: Path, kept: Path | None) -> Any:
+    """The `tokenizers.Tokenizer` that transformers makes of the folder, or that of the file alone.
 
-    if path.is_file():
-        content = read_json(path)
-        for part in ("normalizer", "decoder"):
-            if (growth := _growth(content.get(part))) > _MOST_GROWTH:
-                raise InputError(
-                    f"{path} has a {part} that makes texts {growth:,} times as long; get it again, "
-                    "or give another with --tokenizer"
-                )
-        try:
-            inner = tokenizers.Tokenizer.from_file(str(path))
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # bare Exception, or a panic of Rust
-            raise InputError(
-                f"{path} is not a tokenizer ({one_line(error)}); get it again, or give another "
-                "with --tokenizer"
-            ) from error
-        # Whoever saved it with these has called it with them once; as in AutoTokenizer, a prompt
-        # is neither cut nor padded.
-        inner.no_truncation()
-        inner.no_padding()
-        return inner
+    transformers adds tokens that only tokenizer_config.json has, and some of its classes build
+    their own in the place of the file's. Importing it takes longer than all else of a start, so
+    what it makes is kept.
+    """
+    config_path = folder / "tokenizer_config.json"
+    config = read_json(config_path) if config_path.is_file() else {}
     older = [name for name in _OLDER if (folder / name).is_file()]
-    if not older:
+    if not path.is_file() and not older:
         raise MissingFileError(
             f"{folder} has no tokenizer.json; get it from where the model came from, or give "
             "--tokenizer a folder that has one"
         )
+    if path.is_file():
+        _check_growth(path)
+        is_installed = importlib.util.find_spec("transformers") is not None
+        if path.name != "tokenizer.json" or "auto_map" in config or not is_installed:
+            return _plain(_read(path))
+    file = None if kept is None else kept / f"{_files_digest(folder)}.json"
+    inner = None if file is None else _known(file, path)
+    if inner is None:
+        own = _plain(_read(path)) if path.is_file() else None
+        inner = _made(folder, config, path if own else None, older)
+        if file is not None:
+            same = own is not None and own.to_str() == inner.to_str()
+            _keep(file, None if same else inner.to_str(), split=inner.encode_special_tokens)
+    return inner
+
+
+def _read(path: Path) -> Any:
+    import tokenizers
+
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # bare Exception, or a panic of Rust
+        raise InputError(
+            f"{path} is not a tokenizer ({one_line(error)}); get it again, or give another with "
+            "--tokenizer"
+        ) from error
+
+
+def _plain(inner: Any) -> Any:
+    """The tokenizer without the truncation and padding of whoever called it before it was saved."""
+    inner.no_truncation()
+    inner.no_padding()
+    return inner
+
+
+def _made(folder: Path, config: JsonObject, path: Path | None, older: Sequence[str]) -> Any:
     from jaxsr.models.transformers_files import tokenizer_from_folder
 
-    config = folder / "tokenizer_config.json"
     try:
-        made = tokenizer_from_folder(folder, read_json(config) if config.is_file() else {})
-        return made.backend_tokenizer
+        return _plain(tokenizer_from_folder(folder, config).backend_tokenizer)
     except UserError:
         raise
     except Exception as error:  # whatever a file that is missing or damaged raises
-        needs = "; install sentencepiece" if older[0].endswith(".model") else ""
+        if path is not None:
+            lacks, files = f"{folder} has tokenizer.json", "it"
+        else:
+            lacks, files = f"{folder} has no tokenizer.json", ", ".join(older)
+        needs = "; install sentencepiece" if older and older[0].endswith(".model") else ""
         raise InputError(
-            f"{folder} has no tokenizer.json, and transformers makes none of {', '.join(older)} "
+            f"{lacks}, and transformers makes none of {files} "
             f"({one_line(error):.200}){needs}, or give --tokenizer a folder that has one"
         ) from error
+
+
+def _files_digest(folder: Path) -> str:
+    """Tells apart the files that transformers reads, and its versions."""
+    digest = hashlib.sha256()
+    for name in (*_FILES, *_OLDER):
+        if (folder / name).is_file():
+            digest.update(name.encode() + b"\0" + read_bounded(folder / name) + b"\0")
+    for package in ("transformers", "tokenizers"):
+        digest.update(importlib.metadata.version(package).encode() + b"\0")
+    return digest.hexdigest()[:32]
+
+
+def _known(file: Path, path: Path) -> Any:
+    """The tokenizer that `_keep` wrote; None where there is none, or a damaged one."""
+    import tokenizers
+
+    try:
+        entry = unseal(read_bounded(file), source=file)
+    except FileNotFoundError:
+        return None
+    except (UserError, OSError) as error:
+        _LOG.warning("%s; the tokenizer is made again", one_line(error))
+        return None
+    text = entry["tokenizer"]
+    inner = _plain(_read(path)) if text is None else tokenizers.Tokenizer.from_str(text)
+    inner.encode_special_tokens = entry["encode_special_tokens"]
+    return inner
+
+
+def _keep(file: Path, text: str | None, *, split: bool) -> None:
+    """Writes what transformers made; None stands for what tokenizer.json itself says."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        content = {"tokenizer": text, "encode_special_tokens": split}
+        atomic_write(file, seal(content).encode())
+    except OSError as error:
+        _LOG.warning("the tokenizer is not kept in %s: %s", file.parent, one_line(error))
+
+
+def _check_growth(path: Path) -> None:
+    content = read_json(path)
+    for part in ("normalizer", "decoder"):
+        if (growth := _growth(content.get(part))) > _MOST_GROWTH:
+            raise InputError(
+                f"{path} has a {part} that makes texts {growth:,} times as long; get it again, or "
+                "give another with --tokenizer"
+            )
 
 
 _MOST_GROWTH = 64
