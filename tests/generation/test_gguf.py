@@ -89,7 +89,7 @@ def test_tokenizer_in_the_file_is_the_one_it_was_made_from(hf_model, hf_tokenize
     messages = [{"role": "user", "content": " hi "}]
     want = hf_tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert tokenizer.chat(messages) == want
-    assert load_model(tmp_path / "m.gguf").stop_ids == (2,)
+    assert load_model(tmp_path / "m.gguf").stop_ids == (2, 0)  # <|im_end|>, <|endoftext|>
 
 
 def test_file_cut_anywhere_is_refused_in_one_line(hf_model, hf_tokenizer, tmp_path):

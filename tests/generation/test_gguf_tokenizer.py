@@ -12,7 +12,8 @@ import gguf
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from jaxsr.errors import InputError
-from jaxsr.models.llama.gguf_tokenizer import _SPLITS
+from jaxsr.models.llama.gguf_file import open_gguf
+from jaxsr.models.llama.gguf_tokenizer import _SPLITS, stop_ids
 from jaxsr.models.llama.tokenizer import load_tokenizer
 from tests.generation.conftest import TEXTS
 
@@ -166,3 +167,20 @@ def test_what_cannot_be_read_is_named_with_a_workaround(fields, message, tmp_pat
     with pytest.raises(InputError, match=message) as refusal:
         load_tokenizer(tmp_path / "m.gguf")
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("texts", "ends"),
+    [
+        (["a", "</s>", "<|im_end|>"], (1, 2)),
+        (["a", "</s>", "<|end|>", "<|eot_id|>"], (1, 3, 2)),
+        (["a", "</s>", "<|end|>", "<|return|>", "<|call|>"], (1, 3, 4)),
+        (["<end_of_turn>", "</s>", "b"], (1, 0)),
+    ],
+)
+def test_outputs_end_at_the_tokens_that_llama_cpp_knows(tmp_path, texts, ends):
+    fields = {"tokens": texts, "token_type": [3] * len(texts), "eos_token_id": 1}
+    write_tokenizer(tmp_path / "m.gguf", **fields)
+    assert stop_ids(open_gguf(tmp_path / "m.gguf")) == ends
+    write_tokenizer(tmp_path / "plain.gguf", **fields | {"token_type": [1] * len(texts)})
+    assert stop_ids(open_gguf(tmp_path / "plain.gguf")) == (1,)

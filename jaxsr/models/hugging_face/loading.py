@@ -19,12 +19,12 @@ from jaxsr.models.hugging_face.network import LibraryLM
 from jaxsr.models.llama.filling import fill, is_tied, packable
 from jaxsr.models.llama.gguf_file import GGUFFile
 from jaxsr.models.llama.gguf_tensors import read_tensors
+from jaxsr.models.llama.gguf_tokenizer import stop_ids
 from jaxsr.models.llama.hf_folder import read_json, weight_files
 from jaxsr.models.llama.hf_folder import read_tensors as read_folder
 from jaxsr.models.llama.loading import (
     LanguageModel,
     generation_settings,
-    gguf_stop_ids,
     rotary_frequencies,
 )
 from jaxsr.models.llama.quantized import Scheme, quantize
@@ -99,7 +99,7 @@ def _from_folder(
     folder: Path, fields: JsonObject, inner: Any, scheme: Scheme | None
 ) -> LanguageModel:
     check_finite(inner)
-    stop_ids, sampling = generation_settings(folder, fields)
+    stated, sampling = generation_settings(folder, fields)
     network = LibraryLM(inner).requires_grad_(False).eval()
     network.check_continues()
     _quantize(network, fields, scheme)
@@ -107,7 +107,7 @@ def _from_folder(
         name=folder.resolve().name,
         family=str(fields.get("model_type")),
         network=network,
-        stop_ids=stop_ids,
+        stop_ids=stated,
         sampling=sampling,
     )
 
@@ -151,7 +151,7 @@ def load_gguf(
         name=file.path.stem,
         family=str(fields["model_type"]),
         network=network.requires_grad_(False).eval(),
-        stop_ids=gguf_stop_ids(file),
+        stop_ids=stop_ids(file),
     )
 
 

@@ -46,7 +46,7 @@ _DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", 
 _PLAIN = ("gpt-2", "gpt2", "mpt", "olmo", "jais", "phi-2", "mellum", "trillion")
 _WITHOUT_MERGES = (*_LLAMA3_NAMES[:4], "tekken")
 """Rules whose models take a word as it is where it is a token."""
-_CONTROL, _USER_DEFINED = 3, 4
+_CONTROL, _USER_DEFINED = _ADDED = 3, 4
 _SPACE = "▁"
 _IDS = {
     "bos_token": "bos_token_id",
@@ -92,6 +92,28 @@ def special_tokens(file: GGUFFile) -> dict[str, str]:
     texts = _texts(file, "tokens")
     ids = {name: _token_id(file, key, len(texts)) for name, key in _IDS.items()}
     return {name: texts[index] for name, index in ids.items() if index is not None}
+
+
+def stop_ids(file: GGUFFile) -> tuple[int, ...]:
+    """Tokens that end an output: those that the header names, and those that llama.cpp knows by
+    their texts, for many a header names one that its chat template never writes.
+    """
+    names = ("eos_token_id", "eot_token_id", "eom_token_id")
+    ids = [file.fields.get(f"tokenizer.ggml.{name}") for name in names]
+    texts, kinds = (file.fields.get(f"tokenizer.ggml.{n}") for n in ("tokens", "token_type"))
+    if isinstance(texts, list) and isinstance(kinds, list):
+        special = {t: i for i, (t, k) in enumerate(zip(texts, kinds, strict=False)) if k in _ADDED}
+        ends = _TOOL_ENDS if special.keys() >= {*_TOOL_ENDS} else (*_ENDS, *_TOOL_ENDS)
+        ids += [special.get(text) for text in ends]
+    return tuple(dict.fromkeys(i for i in ids if i is not None))
+
+
+_ENDS = (
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>",
+    "_<EOT>", "<|end_of_text|>", "<end_of_utterance>", "<｜end▁of▁sentence｜>",
+)  # fmt: skip
+_TOOL_ENDS = ("<|return|>", "<|call|>")
+"""Of gpt-oss, whose `<|end|>` ends a part of an answer."""
 
 
 def _texts(file: GGUFFile, name: str) -> list[str]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from jaxsr.errors import InputError
 from jaxsr.interop.annotations import JsonObject
-from jaxsr.models.llama import hf_folder
+from jaxsr.models.llama import gguf_tokenizer, hf_folder
 from jaxsr.models.llama.config import LlamaConfig
 from jaxsr.models.llama.filling import fill, is_tied, packable
 from jaxsr.models.llama.gguf_architectures import ROPE_FACTORS
@@ -131,7 +131,7 @@ def load_gguf(
         name=file.path.stem,
         family=config.model_type,
         network=_finish(network, scheme),
-        stop_ids=gguf_stop_ids(file),
+        stop_ids=gguf_tokenizer.stop_ids(file),
     )
 
 
@@ -146,13 +146,6 @@ def rotary_frequencies(file: GGUFFile, inverse: Tensor) -> Tensor:
             "rotary frequencies; fetch the file again"
         )
     return inverse / factors
-
-
-def gguf_stop_ids(file: GGUFFile) -> tuple[int, ...]:
-    """Ends of sequence, of turn and of message, as far as the header names them."""
-    names = ("eos_token_id", "eot_token_id", "eom_token_id")
-    ids = (file.fields.get(f"tokenizer.ggml.{name}") for name in names)
-    return tuple(dict.fromkeys(i for i in ids if i is not None))
 
 
 def _finish(network: CausalLM, scheme: Scheme | None) -> CausalLM:
