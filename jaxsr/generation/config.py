@@ -70,6 +70,9 @@ class GenerateConfig(SamplingOptions, AotOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name, text in (("system", self.system or ""), *(("stop", one) for one in self.stop)):
+            if any("\ud800" <= letter <= "\udfff" for letter in text):
+                raise InputError(f"{name} is not UTF-8 text: {text!r:.80}; give it as UTF-8")
         if not self.batch_size or min(self.batch_size) < 1:
             raise InputError(f"batch_size needs values of at least 1, got {self.batch_size}")
         if "" in self.stop:

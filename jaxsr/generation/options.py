@@ -264,17 +264,28 @@ def recommended_options(generation: Mapping[str, Any]) -> tuple[dict[str, Any], 
         del values["top_k"]
     if (early := generation.get("early_stopping")) is not None:
         values["early_stopping"] = str(early).lower()
-    biases = [(ids, -math.inf) for ids in generation.get("bad_words_ids") or ()]
-    stop = generation.get("eos_token_id")
-    stop = stop if isinstance(stop, list) else [stop]
-    biases = [(ids, bias) for ids, bias in biases if not (len(ids) == 1 and ids[0] in stop)]
-    biases += [([token], -math.inf) for token in generation.get("suppress_tokens") or ()]
-    biases += [(ids, bias) for ids, bias in generation.get("sequence_bias") or ()]
+    try:
+        biases = _stated_biases(generation)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            "generation_config.json has bad_words_ids, suppress_tokens or sequence_bias of another "
+            f"form than transformers writes ({one_line(error)}); correct it"
+        ) from error
     if biases:
-        values["logit_bias"] = tuple(f"{','.join(map(str, i))}={float(b)}" for i, b in biases)
+        values["logit_bias"] = biases
     unknown = [
         name
         for name, neutral in _NOT_COMPUTED.items()
         if name in generation and generation[name] not in neutral
     ]
     return values, unknown
+
+
+def _stated_biases(generation: Mapping[str, Any]) -> tuple[str, ...]:
+    """Values of `logit_bias` that a `generation_config.json` asks for."""
+    stop = generation.get("eos_token_id")
+    ends = [[token] for token in (stop if isinstance(stop, list) else [stop])]
+    biases = [(ids, -math.inf) for ids in generation.get("bad_words_ids") or () if ids not in ends]
+    biases += [([token], -math.inf) for token in generation.get("suppress_tokens") or ()]
+    biases += [(ids, bias) for ids, bias in generation.get("sequence_bias") or ()]
+    return tuple(f"{','.join(map(str, ids))}={float(bias)}" for ids, bias in biases)

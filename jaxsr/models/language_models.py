@@ -15,7 +15,7 @@ from jaxsr.models.claims import check_claims, check_folder_claims
 from jaxsr.models.llama import loading
 from jaxsr.models.llama.config import ARCHITECTURES, LlamaConfig
 from jaxsr.models.llama.gguf_architectures import read_config
-from jaxsr.models.llama.gguf_file import open_gguf
+from jaxsr.models.llama.gguf_file import find_gguf, open_gguf
 from jaxsr.models.llama.hf_folder import read_json, weight_files
 from jaxsr.models.llama.loading import LanguageModel
 from jaxsr.models.llama.quantized import Scheme
@@ -48,6 +48,7 @@ def load_language_model(
       FileNotFoundError: a file in the folder is missing.
       InputError: the files are broken, or hold a model that is not computed here.
     """
+    path = find_gguf(path)
     try:
         model = _loaded(path, dtype, scheme, implementation, packed)
         check_finite(model.network)
@@ -70,8 +71,7 @@ def _loaded(
     if file is None:
         check_folder_claims(fields, weight_files(path), source=path / "config.json")
     else:
-        size = path.stat().st_size
-        check_claims(fields, tensors=len(file.tensors), size=size, source=path)
+        check_claims(fields, tensors=len(file.tensors), size=file.size, source=path)
     if choose(fields, implementation) == "own":
         if file is None:
             return loading.load_folder(path, dtype=dtype, scheme=scheme)
@@ -92,6 +92,7 @@ def load_shapes(
     packed: bool = True,
 ) -> LanguageModel:
     """`load_language_model`, without values where a folder's `config.json` tells all shapes."""
+    path = find_gguf(path)
     fields = read_json(path / "config.json") if path.is_dir() else {}
     if path.is_file() or "quantization_config" in fields:
         return load_language_model(
@@ -128,6 +129,7 @@ def check_model(
       FileNotFoundError: there is nothing, or a folder lacks config.json, weights or some shards.
       InputError: config.json is broken, or describes a model that is not computed here.
     """
+    path = find_gguf(path)
     if path.is_file():
         if path.suffix in (".safetensors", ".bin", ".json"):
             raise InputError(f"{path} is one file of a model; give the folder that it lies in")
@@ -163,10 +165,13 @@ def choose(
     rope_type = rope.get("rope_type", rope.get("type")) if isinstance(rope, dict) else None
     partial = isinstance(rope, dict) and "partial_rotary_factor" in rope
     known = kind in ARCHITECTURES and rope_type in _OWN_ROPE and not partial
+    known = known and fields.get("hidden_act", "silu") == "silu"
+    known = known and not fields.get("use_sliding_window")
     if implementation == "own" and not known:
         raise InputError(
             f"jaxsr's own networks are {', '.join(ARCHITECTURES)} with plain or llama3 rotary "
-            f"positions, not {kind!r}; use implementation transformers"
+            "positions, silu and full attention, which this model is not "
+            f"(model_type {kind!r}); use --implementation transformers"
         )
     if implementation == "auto":
         return "own" if known else "transformers"

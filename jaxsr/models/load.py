@@ -30,6 +30,7 @@ from jaxsr.models.build import (
     is_configuration,
 )
 from jaxsr.models.claims import check_claims
+from jaxsr.models.llama.gguf_file import find_gguf
 from jaxsr.models.own_network import load_own_network, stated_uses
 from jaxsr.models.registry import (
     FAMILIES,
@@ -174,7 +175,7 @@ def _shipped(word: str) -> Path:
 
 
 def _is_language_checkpoint(path: Path, kind: Kind | None) -> bool:
-    if kind == "language model" or path.suffix == ".gguf":
+    if kind == "language model" or path.suffix == ".gguf" or find_gguf(path) != path:
         return path.suffix not in READERS
     config = path / "config.json"
     content = read_bounded(config) if config.is_file() else b""

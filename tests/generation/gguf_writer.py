@@ -217,14 +217,15 @@ def _converted(kind, name, array, config):
     return array
 
 
-def write_gguf(path, model, kind=K.F32, *, tokenizer=None, extra=None, keep=()):
-    """Writes the file; quantises matrices whose rows are whole blocks, and those alone.
+def write_gguf(path, model, kind=K.F32, *, tokenizer=None, extra=None, keep=(), split=0):
+    """Writes the file; quantises matrices whose rows are whole blocks, and those alone. With
+    `split` there are parts of so many tensors.
 
     Returns:
       The values by GGUF name that a reader of the file sees.
     """
     architecture = ARCHITECTURES[model.config.model_type]
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split)
     for field, value in {**fields_of(model), **(extra or {})}.items():
         key = field if field.startswith(("tokenizer.", "general.")) else f"{architecture}.{field}"
         if isinstance(value, bool):

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from jaxsr.models.language_models import load_language_model
+from jaxsr.errors import InputError, MissingFileError
+from jaxsr.models.language_models import check_model, load_language_model
 from jaxsr.models.llama.gguf_file import open_gguf
 from jaxsr.models.llama.tokenizer import load_tokenizer
 from jaxsr.models.load import load_model
@@ -162,3 +163,32 @@ def test_a_huge_sparse_file_is_refused_at_once(tmp_path):
         file.truncate(2**40)
     with pytest.raises(ValueError, match=r"sparse\.gguf"):
         load_model(path)
+
+
+@torch.no_grad()
+def test_parts_and_folders_of_gguf_files(hf_model, hf_tokenizer, texts, tmp_path):
+    model, folder = hf_model("llama"), tmp_path / "split"
+    folder.mkdir()
+    write_gguf(folder / "m.gguf", model, tokenizer=byte_level(hf_tokenizer), split=5)
+    parts = sorted(folder.glob("*.gguf"))
+    assert len(parts) > 2
+    (folder / "mmproj-m.gguf").write_bytes(b"of images")
+    for path in (folder, parts[0], parts[1]):
+        network = load_model(path).network
+        torch.testing.assert_close(network(TOKENS)[0], model(TOKENS).logits, atol=2e-4, rtol=1e-5)
+        assert load_tokenizer(path).encode(texts[0]) == hf_tokenizer.encode(texts[0])
+    check_model(folder)
+    content = parts[2].read_bytes()
+    parts[2].write_bytes(parts[1].read_bytes())
+    with pytest.raises(InputError, match="is not part 3 of"):
+        load_model(folder)
+    parts[2].unlink()
+    with pytest.raises(MissingFileError, match="lacks 1 of .* parts: m-00003-of-"):
+        load_model(folder)
+    parts[2].write_bytes(content)
+    renamed = parts[0].rename(folder / "other.gguf")
+    with pytest.raises(InputError, match="give the files their names again"):
+        load_model(renamed)
+    (folder / "more.gguf").write_bytes(content)
+    with pytest.raises(InputError, match="has 2 GGUF files .more.gguf, other.gguf.; give one"):
+        load_model(folder, kind="language model")

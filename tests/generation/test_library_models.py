@@ -274,7 +274,9 @@ def test_weights_that_lack_a_tensor_are_refused(tmp_path):
 
 def test_own_networks_are_asked_for_where_there_are_none(tmp_path):
     tiny_model("gemma2", tmp_path).save_pretrained(tmp_path / "model")
-    with pytest.raises(InputError, match="not 'gemma2'; use implementation transformers"):
+    with pytest.raises(
+        InputError, match=r"model_type 'gemma2'.; use --implementation transformers"
+    ):
         load_language_model(tmp_path / "model", implementation="own")
 
 
@@ -365,3 +367,34 @@ def test_an_output_that_passes_longropes_short_context_is_refused():
     assert list(tokens) == reference_tokens(model, prompts=[prompts[0]], new_tokens=12)[0]
     with pytest.raises(InputError, match=r"would pass 16, .*--max-new-tokens 12 or fewer"):
         complete(engine, [prompts[0]], SamplingOptions(max_new_tokens=13))
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("llama", {"hidden_act": "gelu"}),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
+        ("qwen3", {"head_dim": None}),
+    ],
+)
+def test_forms_of_llama_and_qwen3_that_jaxsrs_own_networks_lack(family, fields, tmp_path):
+    import json
+
+    import transformers
+
+    config = transformers.AutoConfig.for_model(
+        family, vocab_size=99, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
+        **{name: value for name, value in fields.items() if value is not None},
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False).eval()
+    model.save_pretrained(tmp_path)
+    stated = json.loads((tmp_path / "config.json").read_text())
+    for name in (name for name, value in fields.items() if value is None):
+        del stated[name]
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    network = load_language_model(tmp_path).network
+    run = complete(JaxEngine(network), [PROMPTS[0]], SamplingOptions(max_new_tokens=8))
+    want = reference_tokens(model, prompts=PROMPTS[:1], new_tokens=8)
+    assert [list(c.tokens) for c in run.completions] == want

@@ -29,6 +29,9 @@ class Llama3Scaling:
     """Context, in tokens, that the model was first trained on."""
 
     def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise InputError(f"rope scaling's {name} must be a number, got {value!r}")
         if self.factor < 1:
             raise InputError(f"rope factor must be at least 1, got {self.factor}")
         if not 0 < self.low_freq_factor < self.high_freq_factor:
@@ -153,8 +156,9 @@ class LlamaConfig:
             model_type=model_type,
             **{name: fields[name] for name in needed},
             num_key_value_heads=fields.get("num_key_value_heads") or heads,
-            head_dim=fields.get("head_dim") or fields["hidden_size"] // heads,
             # transformers' own defaults of each family.
+            head_dim=fields.get("head_dim")
+            or (128 if model_type == "qwen3" else fields["hidden_size"] // heads),
             max_position_embeddings=fields.get(
                 "max_position_embeddings", 32768 if model_type == "qwen3" else 2048
             ),

@@ -6,6 +6,7 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 import math
+import re
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxsr.errors import InputError, MissingFileError, one_line
+from jaxsr.errors import InputError, MissingFileError, one_line, printable
 from jaxsr.models.claims import check_claims
 
 _SCALARS = {
@@ -40,6 +41,8 @@ _MOST_ENTRIES = 2**22
 _LONGEST_STRING = 2**24
 _MOST_FIELDS = _MOST_TENSORS = 2**16
 _MOST_AXES = 8
+_MOST_PARTS = 1000
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 
 @dataclass(frozen=True)
@@ -51,16 +54,19 @@ class GGUFTensor:
     kind: int
     start: int
     size: int
+    data: np.ndarray
+    """Bytes of its file, mapped into memory."""
 
 
 @dataclass(frozen=True)
 class GGUFFile:
-    """The header of a GGUF file, and its bytes mapped into memory."""
+    """The header of a GGUF file, and where its tensors lie: in it, or in one of its parts."""
 
     path: Path
     fields: dict[str, Any]
     tensors: dict[str, GGUFTensor]
-    data: np.ndarray
+    size: int
+    """Bytes of all parts."""
 
     def need(self, name: str) -> Any:
         """A field of the header.
@@ -112,19 +118,79 @@ class GGUFFile:
     def rows(self, name: str) -> np.ndarray:
         """The bytes of one tensor; quantised along its last axis, they are rows of blocks."""
         tensor = self.tensors[name]
-        raw = self.data[tensor.start : tensor.start + tensor.size]
+        raw = tensor.data[tensor.start : tensor.start + tensor.size]
         return raw.reshape(*tensor.shape[:-1], -1) if tensor.size else raw
 
 
-def open_gguf(path: Path) -> GGUFFile:
-    """Reads the header and maps the tensors, checking that every one lies within the file.
+def find_gguf(path: Path) -> Path:
+    """The GGUF file in a folder that has one and no `config.json`; any other path as it is.
 
     Raises:
-      FileNotFoundError: no such file.
+      InputError: the folder has several that are not parts of one.
+    """
+    if not path.is_dir() or (path / "config.json").exists():
+        return path
+    # Beside a language model may lie the encoder of its images.
+    files = sorted(p for p in path.glob("*.gguf") if not p.name.startswith("mmproj"))
+    firsts = [p for p in files if not (m := _PART.fullmatch(p.name)) or int(m[2]) == 1]
+    if len(firsts) > 1:
+        names = ", ".join(printable(p.name, 60) for p in firsts[:4])
+        raise InputError(f"{path} has {len(firsts)} GGUF files ({names}); give one of them")
+    return firsts[0] if firsts else path
+
+
+def open_gguf(path: Path) -> GGUFFile:
+    """Reads the header and maps the tensors, checking that every one lies within its file.
+
+    Args:
+      path: of the file, or of any part of one that is split.
+
+    Raises:
+      FileNotFoundError: no such file, or a part is missing.
       ValueError: not a GGUF file, an unknown version, a file cut short, or one whose header claims
         more than it holds.
     """
     path = Path(path)
+    file = _open(path)
+    parts = file.fields.get("split.count", 0)
+    if isinstance(parts, int) and parts > 1:
+        file = _joined(path, parts)
+    check_claims(file.fields, tensors=len(file.tensors), size=file.size, source=path)
+    return file
+
+
+def _joined(path: Path, parts: int) -> GGUFFile:
+    name = _PART.fullmatch(path.name)
+    if name is None or int(name[3]) != parts or parts > _MOST_PARTS:
+        raise InputError(
+            f"{path} says that it is one of {parts} parts, which are named NAME-00001-of-"
+            f"{parts:05}.gguf and so on; give the files their names again"
+        )
+    paths = [path.with_name(f"{name[1]}-{i:05}-of-{parts:05}.gguf") for i in range(1, parts + 1)]
+    if absent := [p.name for p in paths if not p.is_file()]:
+        raise MissingFileError(
+            f"{path.parent} lacks {len(absent)} of {parts} parts: {', '.join(absent[:3])}; fetch "
+            "them from where the others came from"
+        )
+    files = [_open(p) for p in paths]
+    tensors: dict[str, GGUFTensor] = {}
+    for number, part in enumerate(files):
+        if (part.fields.get("split.no"), part.fields.get("split.count")) != (number, parts):
+            raise InputError(f"{part.path} is not part {number + 1} of {parts}; fetch it again")
+        if twice := tensors.keys() & part.tensors.keys():
+            raise InputError(
+                f"{part.path}: tensor {min(twice):.60} is in two parts; fetch it again"
+            )
+        tensors |= part.tensors
+    total = files[0].fields.get("split.tensors.count", len(tensors))
+    if total != len(tensors):
+        raise InputError(
+            f"{path}: the parts hold {len(tensors)} of {total} tensors; fetch them again"
+        )
+    return GGUFFile(files[0].path, files[0].fields, tensors, sum(part.size for part in files))
+
+
+def _open(path: Path) -> GGUFFile:
     if not path.is_file():
         raise MissingFileError(f"no GGUF file at {path}")
     size = path.stat().st_size
@@ -132,14 +198,12 @@ def open_gguf(path: Path) -> GGUFFile:
         raise InputError(f"{path} has {size} bytes: not a GGUF file, or one cut short")
     data = np.memmap(path, mode="r", dtype=np.uint8)
     try:
-        file = _parse(path, data, size)
+        return _parse(path, data, size)
     except (struct.error, IndexError) as error:
         reason = one_line(error)
         raise InputError(
             f"{path} ends or breaks off within its header ({reason}); fetch it again"
         ) from error
-    check_claims(file.fields, tensors=len(file.tensors), size=size, source=path)
-    return file
 
 
 class _Cursor:
@@ -227,9 +291,9 @@ def _parse(path: Path, data: np.ndarray, size: int) -> GGUFFile:
                 f"{path} is cut short: {size} bytes, but tensor {name} ends at byte "
                 f"{base + offset + length}; fetch the file again"
             )
-        tensors[name] = GGUFTensor(name, shape, kind, base + offset, length)
+        tensors[name] = GGUFTensor(name, shape, kind, base + offset, length, data)
     _refuse_overlaps(path, tensors.values())
-    return GGUFFile(path, fields, tensors, data)
+    return GGUFFile(path, fields, tensors, size)
 
 
 def _refuse_overlaps(path: Path, tensors: Iterable[GGUFTensor]) -> None:

@@ -21,7 +21,7 @@ from jaxsr.interop.bounded_read import read_bounded
 from jaxsr.interop.sealed_json import seal, unseal
 from jaxsr.models.llama import gguf_tokenizer
 from jaxsr.models.llama.chat_renderer import Renderer, TemplateFailure
-from jaxsr.models.llama.gguf_file import GGUFFile, open_gguf
+from jaxsr.models.llama.gguf_file import GGUFFile, find_gguf, open_gguf
 from jaxsr.models.llama.hf_folder import read_json
 
 _LOG = logging.getLogger(__name__)
@@ -119,6 +119,8 @@ def load_tokenizer(path: Path | str, *, kept: Path | None = None) -> Tokenizer:
       ValueError: the file is broken, or its kind is not read.
     """
     path = Path(path)
+    if not (path / "tokenizer.json").is_file():
+        path = find_gguf(path)
     if path.is_dir():
         return _from_folder(path, path / "tokenizer.json", kept)
     if path.suffix == ".json" and path.is_file():
