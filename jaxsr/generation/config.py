@@ -22,7 +22,8 @@ class GenerateConfig(SamplingOptions, AotOptions):
     prompt: tyro.conf.Positional[tuple[str, ...]] = ()
     """Texts to go on from."""
     model: Path
-    """Hugging Face folder (config.json, safetensors, tokenizer.json) or .gguf file."""
+    """Hugging Face folder (config.json, safetensors, tokenizer.json), .gguf file, or a name on the
+    hub: ORG/NAME, ORG/NAME@REVISION, hf:ORG/NAME:FILE.gguf."""
     implementation: Literal["auto", "own", "transformers"] = "auto"
     """Who computes: `own`, jaxsr's networks for Llama and Qwen3; or `transformers`, the code of
     the model's own family. `auto`: own where there is one, which is faster."""

@@ -109,7 +109,6 @@ class Engine(ABC):
         *,
         stop_ids: Sequence[int] = (),
         slots: int | None = None,
-        prompt_slots: int = 0,
         padding: Padding = "right",
         seeds: Sequence[int] | None = None,
     ) -> Any:
@@ -121,7 +120,6 @@ class Engine(ABC):
           options: how tokens are chosen.
           stop_ids: tokens that end a row.
           slots: size of the cache; at least `cache_slots` of the longest prompt, the default.
-          prompt_slots: tokens of the longest prompt that `admit` will bring.
           padding: side on which shorter rows are padded.
           seeds: of each row's random key. Default: that of the options.
         """
@@ -138,7 +136,6 @@ class Engine(ABC):
             options,
             tuple(stop_ids),
             max(slots or least, least),
-            max(prompt_slots, tokens.shape[1]),
             padding,
         )
 
@@ -163,7 +160,6 @@ class Engine(ABC):
         *,
         stop_ids: Sequence[int] = (),
         slots: int,
-        prompt_slots: int,
         padding: Padding = "right",
         seed: int,
         rows: int,
@@ -178,7 +174,6 @@ class Engine(ABC):
         stop_ids: Sequence[int] = (),
         rows: int,
         slots: int,
-        prompt_slots: int,
     ) -> Any:
         """A batch whose rows have all ended; `admit_packed` brings prompts."""
         raise NotImplementedError
@@ -213,7 +208,6 @@ class Engine(ABC):
         options: SamplingOptions,
         stop_ids: tuple[int, ...],
         slots: int,
-        prompt_slots: int,
         padding: Padding,
     ) -> Any:
         """`start` with the prompts as one array (B, T); lengths, numbers and seeds are (B,)."""
@@ -222,8 +216,8 @@ class Engine(ABC):
     def admit(self, batch: Any, row: int, prompt: Sequence[int], request: int, seed: int) -> None:
         """Gives the place of a row that has ended to another prompt.
 
-        The batch was started with enough slots for it, and with its prompt's. Such a batch has no
-        snapshots of rows that ended.
+        The batch was started with enough slots for it. Such a batch has no snapshots of rows that
+        ended.
         """
 
     @abstractmethod
@@ -302,6 +296,12 @@ def logprobs_capacity(options: SamplingOptions, vocabulary: int) -> int | None:
     if options.logprobs is None:
         return None
     return min(max(_LEAST_TOP, 1 << max(options.logprobs - 1, 0).bit_length()), vocabulary)
+
+
+def ending_in(prompt_BT: np.ndarray, slots: int) -> np.ndarray:
+    """Prompts that end in the last of so many columns, `UNFILLED` before them."""
+    part = prompt_BT[:, max(0, prompt_BT.shape[1] - slots) :]
+    return np.pad(part, [(0, 0), (slots - part.shape[1], 0)], constant_values=UNFILLED)
 
 
 def empty_logprobs(rows: int, room: int, top: int | None) -> dict[str, np.ndarray]:

@@ -23,7 +23,7 @@ from jaxsr.errors import InputError
 from jaxsr.generation.decoder import Engine, Snapshot
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.packed_rounds import PackedRounds
-from jaxsr.generation.padding import Padding, bucket, cache_slots
+from jaxsr.generation.padding import Padding, cache_slots
 from jaxsr.generation.prompt_pool import Request
 from jaxsr.generation.rounds import OnDone, OnTokens, Rounds, Run
 from jaxsr.generation.stop_text import StopText
@@ -175,7 +175,6 @@ def complete(
                 together,
                 together,
                 slots=slots,
-                prompt_slots=bucket(longest),
                 padding=padding,
             )
         while waiting:
@@ -195,7 +194,6 @@ def complete(
                 options,
                 stop_ids=stop_ids,
                 slots=None if deterministic else slots,
-                prompt_slots=0 if deterministic else bucket(longest),
                 padding="right" if deterministic else padding,
                 seeds=[request.seed for request in fill],
             )

@@ -6,6 +6,7 @@ from jaxsr.errors import InputError
 from jaxsr.generation.config import GenerateConfig
 from jaxsr.generation.prompts import all_prompts, check_rows_path
 from jaxsr.interop.atomic_write import check_file
+from jaxsr.models.hub import fetched
 from jaxsr.models.llama.gguf_file import find_gguf
 from jaxsr.runtime.activity import now
 from jaxsr.runtime.setup import setup_compute
@@ -53,7 +54,7 @@ def check_packages(config: GenerateConfig) -> None:
     needed = ["tokenizers", *([] if config.raw else ["jinja2"])]
     needed += ["flatbuffers"] if config.engine == "jax" else []
     models = [config.model, *([config.draft_model] if config.draft_model is not None else [])]
-    needed += ["gguf"] if any(find_gguf(model).is_file() for model in models) else []
+    needed += ["gguf"] if any(find_gguf(fetched(model)).is_file() for model in models) else []
     if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
         raise InputError(
             f"generating needs {', '.join(missing)}, which is not installed; "

@@ -24,6 +24,7 @@ from jaxsr.generation.decoder import (
     Snapshot,
     empty_logprobs,
     end_rows,
+    ending_in,
     logprobs_capacity,
 )
 from jaxsr.generation.jax_proposals import ProposingNetwork
@@ -37,7 +38,7 @@ from jaxsr.generation.padding import Padding, cache_slots, packed, padded
 # and gives each row the same bits; with more a single prompt would pay for rows that are not there.
 TILE = 4
 
-# Outputs are held in a buffer of a multiple of this, so that few loops are compiled.
+# Outputs of beams are held in a buffer of a multiple of this, so that few programs are compiled.
 _OUTPUT_STEP = 64
 
 
@@ -97,9 +98,9 @@ class JaxEngine(ProposingNetwork, Engine):
         # Where rows share slots, a row's place in them depends on the others.
         self.tile = 1 if self._layout.shares_slots or self.devices > 1 else TILE
 
-    def _first_token_options(self, options: SamplingOptions) -> tuple[int, int | None, bool]:
+    def _first_token_options(self, options: SamplingOptions) -> tuple[int | None, bool]:
         """Static arguments of `Steps.first_token`."""
-        return room_for(options), self._top(options), self._is_plain(options)
+        return self._top(options), self._is_plain(options)
 
     def _loop_options(
         self, options: SamplingOptions, padding: Padding
@@ -124,12 +125,11 @@ class JaxEngine(ProposingNetwork, Engine):
         options: SamplingOptions,
         stop_ids: tuple[int, ...],
         slots: int,
-        prompt_slots: int,
         padding: Padding,
     ) -> JaxBatch:
         settings = settings_of(options, stop_ids)
         *inputs, settings = self._replicated(tokens, length, requests, seeds, settings)
-        static = (slots, prompt_slots, padding)
+        static = (slots, padding)
         args: tuple[Any, ...] = (self.weights_for(options), *inputs[:2])
         prefill = self._program(
             ("prefill", *static, tokens.shape, self.ahead(options)),
@@ -162,11 +162,10 @@ class JaxEngine(ProposingNetwork, Engine):
         stop_ids: Sequence[int] = (),
         rows: int,
         slots: int,
-        prompt_slots: int,
     ) -> JaxBatch:
         none = np.zeros(rows, np.int32)
         zeros, settings = self._replicated(none, settings_of(options, tuple(stop_ids)))
-        static = (slots, prompt_slots, room_for(options), self._top(options), self._dtype)
+        static = (slots, self._top(options), self._dtype)
         function = partial(self._steps.empty, *static)
         empty = self._program(("empty", rows, *static), _by(rows, slots), function, zeros)
         batch = JaxBatch(
@@ -190,7 +189,7 @@ class JaxEngine(ProposingNetwork, Engine):
         requests: Sequence[int],
         seeds: Sequence[int],
     ) -> None:
-        count, prompt_slots = len(batch.requests), batch.state["prompt"].shape[1]
+        count, slots = len(batch.requests), batch.slots
         places = min(count, MOST_PACKED)
         batch.requests[list(rows)], batch.seeds[list(rows)] = requests, seeds
         fill = [(0, places - len(rows))]
@@ -199,9 +198,9 @@ class JaxEngine(ProposingNetwork, Engine):
         table, row_P, *numbers = self._replicated(packed(prompts, places=places), row_P, *numbers)
         tokens = len(table["tokens"])
         prefill = self._program(
-            ("prefill_packed", prompt_slots, places, tokens),
+            ("prefill_packed", slots, places, tokens),
             str(tokens),
-            partial(self._steps.prefill_packed, prompt_slots),
+            partial(self._steps.prefill_packed, slots),
             self._weights,
             table,
         )
@@ -240,7 +239,6 @@ class JaxEngine(ProposingNetwork, Engine):
         *,
         stop_ids: Sequence[int] = (),
         slots: int,
-        prompt_slots: int,
         padding: Padding = "right",
         seed: int,
         rows: int,
@@ -251,7 +249,6 @@ class JaxEngine(ProposingNetwork, Engine):
             options,
             stop_ids=stop_ids,
             slots=slots,
-            prompt_slots=prompt_slots,
             padding=padding,
             seeds=[seed],
         )
@@ -267,7 +264,6 @@ class JaxEngine(ProposingNetwork, Engine):
     ) -> None:
         tokens, length = padded([prompt], padding=batch.padding)
         numbers = np.asarray([request, seed], np.int32)
-        prompt_slots = batch.state["prompt"].shape[1]
         new = self._start(
             tokens,
             length,
@@ -276,7 +272,6 @@ class JaxEngine(ProposingNetwork, Engine):
             batch.options,
             batch.stop_ids,
             batch.slots,
-            prompt_slots,
             batch.padding,
         )
         args = (batch.state, new.state, *self._replicated(np.int32(row)))
@@ -387,8 +382,8 @@ class JaxEngine(ProposingNetwork, Engine):
         cache, filled, first = self.layout_for(options).placed(
             snapshot.cache, snapshot.filled.astype(np.int32), slots=slots, dtype=self._dtype
         )
-        rows, room = len(count_B), max(room_for(options), snapshot.outputs.shape[1])
-        outputs = np.full((rows, room), UNFILLED, np.int32)
+        rows = len(count_B)
+        outputs = np.full((rows, slots), UNFILLED, np.int32)
         outputs[:, : snapshot.outputs.shape[1]] = snapshot.outputs
         keys = sampling.request_keys(jnp.asarray(snapshot.seeds), jnp.asarray(snapshot.requests))
         state: State = {
@@ -396,11 +391,11 @@ class JaxEngine(ProposingNetwork, Engine):
             "first": first,
             "token": snapshot.token.astype(np.int32),
             "done": snapshot.done | np.isin(snapshot.token, stop_ids),
-            "prompt": snapshot.prompt,
+            "prompt": ending_in(snapshot.prompt, slots),
             "outputs": outputs,
             "count": count_B,
             "keys": np.asarray(keys),
-            **empty_logprobs(rows, room, self._top(options)),
+            **empty_logprobs(rows, slots, self._top(options)),
         }
         state = dict(zip(state, self._replicated(*state.values()), strict=True))
         state["cache"] = cache
@@ -425,7 +420,7 @@ def _tables(settings: Settings) -> tuple[Any, ...]:
 
 
 def room_for(options: SamplingOptions) -> int:
-    """Tokens that the buffer of outputs holds."""
+    """Tokens that the buffer of a beam's outputs holds."""
     return -(-options.max_new_tokens // _OUTPUT_STEP) * _OUTPUT_STEP
 
 

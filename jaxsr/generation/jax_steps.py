@@ -43,7 +43,6 @@ class Steps:
     def prefill(
         self,
         slots: int,
-        prompt_slots: int,
         padding: Padding,
         weights: dict[str, jax.Array],
         tokens_BT: jax.Array,
@@ -54,7 +53,7 @@ class Steps:
         logits_BV, cache, filled_B, first_B = self.layout.prefill(
             partial(self.run, weights), tokens_BT, length_B, left=left, slots=slots
         )
-        prompt_BT = _widened(_right_aligned(tokens_BT, length_B, left=left), prompt_slots)
+        prompt_BT = _ending_in(_right_aligned(tokens_BT, length_B, left=left), slots)
         state = {"cache": cache, "filled": filled_B, "first": first_B, "prompt": prompt_BT}
         if self.draft is not None:
             _, cache, filled_B, first_B = self.draft.layout.prefill(
@@ -69,7 +68,6 @@ class Steps:
 
     def first_token(
         self,
-        room: int,
         top: int | None,
         plain: bool,
         logits_BV: jax.Array,
@@ -83,9 +81,10 @@ class Steps:
         A program of its own: choosing takes longer to compile than a small network does, and this
         one serves prompts of every length.
         """
+        rows, slots = prompt_BT.shape
         state: State = {
             "prompt": prompt_BT,
-            **self._unchosen(len(prompt_BT), room, top),
+            **self._unchosen(rows, slots, top),
             "keys": sampling.request_keys(seed_B, request_B),
         }
         return state | self._chosen(state, logits_BV, settings, plain)
@@ -249,8 +248,6 @@ class Steps:
     def empty(
         self,
         slots: int,
-        prompt_slots: int,
-        room: int,
         top: int | None,
         dtype: Any,
         none_B: jax.Array,
@@ -261,21 +258,21 @@ class Steps:
             "cache": self.layout.empty(rows, slots=slots, dtype=dtype),
             "filled": none_B,
             "first": none_B,
-            "prompt": jnp.full((rows, prompt_slots), UNFILLED, jnp.int32),
-            **self._unchosen(rows, room, top),
+            "prompt": jnp.full((rows, slots), UNFILLED, jnp.int32),
+            **self._unchosen(rows, slots, top),
             "done": jnp.ones(rows, bool),
             "keys": sampling.request_keys(none_B, none_B),
         }
 
     def prefill_packed(
-        self, prompt_slots: int, weights: dict[str, jax.Array], prompts: dict[str, jax.Array]
+        self, slots: int, weights: dict[str, jax.Array], prompts: dict[str, jax.Array]
     ) -> tuple[jax.Array, Any, jax.Array]:
-        """Logits (P, V), entries of the cache, and prompts (P, `prompt_slots`) that end in the last
+        """Logits (P, V), entries of the cache, and prompts (P, `slots`) that end in the last
         column.
         """
         logits_PV, entries = self.layout.prefill_packed(partial(self.run, weights), prompts)
         begin_P1 = prompts["begin"][:, None]
-        at = begin_P1 + prompts["length"][:, None] - prompt_slots + jnp.arange(prompt_slots)
+        at = begin_P1 + prompts["length"][:, None] - slots + jnp.arange(slots)
         prompt_PT = jnp.where(at >= begin_P1, prompts["tokens"][jnp.maximum(at, 0)], UNFILLED)
         return logits_PV, entries, prompt_PT
 
@@ -299,6 +296,10 @@ class Steps:
     def resized(self, slots: int, state: State, keep: jax.Array, count: jax.Array) -> State:
         """The rows `keep`, of which those from `count` on have ended, with so many slots."""
         rows = {n: v[keep] for n, v in state.items() if n != "cache"}
+        rows["prompt"] = _ending_in(rows["prompt"], slots)
+        for name in ("outputs", *LOGPROBS):
+            if name in rows:
+                rows[name] = _of_length(rows[name], slots)
         rows["done"] = rows["done"] | (jnp.arange(len(keep)) >= count)
         return {**rows, "cache": self.layout.resized(state["cache"], keep, slots=slots)}
 
@@ -373,6 +374,14 @@ def _right_aligned(tokens_BT: jax.Array, length_B: jax.Array, *, left: bool) -> 
     return jnp.where(jnp.arange(count) < gap_B[:, None], UNFILLED, aligned_BT)
 
 
-def _widened(prompt_BT: jax.Array, slots: int) -> jax.Array:
-    grow = [(0, 0), (slots - prompt_BT.shape[1], 0)]
-    return jnp.pad(prompt_BT, grow, constant_values=UNFILLED)
+def _ending_in(prompt_BT: jax.Array, slots: int) -> jax.Array:
+    """Prompts that end in the last of so many columns, `UNFILLED` before them."""
+    part = prompt_BT[:, max(0, prompt_BT.shape[1] - slots) :]
+    return jnp.pad(part, [(0, 0), (slots - part.shape[1], 0)], constant_values=UNFILLED)
+
+
+def _of_length(outputs_BT: jax.Array, slots: int) -> jax.Array:
+    """Outputs, or what was noted of them, in a buffer of another size."""
+    grow = [(0, 0)] * outputs_BT.ndim
+    grow[1] = (0, max(0, slots - outputs_BT.shape[1]))
+    return jnp.pad(outputs_BT[:, :slots], grow, constant_values=UNFILLED)

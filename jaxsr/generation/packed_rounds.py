@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxsr.generation.padding import bucket, rounded_slots
+from jaxsr.generation.padding import rounded_slots
 from jaxsr.generation.prompt_pool import PromptPool, Request
 from jaxsr.generation.rounds import Rounds, Row
 
@@ -90,7 +90,6 @@ class PackedRounds:
             stop_ids=rounds.stop_ids,
             rows=self._rows,
             slots=slots,
-            prompt_slots=bucket(longest),
         )
         return _Batch(state, self._rows, slots)
 

@@ -14,6 +14,7 @@ from jaxsr.errors import InputError
 Padding = Literal["right", "left"]
 
 SMALLEST_BUCKET = 16
+_LEAST_SLOTS = 256
 
 
 def bucket(length: int) -> int:
@@ -29,16 +30,16 @@ def bucket(length: int) -> int:
 def cache_slots(prompt_length: int, max_new_tokens: int, *, context: int) -> int:
     """Slots that a prompt of this length and its output need, rounded up.
 
-    Multiples of 128 up to 1024 and buckets above: attention reads the whole cache at
-    every step, so a coarse rounding would cost time. Rounding does not pass the `context`, for
-    some networks have tables of its size.
+    256, 512, 1024 and buckets above: each size has a program of its own to compile, and attention
+    reads the whole cache at every step. Rounding does not pass the `context`, for some networks
+    have tables of its size.
     """
     return rounded_slots(bucket(prompt_length) + max_new_tokens, context=context)
 
 
 def rounded_slots(need: int, *, context: int) -> int:
     """`cache_slots` of so many tokens."""
-    rounded = -(-need // 128) * 128 if need <= 1024 else bucket(need)
+    rounded = max(_LEAST_SLOTS, 1 << (need - 1).bit_length()) if need <= 1024 else bucket(need)
     return max(need, min(rounded, context))
 
 

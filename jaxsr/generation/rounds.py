@@ -169,9 +169,7 @@ class Rounds:
             while group:
                 count = min(together, len(group)) if keep_snapshots else len(group)
                 members = [group.popleft() for _ in range(count)]
-                batch = self.one_by_one(
-                    deque(members), self.engine.tile, together, slots=slots, prompt_slots=slots
-                )
+                batch = self.one_by_one(deque(members), self.engine.tile, together, slots=slots)
                 if keep_snapshots:
                     saved = self.engine.snapshot(batch)
                     snapshots |= {m.index: saved.rows([row]) for row, m in enumerate(members)}
@@ -184,7 +182,6 @@ class Rounds:
         together: int,
         *,
         slots: int,
-        prompt_slots: int,
         padding: Padding = "right",
     ) -> Any:
         """Generates from all that wait, each fed alone in its length's bucket.
@@ -194,7 +191,6 @@ class Rounds:
           rows: of the batch.
           together: so many of them are used.
           slots: of the cache.
-          prompt_slots: tokens of the longest prompt.
           padding: side of it.
 
         Returns:
@@ -208,7 +204,6 @@ class Rounds:
             self.options,
             stop_ids=self.stop_ids,
             slots=slots,
-            prompt_slots=prompt_slots,
             padding=padding,
             seed=first.seed,
             rows=rows,

@@ -25,6 +25,7 @@ from jaxsr.generation.decoder import (
     empty_logprobs,
     end_rows,
     ending_at,
+    ending_in,
     from_slot_zero,
     logprobs_capacity,
 )
@@ -100,16 +101,13 @@ class TorchEngine(Engine):
         options: SamplingOptions,
         stop_ids: tuple[int, ...],
         slots: int,
-        prompt_slots: int,
         padding: Padding,
     ) -> TorchBatch:
         length_B, tokens_BT = (self._integers(array) for array in (length, tokens))
         batch = TorchBatch(options, stop_ids, requests, seeds, padding=padding, slots=slots)
         left = padding == "left"
         logits_BV = self._calls.prefill(batch, tokens_BT, length_B, left, slots)
-        gap = [(0, 0), (prompt_slots - tokens.shape[1], 0)]
-        prompt = _right_aligned(tokens, length, left=left)
-        batch.prompt = np.pad(prompt, gap, constant_values=UNFILLED)
+        batch.prompt = ending_in(_right_aligned(tokens, length, left=left), slots)
         self._begin(batch, len(length))
         self._take(batch, logits_BV)
         return batch
@@ -156,7 +154,6 @@ class TorchEngine(Engine):
     ) -> None:
         tokens, length = padded([prompt], padding=batch.padding)
         numbers = np.asarray([request, seed], np.int32)
-        slots = batch.prompt.shape[1]
         new = self._start(
             tokens,
             length,
@@ -165,7 +162,6 @@ class TorchEngine(Engine):
             batch.options,
             batch.stop_ids,
             batch.slots,
-            slots,
             batch.padding,
         )
         running = batch.running

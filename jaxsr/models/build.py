@@ -22,6 +22,7 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from jaxsr.errors import InputError, UserError, first_of, one_line
+from jaxsr.models.hub import is_hub_name
 from jaxsr.models.libraries import import_beside_torch, import_library
 from jaxsr.models.registry import perturb
 from jaxsr.models.transformers_files import config_of, model_of, transformers_library
@@ -34,7 +35,7 @@ BUILDS_FROM_OPTIONS = "untrained_network"
 
 def is_class_name(name: str) -> bool:
     """Whether this names a class or a builder's entry, not a file."""
-    return ":" in name and not Path(name).exists()
+    return ":" in name and not Path(name).exists() and not is_hub_name(name)
 
 
 def is_configuration(name: str) -> bool:

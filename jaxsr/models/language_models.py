@@ -3,7 +3,6 @@
 jaxsr's own is faster, and takes Llama and Qwen3; everything else is transformers'.
 """
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +11,7 @@ import torch
 
 from jaxsr.errors import InputError, MissingFileError
 from jaxsr.models.claims import check_claims, check_folder_claims
+from jaxsr.models.hub import fetched
 from jaxsr.models.llama import loading
 from jaxsr.models.llama.config import ARCHITECTURES, LlamaConfig
 from jaxsr.models.llama.gguf_architectures import read_config
@@ -23,7 +23,6 @@ from jaxsr.models.weight_files import check_finite
 
 Implementation = Literal["auto", "own", "transformers"]
 
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _OWN_ROPE = (None, "default", "llama3")
 
 
@@ -48,7 +47,7 @@ def load_language_model(
       FileNotFoundError: a file in the folder is missing.
       InputError: the files are broken, or hold a model that is not computed here.
     """
-    path = find_gguf(path)
+    path = find_gguf(fetched(path))
     try:
         model = _loaded(path, dtype, scheme, implementation, packed)
         check_finite(model.network)
@@ -92,7 +91,7 @@ def load_shapes(
     packed: bool = True,
 ) -> LanguageModel:
     """`load_language_model`, without values where a folder's `config.json` tells all shapes."""
-    path = find_gguf(path)
+    path = find_gguf(fetched(path))
     fields = read_json(path / "config.json") if path.is_dir() else {}
     if path.is_file() or "quantization_config" in fields:
         return load_language_model(
@@ -129,17 +128,14 @@ def check_model(
       FileNotFoundError: there is nothing, or a folder lacks config.json, weights or some shards.
       InputError: config.json is broken, or describes a model that is not computed here.
     """
-    path = find_gguf(path)
+    path = find_gguf(fetched(path))
     if path.is_file():
         if path.suffix in (".safetensors", ".bin", ".json"):
             raise InputError(f"{path} is one file of a model; give the folder that it lies in")
         return
     if not path.is_dir():
-        hint = ""
-        if _HUB_NAME.fullmatch(str(path)):
-            hint = f"; nothing is fetched: hf download {path} --local-dir FOLDER"
         raise MissingFileError(
-            f"no model at {path}; give a Hugging Face folder or a .gguf file{hint}"
+            f"no model at {path}; give a Hugging Face folder, a .gguf file, or ORG/NAME of the hub"
         )
     fields = read_json(path / "config.json")
     if choose(fields, implementation) == "own":

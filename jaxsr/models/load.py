@@ -1,9 +1,9 @@
 """One loader for everything by which a user may name a model.
 
-A run folder of `jaxsr.train`, a weights file, a Hugging Face folder, a `.gguf` file,
-`package.module:Class`, a library's network (`jaxsr.models.build`), a torch module, a family's name
-for random weights, or `clean`, `photo`, `clean_x2`, `targets` or nothing for the weights that come
-with jaxsr.
+A run folder of `jaxsr.train`, a weights file, a Hugging Face folder, a repository of the hub
+(`jaxsr.models.hub`), a `.gguf` file, `package.module:Class`, a library's network
+(`jaxsr.models.build`), a torch module, a family's name for random weights, or `clean`, `photo`,
+`clean_x2`, `targets` or nothing for the weights that come with jaxsr.
 
 A weights file is of the first of these whose names and shapes it fits exactly: what its metadata
 say, a family of jaxsr, an architecture of spandrel. Nothing in a weights file is run, and no module
@@ -30,6 +30,7 @@ from jaxsr.models.build import (
     is_configuration,
 )
 from jaxsr.models.claims import check_claims
+from jaxsr.models.hub import fetched, is_hub_name
 from jaxsr.models.llama.gguf_file import find_gguf
 from jaxsr.models.own_network import load_own_network, stated_uses
 from jaxsr.models.registry import (
@@ -93,6 +94,8 @@ def load_model(
         the network; or the class cannot be imported.
     """
     name = str(model)
+    if model is not None and not isinstance(model, nn.Module) and is_hub_name(name):
+        name = str(fetched(name))
     path = Path(name)
     if random_weights and name in FAMILIES:
         family = find_family(name)

@@ -183,12 +183,12 @@ def test_parts_and_folders_of_gguf_files(hf_model, hf_tokenizer, texts, tmp_path
     with pytest.raises(InputError, match="is not part 3 of"):
         load_model(folder)
     parts[2].unlink()
-    with pytest.raises(MissingFileError, match="lacks 1 of .* parts: m-00003-of-"):
+    with pytest.raises(MissingFileError, match=r"lacks 1 of .* parts: m-00003-of-"):
         load_model(folder)
     parts[2].write_bytes(content)
     renamed = parts[0].rename(folder / "other.gguf")
     with pytest.raises(InputError, match="give the files their names again"):
         load_model(renamed)
     (folder / "more.gguf").write_bytes(content)
-    with pytest.raises(InputError, match="has 2 GGUF files .more.gguf, other.gguf.; give one"):
+    with pytest.raises(InputError, match=r"has 2 GGUF files .more\.gguf, other\.gguf.; give one"):
         load_model(folder, kind="language model")

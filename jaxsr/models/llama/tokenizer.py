@@ -19,6 +19,7 @@ from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.interop.bounded_read import read_bounded
 from jaxsr.interop.sealed_json import seal, unseal
+from jaxsr.models.hub import fetched
 from jaxsr.models.llama import gguf_tokenizer
 from jaxsr.models.llama.chat_renderer import Renderer, TemplateFailure
 from jaxsr.models.llama.gguf_file import GGUFFile, find_gguf, open_gguf
@@ -118,7 +119,7 @@ def load_tokenizer(path: Path | str, *, kept: Path | None = None) -> Tokenizer:
       FileNotFoundError: nothing there.
       ValueError: the file is broken, or its kind is not read.
     """
-    path = Path(path)
+    path = fetched(path)
     if not (path / "tokenizer.json").is_file():
         path = find_gguf(path)
     if path.is_dir():
