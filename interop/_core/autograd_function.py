@@ -238,6 +238,7 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
                     result.append(None)
                 else:
                     grad = cast(running.as_jax_tensor(grads[i]).array(), dtype)
+                    grad = _summed_to(grad, tuple(args[i].shape), f"{cls.__name__}.backward", i)
                     result.append(_varying_as(traced["varying"][len(result)], grad))
             return tuple(result)
 
@@ -261,6 +262,22 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
 def _is_same(one: JaxTensor, other: JaxTensor) -> bool:
     """Whether two tensors are one, or the same view of one."""
     return one is other or (one.cell is other.cell and one.view_of is other.view_of)
+
+
+def _summed_to(gradient: jax.Array, shape: tuple[int, ...], source: str, place: int) -> jax.Array:
+    """The gradient of an input that was broadcast: torch sums over what was added."""
+    if gradient.shape == shape:
+        return gradient
+    added = gradient.ndim - len(shape)
+    padded = (1,) * added + shape
+    pairs = list(zip(gradient.shape, padded, strict=True)) if added >= 0 else []
+    if added < 0 or any(have not in (1, now) for now, have in pairs):
+        raise ValueError(
+            f"{source} returns a gradient of shape {gradient.shape} for input {place} of shape "
+            f"{shape}; return one of the input's shape"
+        )
+    axes = tuple(axis for axis, (now, have) in enumerate(pairs) if have != now)
+    return gradient.sum(tuple({*range(added), *axes})).reshape(shape)
 
 
 def _varying_as(axes: frozenset, gradient: jax.Array) -> jax.Array:
