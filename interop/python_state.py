@@ -121,6 +121,8 @@ class Snapshot:
         self.tensors: list[torch.Tensor] = []
         """All that were met, parameters and buffers among them."""
         self.arrays: list[np.ndarray] = []
+        self.asking_types: list[dict[str, Any]] = []
+        """Globals of users' functions that call `type`."""
         self._caches: list[tuple[functools._lru_cache_wrapper, int, str]] = []
         while self._pending and len(self._seen) < _LIMIT:
             value, path, shared = self._pending.popleft()
@@ -386,8 +388,11 @@ class Snapshot:
         )
         if is_users_file(function.__code__.co_filename):
             names = names_of(function.__code__)
+            if "type" in names:
+                self.asking_types.append(function.__globals__)
+                names -= {"type"}  # which is not theirs
             if "globals" in names:
-                names |= function.__globals__.keys()
+                names |= function.__globals__.keys() - {"type"}
             self._visit_names(function.__globals__, names)
             if names & {"environ", "getenv", "putenv"} and id(os.environ) not in self._seen:
                 self._seen[id(os.environ)] = os.environ

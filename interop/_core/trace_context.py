@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from jaxsr.interop._core.autograd_function import patched
 from jaxsr.interop._core.dispatch import Trace
+from jaxsr.interop._core.tensor_types import answering_types
 
 # Tracing swaps tensors of a module and sets the switches below, which all threads share.
 _LOCK = threading.RLock()
@@ -76,6 +77,7 @@ def session(trace: Trace, *, compiling: bool = True) -> Generator[None]:
         stack.enter_context(torch.enable_grad())
         stack.enter_context(torch.autocast("cpu", enabled=False))
         stack.enter_context(patched(trace))
+        stack.enter_context(answering_types(trace.spaces))
         stack.callback(setattr, trace, "thread", trace.thread)
         trace.thread = threading.get_ident()
         _STACK.append(trace)
