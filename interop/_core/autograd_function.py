@@ -21,6 +21,7 @@ from torch.autograd.function import Function
 from torch.utils import _pytree as pytree
 
 from jaxsr.interop._core import control_flow, func_derivatives
+from jaxsr.interop._core.attributes import describe_change
 from jaxsr.interop._core.deferred import ChannelArray
 from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.dtypes import as_carried, as_int64, cast, is_differentiable, to_jax_dtype
@@ -33,6 +34,7 @@ from jaxsr.interop._core.vmap import vmapped
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.cpu_kernels.operands import varying_axes
 from jaxsr.interop.errors import UnsupportedTorchError
+from jaxsr.interop.python_state import Snapshot, kept_change
 
 
 def _root(array: Any, like: JaxTensor) -> JaxTensor:
@@ -223,7 +225,10 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
                         cotangent = jnp.zeros(tuple(tensor.shape), to_jax_dtype(tensor.dtype))
                 has_none = cotangent is None or cotangent.dtype == jax.dtypes.float0
                 outputs.append(None if has_none else _root(cotangent, tensor))
+            state = Snapshot(cls, cls.__name__)
             grads = cls.backward(ctx, *outputs)
+            if change := kept_change(state):
+                raise UnsupportedTorchError(describe_change(change, f"{cls.__name__}.backward"))
             grads = grads if isinstance(grads, tuple) else (grads,)
             if len(grads) < len(args):
                 raise ValueError(
