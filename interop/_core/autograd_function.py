@@ -357,6 +357,7 @@ _TRANSFORMATIONS: Mapping[str, Callable] = {
     "grad_and_value": func_derivatives.grad_and_value,
     "vjp": func_derivatives.vjp,
     "jvp": func_derivatives.jvp,
+    "inputs of functional": func_derivatives.functional_inputs,
     "associative_scan": associative_scan,
     "cond": control_flow.cond,
     "while_loop": control_flow.while_loop,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from jaxsr.interop import to_jax
+from jaxsr.interop import UnsupportedTorchError, to_jax
 
 X = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
 
@@ -76,6 +76,10 @@ CASES = {
     ),
     **{f"{f.__name__} of NaN, times 0": _added(f, *s) for f, s in ADDED.items()},
     **{f"{f.__name__} of numbers": _added(f, *s, beta=0.5, alpha=2) for f, s in ADDED.items()},
+    "tensor of traced tensors": lambda x: torch.tensor([[x.sum(), 1.0], [2, x[0, 0]]]) * x[:2, :2],
+    "tensor of whole ones": lambda x: torch.tensor([x.argmax(), 3], dtype=torch.float32) * x[:, :2],
+    "as_tensor of traced tensors": lambda x: torch.as_tensor((x.sum(), x.mean())),
+    "new_tensor of traced tensors": lambda x: x.new_tensor([x[0, 0] * 9, 2]),
     "segment_reduce by offsets": lambda x: torch.segment_reduce(
         x[:, 0], "sum", offsets=torch.tensor([0, 2, 6])
     ),
@@ -88,3 +92,9 @@ def test_equals_torch(name):
     got = jax.jit(lambda x: to_jax(module).apply({}, {}, x)[0])(X)
     expected = module(torch.from_numpy(X))
     np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+def test_constructors_that_read_values_are_refused_by_name():
+    model = to_jax(Function(lambda x: x * torch.FloatTensor([x.sum(), x.mean()]).sum()))
+    with pytest.raises(UnsupportedTorchError, match=r"values of a traced tensor.*torch\.stack"):
+        jax.jit(lambda x: model.apply({}, {}, x)[0])(X)
