@@ -157,7 +157,7 @@ class Checkpoints:
 
         if step in self._manager.all_steps():
             return
-        self._remove_outdated()
+        self.wait()  # as Orbax would: its thread may still be moving an outdated one
         record = Record.of(step, state, metrics, self._notes)
         with _write_errors(self.folder), _without_metric_warnings():
             self._manager.save(

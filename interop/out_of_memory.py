@@ -12,6 +12,7 @@ import sys
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jaxsr.interop.errors import DeviceError
 
@@ -157,6 +158,22 @@ def check_fits(least_bytes: int, what: str, *, advice: str = LESS_MEMORY) -> Non
             f"{what} need at least {_shown(least_bytes)} of memory, and {_shown(free)} are free; "
             f"{advice}"
         )
+
+
+def check_program_fits(compiled: Any, what: str, *, devices: int = 1) -> None:
+    """Refuses a program for the CPU whose values the machine's memory cannot hold.
+
+    Args:
+      compiled: by `jax.jit(f).lower(...).compile()`. Its arguments are in memory already.
+      what: it computes, in the plural.
+      devices: simulated on this machine, each of which has values of its own.
+
+    Raises:
+      OutOfMemoryError: less memory is free.
+    """
+    if (sizes := compiled.memory_analysis()) is not None:
+        results = max(sizes.output_size_in_bytes - sizes.alias_size_in_bytes, 0)
+        check_fits(devices * (sizes.temp_size_in_bytes + results), what)
 
 
 def _shown(size: int) -> str:

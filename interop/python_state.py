@@ -2,7 +2,7 @@
 
 A compiled function changes it once, when it is traced. Reachable are attributes, containers,
 generators of random numbers, iterators, NumPy arrays, the closures, defaults and attributes of
-functions, weak references, context variables, results in a `functools.cache`, and, of code in
+functions, weak references, context variables, results in caches of `functools`, and, of code in
 users' own files, class attributes, the globals that the code names, and the environment where it
 does so. Of tensors only attributes are looked at. The walk ends after `_LIMIT` objects.
 """
@@ -10,7 +10,6 @@ does so. Of tensors only attributes are looked at. The walk ends after `_LIMIT` 
 import collections
 import contextvars
 import functools
-import gc
 import inspect
 import os
 import sys
@@ -34,6 +33,9 @@ from jaxsr.interop.python_code import (
 from jaxsr.interop.python_values import (
     PLAIN,
     attributes_of,
+    cached_results,
+    cell_content,
+    cell_writer,
     has_tensor,
     same,
     set_key,
@@ -121,6 +123,8 @@ class Snapshot:
         self.tensors: list[torch.Tensor] = []
         """All that were met, parameters and buffers among them."""
         self.arrays: list[np.ndarray] = []
+        self.asking_types: list[dict[str, Any]] = []
+        """Globals of users' functions that call `type`."""
         self._caches: list[tuple[functools._lru_cache_wrapper, int, str]] = []
         while self._pending and len(self._seen) < _LIMIT:
             value, path, shared = self._pending.popleft()
@@ -212,7 +216,7 @@ class Snapshot:
         elif isinstance(value, type):
             self._visit_class(value, path)
         elif isinstance(value, types.CellType):
-            self._hold(path, value, lambda: _cell(value), _write_cell(value), lambda _: path)
+            self._hold(path, value, lambda: cell_content(value), cell_writer(value), lambda _: path)
         elif isinstance(value, (tuple, frozenset)):
             self._reach(*[(part, f"{path}[{i}]") for i, part in enumerate(value)])
             self._visit_attributes(value, path)
@@ -236,9 +240,7 @@ class Snapshot:
         elif isinstance(value, functools._lru_cache_wrapper):
             self._caches.append((value, value.cache_info().currsize, path))
             self._reach((value.__wrapped__, path))
-            if value.cache_parameters()["maxsize"] is None:  # other caches do not show theirs
-                kept = [r for r in gc.get_referents(value) if isinstance(r, dict)]
-                self._reach(*[(part, f"{path}()") for table in kept for part in table.values()])
+            self._reach(*[(part, f"{path}()") for part in cached_results(value)])
         elif isinstance(value, threading.local):
             self._visit_attributes(value, path)
         elif isinstance(value, types.ModuleType):
@@ -386,8 +388,11 @@ class Snapshot:
         )
         if is_users_file(function.__code__.co_filename):
             names = names_of(function.__code__)
+            if "type" in names:
+                self.asking_types.append(function.__globals__)
+                names -= {"type"}  # which is not theirs
             if "globals" in names:
-                names |= function.__globals__.keys()
+                names |= function.__globals__.keys() - {"type"}
             self._visit_names(function.__globals__, names)
             if names & {"environ", "getenv", "putenv"} and id(os.environ) not in self._seen:
                 self._seen[id(os.environ)] = os.environ
@@ -418,12 +423,28 @@ class Snapshot:
             if isinstance(value, types.ModuleType):
                 if is_users_file(getattr(value, "__file__", None) or ""):
                     self._visit_names(vars(value), names)
+                else:
+                    self._visit_library(value, names)
                 continue
 
             def read(name: str = name) -> dict:
                 return {name: space[name]} if name in space else {}
 
             self._hold(module, space, read, space.update, lambda key: f"global {module}.{key}")
+
+    def _visit_library(self, library: types.ModuleType, names: frozenset[str]) -> None:
+        """Plain values of a library's module, and of modules in it, that users' code names."""
+        space = vars(library)
+        new = frozenset(name for name in names if (id(space), name) not in self._seen)
+        self._seen.update({(id(space), name): space for name in new})
+
+        def read() -> dict:
+            return {n: space[n] for n in new if isinstance(space.get(n, ...), PLAIN)}
+
+        self._hold("", space, read, space.update, lambda key: f"{library.__name__}.{key}")
+        for name in new:
+            if isinstance(part := space.get(name), types.ModuleType):
+                self._visit_library(part, names)
 
     def _visit_class(self, kind: type, path: str) -> None:
         del path
@@ -448,8 +469,10 @@ class Snapshot:
             name = base.__qualname__
             self._hold(name, base, read, write, lambda key, name=name: f"{name}.{key}")
             for key, member in vars(base).items():
-                for function in functions_in(member):
-                    self._reach((function, f"{name}.{key}"))
+                functions = [*functions_in(member)]
+                if not functions and hasattr(type(member), "__get__"):
+                    functions = [member]  # a descriptor
+                self._reach(*[(function, f"{name}.{key}") for function in functions])
 
 
 def kept_change(state: Snapshot) -> Change | None:
@@ -473,20 +496,3 @@ def _of_class(owner: object, key: Any) -> Any:
         return _MISSING
     value = inspect.getattr_static(type(owner), key, _MISSING)
     return _MISSING if value is None or hasattr(value, "__get__") else value
-
-
-def _cell(cell: types.CellType) -> dict:
-    try:
-        return {"value": cell.cell_contents}
-    except ValueError:  # not assigned yet
-        return {}
-
-
-def _write_cell(cell: types.CellType) -> Callable[[dict], None]:
-    def write(before: dict) -> None:
-        if before:
-            cell.cell_contents = before["value"]
-        else:
-            del cell.cell_contents
-
-    return write

@@ -1,6 +1,8 @@
 """Values of Python: whether two are the same, and what shows that an object has changed inside."""
 
 import collections
+import functools
+import gc
 import itertools
 import operator
 import random
@@ -157,3 +159,35 @@ def token_writer(value: Any) -> Callable[[dict], None] | None:
         python = value.getstate()
         return lambda before: value.setstate(python)
     return None
+
+
+def cell_content(cell: types.CellType) -> dict:
+    """The variable of a closure."""
+    try:
+        return {"value": cell.cell_contents}
+    except ValueError:  # not assigned yet
+        return {}
+
+
+def cell_writer(cell: types.CellType) -> Callable[[dict], None]:
+    """Puts a variable of a closure back."""
+
+    def write(before: dict) -> None:
+        if before:
+            cell.cell_contents = before["value"]
+        else:
+            del cell.cell_contents
+
+    return write
+
+
+def cached_results(cache: functools._lru_cache_wrapper) -> list[Any]:
+    """What a cache of functools holds: it shows the garbage collector its table and results."""
+    parts = gc.get_referents(cache)
+    tables = [part for part in parts if isinstance(part, dict) and part is not vars(cache)]
+    if cache.cache_parameters()["maxsize"] is None:
+        return [result for table in tables for result in table.values()]
+    own = [t for t in tables if any(type(v).__name__ == "_lru_list_elem" for v in t.values())]
+    return [p for p in parts if not isinstance(p, (type, dict))] + [
+        table for table in tables if table and table not in own
+    ]

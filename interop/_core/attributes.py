@@ -171,15 +171,15 @@ class Attributes:
         return [change for change in state.changes() if not is_judged(change)]
 
 
-def describe_change(change: Change) -> str:
-    """The refusal of a change of Python state."""
+def describe_change(change: Change, source: str = "forward") -> str:
+    """The refusal of a change of Python state, by the code of that name."""
     values, place = "", ""
     if change.shows_values:
         values = f" from {shortened(change.before)} to {shortened(change.after)}"
     if isinstance(change.owner, nn.Module):
         place = write_place(change.owner, str(change.key))
     return (
-        f"forward changes `{change.path}`{values}{place}, which a compiled function would do only "
+        f"{source} changes `{change.path}`{values}{place}, which a compiled function would do only "
         "once; make it a buffer, or an argument"
     )
 

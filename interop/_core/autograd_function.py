@@ -21,6 +21,7 @@ from torch.autograd.function import Function
 from torch.utils import _pytree as pytree
 
 from jaxsr.interop._core import control_flow, func_derivatives
+from jaxsr.interop._core.attributes import describe_change
 from jaxsr.interop._core.deferred import ChannelArray
 from jaxsr.interop._core.dtypes import as_carried, as_int64, cast, is_differentiable, to_jax_dtype
 from jaxsr.interop._core.entry_points import ANY_FLEX_ATTENTION, entry_point, replaced
@@ -33,6 +34,7 @@ from jaxsr.interop._core.vmap import vmapped
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.cpu_kernels.operands import varying_axes
 from jaxsr.interop.errors import UnsupportedTorchError
+from jaxsr.interop.python_state import Snapshot, kept_change
 
 
 def _root(array: Any, like: JaxTensor) -> JaxTensor:
@@ -221,7 +223,10 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
                         cotangent = jnp.zeros(tuple(tensor.shape), to_jax_dtype(tensor.dtype))
                 has_none = cotangent is None or cotangent.dtype == jax.dtypes.float0
                 outputs.append(None if has_none else _root(cotangent, tensor))
+            state = Snapshot(cls, cls.__name__)
             grads = cls.backward(ctx, *outputs)
+            if change := kept_change(state):
+                raise UnsupportedTorchError(describe_change(change, f"{cls.__name__}.backward"))
             grads = grads if isinstance(grads, tuple) else (grads,)
             if len(grads) < len(args):
                 raise ValueError(
@@ -236,6 +241,7 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
                     result.append(None)
                 else:
                     grad = cast(running.as_jax_tensor(grads[i]).array(), dtype)
+                    grad = _summed_to(grad, tuple(args[i].shape), f"{cls.__name__}.backward", i)
                     result.append(_varying_as(traced["varying"][len(result)], grad))
             return tuple(result)
 
@@ -259,6 +265,22 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
 def _is_same(one: JaxTensor, other: JaxTensor) -> bool:
     """Whether two tensors are one, or the same view of one."""
     return one is other or (one.cell is other.cell and one.view_of is other.view_of)
+
+
+def _summed_to(gradient: jax.Array, shape: tuple[int, ...], source: str, place: int) -> jax.Array:
+    """The gradient of an input that was broadcast: torch sums over what was added."""
+    if gradient.shape == shape:
+        return gradient
+    added = gradient.ndim - len(shape)
+    padded = (1,) * added + shape
+    pairs = list(zip(gradient.shape, padded, strict=True)) if added >= 0 else []
+    if added < 0 or any(have not in (1, now) for now, have in pairs):
+        raise ValueError(
+            f"{source} returns a gradient of shape {gradient.shape} for input {place} of shape "
+            f"{shape}; return one of the input's shape"
+        )
+    axes = tuple(axis for axis, (now, have) in enumerate(pairs) if have != now)
+    return gradient.sum(tuple({*range(added), *axes})).reshape(shape)
 
 
 def _varying_as(axes: frozenset, gradient: jax.Array) -> jax.Array:
@@ -333,6 +355,7 @@ _TRANSFORMATIONS: Mapping[str, Callable] = {
     "grad_and_value": func_derivatives.grad_and_value,
     "vjp": func_derivatives.vjp,
     "jvp": func_derivatives.jvp,
+    "inputs of functional": func_derivatives.functional_inputs,
     "associative_scan": associative_scan,
     "cond": control_flow.cond,
     "while_loop": control_flow.while_loop,

@@ -24,6 +24,7 @@ ENTRY_POINTS = {
     "flex_attention's device": (_FLEX, "_validate_device"),
     "flex_attention without compiling": (_FLEX, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"),
     "checks of values": ("torch", "_check_tensor_all_with"),
+    "inputs of functional": ("torch.autograd.functional", "_grad_preprocess"),
     "torch's generator": ("torch.random", "default_generator"),
     "torch's generator by name": ("torch", "default_generator"),
 }

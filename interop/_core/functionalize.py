@@ -47,6 +47,7 @@ from jaxsr.interop._core.repeated_calls import equal_calls
 from jaxsr.interop._core.shared_memory import Originals, SharedMemory, Window
 from jaxsr.interop._core.slots import Slot, find_slots, mentions, replaced_mentions
 from jaxsr.interop._core.tensor import JaxTensor
+from jaxsr.interop._core.tensor_types import Globals, globals_of
 from jaxsr.interop._core.tensors_made import tensors_made
 from jaxsr.interop._core.trace import Trace
 from jaxsr.interop._core.trace_context import session
@@ -105,6 +106,7 @@ def functionalize(
     functional.originals = Originals({n: t for n, t in registered.items() if slots[n].trainable})
     functional.windows = {id(w.placeholder): w for w in shared.windows.values()}
     functional.constants = [(n, memo[id(t)]) for n, t in shared.constants]
+    functional.spaces = globals_of(twin, reached)
     functional.wrap_remat(remat)
     return functional
 
@@ -133,6 +135,8 @@ class FunctionalModule:
         """The trained parameters of the module that was copied."""
         self.windows: dict[int, Window] = {}
         """Tensors in the memory of parameters, by id of what stands for them."""
+        self.spaces: list[Globals] = []
+        """The globals of the code that forward may run."""
         self.constants: list[tuple[str, object]] = []
         """Names of buffers, and tensors over the same memory that keep their first values."""
         self.slots = slots
@@ -215,8 +219,7 @@ class FunctionalModule:
             outputs, after, settled = None, dict[str, jax.Array](), False
             changes = list[Change]()
             trace = Dispatcher(rng, rewriter, gradients)
-            trace.originals, trace.windows = self.originals, self.windows
-            trace.placeholders = self.meta_names
+            self._tell(trace)
             with session(trace, compiling=compiling), suppress(GradientRequested):
                 tensors = wrapped(trace)
                 with (
@@ -250,8 +253,7 @@ class FunctionalModule:
 
             def program() -> list[PyTree]:
                 trace = Dispatcher(rng, rewriter, Sketched())
-                trace.originals, trace.windows = self.originals, self.windows
-                trace.placeholders = self.meta_names
+                self._tell(trace)
                 results = list[PyTree]()
                 with session(trace, compiling=compiling):
                     tensors = wrapped(trace)
@@ -296,6 +298,10 @@ class FunctionalModule:
                 return traced(compiling=False)
             except Exception:
                 raise error from None
+
+    def _tell(self, trace: Trace) -> None:
+        trace.originals, trace.windows = self.originals, self.windows
+        trace.placeholders, trace.spaces = self.meta_names, self.spaces
 
     def _check_names(
         self, params: Mapping[str, ArrayLike], buffers: Mapping[str, ArrayLike]

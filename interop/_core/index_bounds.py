@@ -20,13 +20,14 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from jaxsr.interop._core.caught_errors import try_around
 from jaxsr.interop._core.dtypes import as_int32
 from jaxsr.interop._core.frames import users_frame
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace_scope import Region, plain_torch
 from jaxsr.interop.below_modes import run_below
-from jaxsr.interop.errors import IndexOutsideError
+from jaxsr.interop.errors import IndexOutsideError, UnsupportedTorchError
 
 
 class Use(NamedTuple):
@@ -121,6 +122,9 @@ OPERATIONS: Mapping[Callable, Callable[..., list[Use]]] = {
 }  # fmt: skip
 """By operator, or torch function that is computed as a whole: the indices among its arguments."""
 
+_CATCHING = frozenset({"IndexError", "LookupError"})
+"""What code catches that counts on torch's error of an index."""
+
 _COLLECTED: ContextVar[dict[str, jax.Array] | None] = ContextVar(
     "jaxsr_interop_indices", default=None
 )
@@ -188,6 +192,11 @@ def _look(func: Callable, use: Use) -> None:
         if array.is_fully_addressable:
             _check(func, use, np.asarray(array))
         return
+    if place := try_around(_CATCHING):
+        raise UnsupportedTorchError(
+            f"{_rule(func, use)}, inside `try` at {place}: whether one is outside depends on "
+            "values, and a compiled program raises no IndexError; use torch.where and clamp"
+        )
     collected = _COLLECTED.get()
     if collected is None or Region.current() is not None:
         return

@@ -17,6 +17,10 @@ from jaxsr.interop._core.trace import Trace
 from jaxsr.interop.errors import UnsupportedTorchError
 
 _BASES = nn.Module.__mro__
+_NO_DATA = "its data is not allocated yet"
+_READS_VALUES = (
+    "torch reads the values of a traced tensor here; use torch.stack, or torch.tensor of a list"
+)
 
 
 def located(error: Exception, module: nn.Module, names: Mapping[int, str]) -> Exception:
@@ -39,6 +43,8 @@ def located(error: Exception, module: nn.Module, names: Mapping[int, str]) -> Ex
         isinstance(error, TypeError) and RowCount.__name__ in text
     ):  # torch takes whole numbers alone
         error = UnsupportedTorchError(text := f"shape[0] {REFUSAL}")
+    if isinstance(error, RuntimeError) and _NO_DATA in text:  # a constructor in C
+        error = UnsupportedTorchError(text := _READS_VALUES)
     if not isinstance(error, UnsupportedTorchError):
         text = f"{type(error).__name__}: {text}"
     message = f"{_submodule(frames, module, names)}{_place(frames)}: {text}"

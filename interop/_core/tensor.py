@@ -233,6 +233,11 @@ class JaxTensor(torch.Tensor):
         """Nothing: `torch.Tensor(2, 3)` in a module's code makes one and calls this with (2, 3)."""
 
     @property
+    def __class__(self) -> type:
+        """torch's class, for code that asks; `type(tensor)` answers alike (`tensor_types.py`)."""
+        return torch.nn.Parameter if vars(self).get("_is_param") else torch.Tensor
+
+    @property
     def root(self) -> "JaxTensor":
         """The tensor that it is a view of, or a view of a view; else itself."""
         tensor = self

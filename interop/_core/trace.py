@@ -41,6 +41,8 @@ class Trace(ABC):
         self.draws = 0
         self.state: set[Cell] = set()
         """The cells of parameters and buffers. Once written they differ from call to call."""
+        self.spaces: list[dict[str, Any]] = []
+        """The globals of the code that runs, for `tensor_types.answering_types`."""
         self.thread: int | None = None
         self.host_draws: list[str] = []
         """Generators of Python and NumPy that the code drew from."""

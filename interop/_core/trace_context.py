@@ -9,6 +9,7 @@ from torch.overrides import _get_current_function_mode
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from jaxsr.interop._core.autograd_function import patched
+from jaxsr.interop._core.tensor_types import answering_types
 from jaxsr.interop._core.trace import Trace
 from jaxsr.interop._core.trace_scope import running, running_trace
 
@@ -64,6 +65,7 @@ def session(trace: Trace, *, compiling: bool = True) -> Generator[None]:
         stack.enter_context(torch.enable_grad())
         stack.enter_context(torch.autocast("cpu", enabled=False))
         stack.enter_context(patched(trace))
+        stack.enter_context(answering_types(trace.spaces))
         stack.callback(setattr, trace, "thread", trace.thread)
         trace.thread = threading.get_ident()
         stack.enter_context(running(trace))

@@ -98,21 +98,30 @@ def updated(p: jax.Array, new: jax.Array, dim: int, window: slice) -> jax.Array:
     return lax.platform_dependent(p, new, cpu=joined, default=written)
 
 
-def _strided(root: JaxTensor, meta: torch.Tensor) -> View:
+def _strided(root: JaxTensor, meta: torch.Tensor, parent: torch.Tensor) -> View:
     """Any window of the root's memory, by torch's own strides."""
     with plain_torch():
         logical = torch.arange(root.meta.numel()).reshape(root.meta.shape)
         laid = torch.empty_strided(root.meta.size(), root.meta.stride(), dtype=torch.int64)
         laid.copy_(logical)
-        window = laid.as_strided(meta.size(), meta.stride(), meta.storage_offset())
-        index = window.contiguous().numpy()
+
+        def places(shown: torch.Tensor) -> np.ndarray:
+            window = laid.as_strided(shown.size(), shown.stride(), shown.storage_offset())
+            return window.contiguous().numpy()
+
+        index, of_parent = places(meta), places(parent)
     shape, flat = tuple(meta.shape), index.reshape(-1)
+    in_parent = np.zeros(root.meta.numel(), bool)
+    in_parent[of_parent.reshape(-1)] = True
+    outside = ~in_parent[index]
     occupied = np.zeros(root.meta.numel(), bool)
     occupied[flat] = True
     unique = np.count_nonzero(occupied) == flat.size
 
     def read(p: jax.Array) -> jax.Array:
-        return p.reshape(-1)[flat].reshape(shape)
+        values = p.reshape(-1)[flat].reshape(shape)
+        # `as_strided` may leave the view that it is taken of: torch then loses the gradient.
+        return jnp.where(outside, stop_gradient(values), values) if outside.any() else values
 
     def write(p: jax.Array, new: jax.Array) -> jax.Array:
         return p.reshape(-1).at[flat].set(new.reshape(-1), unique_indices=True).reshape(p.shape)
@@ -144,7 +153,7 @@ def _strided_views(parent: JaxTensor, metas: Metas) -> list[View]:
         root = root.view_of.parent
     if any(step.dynamic for step in steps) or any(m.dtype != root.meta.dtype for m in metas):
         raise NotImplementedError
-    windows = [_strided(root, m) for m in metas]
+    windows = [_strided(root, m, parent.meta) for m in metas]
     # A detach between the parent and the root holds for a window taken on the root.
     return [without_grad(w) for w in windows] if any(s.detached for s in steps) else windows
 

@@ -108,7 +108,7 @@ def absolute(x: jax.Array) -> jax.Array:
         zero = x == 0
         return jnp.where(zero, 0, jnp.abs(jnp.where(zero, 1, x)))
     # JAX's derivative of abs at 0 is 1; torch's is 0 (and so an exact L1 match rests).
-    return straight_through(x * lax.stop_gradient(jnp.sign(x)), jnp.abs(x))
+    return straight_through(x * lax.stop_gradient(sgn(x)), jnp.abs(x))
 
 
 def _lowers_of_floats(func: torch._ops.OpOverload, function: Callable[..., jax.Array]) -> None:
@@ -134,7 +134,7 @@ def sgn(x: jax.Array) -> jax.Array:
     if x.dtype == jnp.bool_:
         return x
     if not jnp.iscomplexobj(x):
-        return jnp.sign(x)
+        return jnp.where(jnp.abs(x) > 0, jnp.sign(x), 0)  # 0 of NaN and of -0, too
     size = jnp.abs(x)
     return jnp.where(size == 0, 0, x / jnp.where(size == 0, 1, size))
 
@@ -142,7 +142,7 @@ def sgn(x: jax.Array) -> jax.Array:
 @lowers(aten.angle.default)
 def angle(x: jax.Array) -> jax.Array:
     if jnp.iscomplexobj(x):
-        return jnp.angle(x)
+        return straight_through(jnp.angle(jnp.where(x == 0, 1, x)), jnp.angle(x))
     out = jnp.where(x < 0, jnp.pi, 0.0)
     return jnp.where(is_nan(x), jnp.nan, out)
 
@@ -205,6 +205,15 @@ _pow = with_partials(
 )
 
 
+def _whole_power(base: jax.Array, exponent: jax.Array) -> jax.Array:
+    """Powers of integers, modulo their bits. `jnp.power` reads six bits of the exponent."""
+    out = jnp.ones_like(base)
+    for bit in range(jnp.iinfo(exponent.dtype).max.bit_length()):
+        out = jnp.where(exponent >> bit & 1, out * base, out)
+        base = base * base
+    return out
+
+
 @lowers(aten.pow.Tensor_Tensor, aten.pow.Scalar)
 def power(base: ArrayLike, exponent: ArrayLike) -> jax.Array:
     base, exponent = common_dtype(base, exponent)
@@ -212,7 +221,7 @@ def power(base: ArrayLike, exponent: ArrayLike) -> jax.Array:
         # Of a whole number 1 and -1 alone have whole inverses.
         inverse = jnp.where(exponent % 2 == 0, base * base, base)
         inverse = jnp.where(jnp.abs(base) == 1, inverse, 0)
-        return jnp.where(exponent < 0, inverse, jnp.power(base, jnp.maximum(exponent, 0)))
+        return jnp.where(exponent < 0, inverse, _whole_power(base, jnp.maximum(exponent, 0)))
     if not jnp.issubdtype(base.dtype, jnp.floating):
         return jnp.power(base, exponent)
     return _pow(base, exponent)

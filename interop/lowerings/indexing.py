@@ -24,6 +24,8 @@ from jaxsr.interop._core.trace_scope import plain_torch
 from jaxsr.interop._core.views import updated, without_grad
 from jaxsr.interop.lowerings.extremes import equal
 
+_Write = Callable[[jax.Array, jax.Array], jax.Array]
+
 
 @lowers(aten.slice_scatter.default)
 def _slice_scatter(
@@ -237,19 +239,47 @@ def index_put(
     lowering = torchax.lowering(aten.index_put.default)
     assert lowering is not None
 
+    return _overwritten(
+        x,
+        values,
+        lambda x, values: lowering(x, indices, values),
+        lambda x, values: lowering(x, indices, values, True),
+    )
+
+
+def _overwritten(x: jax.Array, values: jax.Array, write: _Write, add: _Write) -> jax.Array:
+    """`write(x, values)` with torch's gradient, the transpose of a sum.
+
+    It is read where values were written, also of those that a later one of the same index replaced.
+    """
+
     @jax.custom_jvp
-    def write(x: jax.Array, values: jax.Array) -> jax.Array:
-        return lowering(x, indices, values)
+    def run(x: jax.Array, values: jax.Array) -> jax.Array:
+        return write(jnp.asarray(x), jnp.asarray(values))  # outside of jit they may be literals
 
-    @write.defjvp
+    @run.defjvp
     def _(primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]) -> tuple:
-        # torch's gradient of values is read where they were written, also of those that a later
-        # one of the same index replaced: the transpose of a sum.
-        written = lowering(jnp.zeros(x.shape, bool), indices, jnp.ones(values.shape, bool))
-        kept = jnp.where(written, 0, tangents[0])
-        return write(*primals), lowering(kept, indices, tangents[1], True)
+        written = write(jnp.zeros(x.shape, bool), jnp.ones(values.shape, bool))
+        return run(*primals), add(jnp.where(written, 0, tangents[0]), tangents[1])
 
-    return write(x, values)
+    return run(x, values)
+
+
+@lowers(aten.index_copy.default)
+def index_copy(x: jax.Array, dim: int, index: jax.Array, source: jax.Array) -> jax.Array:
+    if not x.ndim:
+        return source.reshape(())
+    places = [None] * (dim % x.ndim) + [index.reshape(-1)]
+    shape = [index.size if axis == dim % x.ndim else n for axis, n in enumerate(x.shape)]
+    return index_put(x, places, source.reshape(shape))
+
+
+@lowers(aten.scatter.src)
+def scatter(x: jax.Array, dim: int, index: jax.Array, source: jax.Array) -> jax.Array:
+    if not x.ndim:
+        return scatter(x[None], 0, index.reshape(1), source.reshape(1))[0]
+    source, place = _scattered(source, dim, index)
+    return _overwritten(x, source, lambda x, v: x.at[place].set(v), lambda x, v: x.at[place].add(v))
 
 
 @lowers(aten.put.default)

@@ -50,6 +50,27 @@ def lowers_function(func: Callable, lowering: Callable) -> None:
     overrides(func)(handler)
 
 
+def _lowers_added(func: torch._ops.OpOverload, product: Callable[..., jax.Array]) -> None:
+    """`func`, a product that is added to its first argument."""
+
+    @lowers(func)
+    def run(
+        x: jax.Array, a: jax.Array, b: jax.Array, *, beta: complex = 1, alpha: complex = 1
+    ) -> jax.Array:
+        out = product(a, b)
+        out = out if alpha == 1 else out * jnp.asarray(alpha).astype(out.dtype)
+        if beta == 0:  # torch then does not read `x`, which may hold NaN
+            return jnp.broadcast_to(out, jnp.broadcast_shapes(x.shape, out.shape))
+        return out + (x if beta == 1 else x * jnp.asarray(beta).astype(out.dtype))
+
+
+_lowers_added(aten.addmm.default, jnp.matmul)
+_lowers_added(aten.addmv.default, jnp.matmul)
+_lowers_added(aten.baddbmm.default, jnp.matmul)
+_lowers_added(aten.addbmm.default, lambda a, b: jnp.einsum("bij,bjk->ik", a, b))
+_lowers_added(aten.addr.default, jnp.outer)
+
+
 _LEAST_SPREAD = 1 << 18
 """Elements of a result from which on torch sums its bias's gradient in programs for CPUs. XLA adds
 in order: 392 gradients, most of them equal, of zero-padded windows err by 35 steps of float32, and

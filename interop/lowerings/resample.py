@@ -1,6 +1,7 @@
 """Interpolation and grid sampling. Interpolation is `jaxsr.ops.resize` in torch's convention."""
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from jaxsr.interop._core import torchax
+from jaxsr.interop._core.dtypes import widened
 from jaxsr.interop._core.operators import aten
-from jaxsr.interop._core.registry import decomposes, lowers
+from jaxsr.interop._core.registry import lowers
 from jaxsr.ops._stored import stored
 
 
@@ -71,19 +72,6 @@ for _n in (1, 2, 3):
 # ---- grid sampling
 
 
-@decomposes(aten.grid_sampler_2d.default)
-def grid_sampler_2d(x: torch.Tensor, grid: torch.Tensor, *options: Any) -> torch.Tensor:
-    """torch's decomposition; like torch's kernels, with coordinates in float32."""
-    decomposition = torchax.decomposition(aten.grid_sampler_2d.default)
-    assert decomposition is not None
-    return decomposition(_float32(x), _float32(grid), *options)
-
-
-def _float32(tensor: torch.Tensor) -> torch.Tensor:
-    half = tensor.dtype in (torch.bfloat16, torch.float16)
-    return tensor.to(torch.float32) if half else tensor
-
-
 def _unnormalise(coord: jax.Array, size: int, align: bool) -> jax.Array:
     return (coord + 1) / 2 * (size - 1) if align else ((coord + 1) * size - 1) / 2
 
@@ -98,34 +86,62 @@ def _reflect(coord: jax.Array, low: float, high: float) -> jax.Array:
     return jnp.where(jnp.mod(flips, 2) == 0, extra + low, span - extra + low)
 
 
-@lowers(aten.grid_sampler_3d.default)
-def grid_sampler_3d(
+@lowers(aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)
+def grid_sampler(
     x: jax.Array, grid: jax.Array, mode: int = 0, padding: int = 0, align: bool = False
 ) -> jax.Array:
-    """Samples volumes: mode 0 trilinear, 1 nearest; padding 0 zeros, 1 border, 2 reflection."""
+    """Samples images or volumes, in float32 at least as torch's kernels do.
+
+    Args:
+      x: channels first.
+      grid: positions in [-1, 1], the last axis of the image first.
+      mode: 0 linear, 1 nearest, 2 cubic.
+      padding: 0 zeros, 1 border, 2 reflection.
+      align: whether -1 and 1 are centres of pixels, not their borders.
+    """
+    x, grid = widened(x), widened(grid)
     sizes = x.shape[2:]
-    coords = []
-    for size, c in zip(sizes, (grid[..., 2], grid[..., 1], grid[..., 0]), strict=True):
-        p = stored(_unnormalise(c, size, align))  # a tap and its weight are of one position
+
+    def bounded(p: jax.Array, size: int) -> jax.Array:
         if padding == 2:
             low, high = (0.0, size - 1.0) if align else (-0.5, size - 0.5)
             p = _reflect(p, low, high)
         if padding:
             # where, not clip: at the border itself torch passes no gradient, clip passes half.
-            p = jnp.where(p <= 0, 0, jnp.where(p >= size - 1, size - 1, p))
-        coords.append(p)
-    if mode == 1:
-        return _gather(x, [jnp.round(c) for c in coords])
-    floors = [jnp.floor(c) for c in coords]
+            p = jnp.where(p >= size - 1, size - 1, jnp.where(p > 0, p, 0))  # NaN is at 0
+        return p
+
+    taps = list[list[tuple[jax.Array, jax.Array | float]]]()
+    for axis, size in enumerate(sizes):
+        # A tap and its weight are of one position.
+        p = stored(_unnormalise(grid[..., len(sizes) - 1 - axis], size, align))
+        p = p if mode == 2 else bounded(p, size)
+        first = jnp.floor(p)
+        if mode == 0:
+            taps.append([(first, 1 - (p - first)), (first + 1, p - first)])
+        elif mode == 1:
+            taps.append([(jnp.round(p), 1.0)])
+        else:
+            weights = _cubic(p - first)
+            taps.append([(bounded(first + k - 1, size), w) for k, w in enumerate(weights)])
     total = jnp.zeros((), x.dtype)
-    for corner in itertools.product((0, 1), repeat=3):
-        weight = jnp.ones((), x.dtype)
-        for bit, c, f in zip(corner, coords, floors, strict=True):
-            weight = weight * ((c - f) if bit else (1 - (c - f)))
-        total = total + weight[:, None] * _gather(
-            x, [f + bit for f, bit in zip(floors, corner, strict=True)]
-        )
+    for corner in itertools.product(*taps):
+        weight: Any = math.prod(w for _, w in corner)
+        value = _gather(x, [place for place, _ in corner])
+        total = total + (value if mode == 1 else weight[:, None] * value)
     return total
+
+
+def _cubic(t: jax.Array, a: float = -0.75) -> tuple[jax.Array, ...]:
+    """Keys' weights of four neighbours, with torch's coefficient."""
+
+    def near(d: jax.Array) -> jax.Array:
+        return ((a + 2) * d - (a + 3)) * d * d + 1
+
+    def far(d: jax.Array) -> jax.Array:
+        return ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+
+    return far(t + 1), near(t), near(1 - t), far(2 - t)
 
 
 def _gather(x: jax.Array, coordinates: list[jax.Array]) -> jax.Array:

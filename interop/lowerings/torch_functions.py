@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.utils import _pytree as pytree
 
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.recipes import known_value
@@ -215,6 +216,30 @@ def _to_python(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> Any:
         )
     with torch._C._DisableTorchDispatch():
         return func(const, *args[1:], **kwargs)
+
+
+@overrides(torch.tensor, torch.as_tensor, torch.Tensor.new_tensor)
+def _tensor(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
+    """Of a list of traced tensors torch reads the values: they are stacked, without gradients."""
+    given = args[1:] if func is torch.Tensor.new_tensor else args
+    data = given[0] if given else kwargs["data"]
+    if isinstance(data, (list, tuple)) and any(map(_is_traced, pytree.tree_leaves(data))):
+        values = _stacked(data).detach()
+        dtype = kwargs.get("dtype", given[1] if len(given) > 1 else None)
+        if func is torch.Tensor.new_tensor:
+            dtype = dtype or args[0].dtype
+        return values.to(dtype or values.dtype)
+    return func(*args, **kwargs)
+
+
+def _is_traced(value: object) -> bool:
+    return isinstance(value, JaxTensor) and known_value(value) is None
+
+
+def _stacked(data: Any) -> torch.Tensor:
+    if isinstance(data, (list, tuple)):
+        return torch.stack([*torch.broadcast_tensors(*map(_stacked, data))])
+    return torch.as_tensor(data)
 
 
 _NEEDED = "the value of a traced tensor is needed in Python"

@@ -19,6 +19,7 @@ from jaxsr.interop import mesh as meshes
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.errors import IndexOutsideError
 from jaxsr.interop.hooks import collecting_indices
+from jaxsr.interop.out_of_memory import check_program_fits
 from jaxsr.interop.sharding_rules import check_rules
 from jaxsr.interop.train.gradients import Arrays, select_network
 from jaxsr.interop.train.optimizers import OptimizerConfig, make_optimizer, make_schedule
@@ -109,7 +110,7 @@ class StepPrograms:
             ema=self._task.config.ema > 0,
         )
 
-    def jit(self, phase: str) -> Callable:
+    def jit(self, phase: str) -> jax.stages.Wrapped:
         """The step of a phase, `(state, batch) -> (state, metrics)`; it consumes its state."""
 
         def step(
@@ -146,7 +147,9 @@ class JaxEngine:
         self._state = meshes.place(self._programs.initial_state(), self._programs.shardings)
         self._constants = dict(task.constants(meshes.replicated(self.mesh)))
         self._networks: dict[tuple, Callable] = {}
-        self._steps: dict[str, Callable] = {}
+        self._steps: dict[str, jax.stages.Wrapped] = {}
+        self._fits: set[str] = set()
+        """Phases whose step has the memory that it needs."""
         # Counted here as well: reading the device's counter would wait for the step.
         self._step = 0
 
@@ -155,7 +158,7 @@ class JaxEngine:
         """Steps done."""
         return self._step
 
-    def compiled(self, phase: str) -> Callable:
+    def compiled(self, phase: str) -> jax.stages.Wrapped:
         """The jitted step of a phase, made once."""
         if phase not in self._steps:
             self._steps[phase] = self._programs.jit(phase)
@@ -167,7 +170,14 @@ class JaxEngine:
 
     def train_step(self, phase: str, batch: Mapping[str, np.ndarray]) -> Metrics:
         """One step; metrics may still be on their way."""
-        self._state, metrics = self.compiled(phase)(self._state, self.place(batch))
+        step, placed = self.compiled(phase), self.place(batch)
+        if phase not in self._fits:
+            devices = self.mesh.local_devices
+            if devices[0].platform == "cpu":  # others say so themselves, and end no process
+                program = step.lower(self._state, placed).compile()  # which the call then runs
+                check_program_fits(program, "the values of a step", devices=len(devices))
+            self._fits.add(phase)
+        self._state, metrics = step(self._state, placed)
         self._step += 1
         return metrics
 

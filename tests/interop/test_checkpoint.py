@@ -71,6 +71,22 @@ def test_a_deletion_that_is_cut_is_no_damage(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["2", "3"]
 
 
+def test_outdated_ones_are_deleted_while_nothing_is_saved(tmp_path, monkeypatch):
+    """Orbax's thread moves them; a folder that vanished meanwhile ended the run."""
+    in_progress, rmtree = [], shutil.rmtree
+    with Checkpoints(tmp_path) as checkpoints:
+
+        def remove(*args, **kwargs):
+            in_progress.append(checkpoints._manager.is_saving_in_progress())
+            rmtree(*args, **kwargs)
+
+        monkeypatch.setattr("jaxsr.interop.checkpoint.shutil.rmtree", remove)
+        for step in range(1, 6):
+            checkpoints.save(step, make_state(step))
+    assert len(in_progress) > 5 and not any(in_progress)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["4", "5"]
+
+
 def test_lowest_metric_can_be_best(tmp_path):
     with Checkpoints(tmp_path, metric="loss", best="min", keep=1) as checkpoints:
         for step, loss in enumerate([3.0, 1.0, 2.0], start=1):

@@ -11,6 +11,7 @@ from jaxsr.interop.out_of_memory import (
     OutOfMemoryError,
     Shortage,
     check_fits,
+    check_program_fits,
     naming_out_of_memory,
     out_of_memory_error,
     read_shortage,
@@ -118,3 +119,13 @@ def test_what_cannot_fit_is_refused_before_it_is_asked_for(monkeypatch):
     assert str(raised.value) == (
         "three crops need at least 3.00 GiB of memory, and 2.00 GiB are free; take two"
     )
+
+
+def test_a_program_that_cannot_fit_is_refused_before_it_runs(monkeypatch):
+    step = jax.jit(lambda x: jnp.sort(x[:, None] * x).sum())
+    program = step.lower(jnp.ones(4096)).compile()  # an intermediate value of 64 MiB
+    check_program_fits(program, "values")
+    monkeypatch.setattr(out_of_memory, "free_memory_bytes", lambda: 200 * 2**20)
+    check_program_fits(program, "values")
+    with pytest.raises(OutOfMemoryError, match=r"the values of a step need at least .* GiB of"):
+        check_program_fits(program, "the values of a step", devices=8)

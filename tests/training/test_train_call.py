@@ -5,10 +5,12 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 
 import jaxsr
 from jaxsr.errors import InputError
+from jaxsr.interop.out_of_memory import OutOfMemoryError
 from jaxsr.train import main
 from jaxsr.training.train_call import _words
 from tests.training.user_tasks import Fit
@@ -37,6 +39,17 @@ def test_a_class_trains_and_goes_on_as_the_command_does(folder):
     assert run.metrics[-1]["step"] == 6
     assert {"error", "ratio", "loss"} <= run.validation.keys()
     assert run.validation["error"] == run.metrics[-1]["validation/error"]
+
+
+def test_a_step_that_memory_cannot_hold_is_refused_before_it_runs(folder, monkeypatch):
+    class Large(Fit):
+        def loss(self, network, batch):
+            many = network(batch["x"]).mean() * torch.arange(3000.0)
+            return (many[:, None] * many).sort(1).values.mean()
+
+    monkeypatch.setattr("jaxsr.interop.out_of_memory.free_memory_bytes", lambda: 32 * 2**20)
+    with pytest.raises(OutOfMemoryError, match=r"the values of a step need at least .* a smaller"):
+        jaxsr.train(Large, steps=1, out=folder / "run", tensorboard=False)
 
 
 def test_a_name_and_nested_options(capsys):

@@ -222,6 +222,33 @@ def test_functional_hessian() -> None:
     assert_as_torch(function, mlp(), points(2, 3))
 
 
+_F = torch.autograd.functional
+FUNCTIONAL: dict[str, Callable] = {
+    "jacobian": lambda f, x: _F.jacobian(f, x, create_graph=True),
+    "hessian": lambda f, x: _F.hessian(lambda y: f(y).sum(), x, create_graph=True),
+    "vjp": lambda f, x: _F.vjp(lambda y: f(y).sum(), x, create_graph=True)[1],
+    "jvp": lambda f, x: _F.jvp(f, x, x * 2, create_graph=True)[1],
+    "hvp": lambda f, x: _F.hvp(lambda y: f(y).sum(), x, x.detach() + 1, create_graph=True)[1],
+    "no graph": lambda f, x: _F.jacobian(f, x) * x.sum(),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONAL)
+def test_functional_derivatives_depend_on_inputs_of_apply(name: str) -> None:
+    """Which need not be marked with `requires_grad`; torch would detach those."""
+    network, x = mlp(), points(2, 3)
+    module = Code(FUNCTIONAL[name], network)
+    leaf = x.clone().requires_grad_()
+    (expected,) = grad(module(leaf).square().sum(), leaf)
+    converted = to_jax(module)
+
+    def loss(x: jax.Array) -> jax.Array:
+        return (converted.apply(converted.params, converted.buffers, x)[0] ** 2).sum()
+
+    actual = jax.jit(jax.grad(loss))(jnp.asarray(x.numpy()))
+    np.testing.assert_allclose(actual, expected, rtol=2e-4, atol=2e-6)
+
+
 def test_complex_gradients() -> None:
     def function(network: Any, x: torch.Tensor) -> torch.Tensor:
         spectrum = torch.fft.rfft(network[0](x))

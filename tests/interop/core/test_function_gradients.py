@@ -114,3 +114,55 @@ def test_second_derivatives_by_jax_use_backward_too():
     slope_of = jax.grad(lambda x: model.apply({}, {}, x)[0])
     got = jax.jit(jax.grad(lambda x: (slope_of(x) ** 2).sum()))(x)
     np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+class Affine(Function):
+    """Its backward leaves the sum over what was broadcast to torch."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.save_for_backward(x, weight)
+        return x * weight + bias
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        return gradient * weight, gradient * x, gradient
+
+
+@pytest.mark.parametrize("shapes", [[(4,), (3, 1)], [(1, 4), ()], [(3, 4), (1,)]])
+def test_gradients_of_inputs_that_are_broadcast_are_summed(shapes):
+    rng = np.random.default_rng(0)
+    arrays = [X, *(rng.normal(size=shape).astype(np.float32) for shape in shapes)]
+    tensors = [torch.tensor(array, requires_grad=True) for array in arrays]
+    expected = torch.autograd.grad(Affine.apply(*tensors).square().sum(), tensors)
+    model = to_jax(Call(Affine.apply))
+    gradients = jax.jit(
+        jax.grad(lambda *a: (model.apply({}, {}, *a)[0] ** 2).sum(), argnums=(0, 1, 2))
+    )(*arrays)
+    for ours, theirs in zip(gradients, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_a_gradient_of_another_shape_is_refused():
+    class Summed(Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient.sum()
+
+    model = to_jax(Call(Summed.apply))
+    with pytest.raises(ValueError, match=r"gradient of shape \(\) for input 0 of shape \(3, 4\)"):
+        jax.grad(lambda x: model.apply({}, {}, x)[0].sum())(X)
+
+
+class Call(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs):
+        return self.function(*inputs)

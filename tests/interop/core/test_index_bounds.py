@@ -1,5 +1,7 @@
 """Indices out of range: the error where torch raises one, and none where it does not."""
 
+import contextlib
+
 import jax
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from torch.nn import functional as F
 
 from jaxsr.interop import to_jax
 from jaxsr.interop._core.index_bounds import checked_torch, collecting_indices
-from jaxsr.interop.errors import IndexOutsideError
+from jaxsr.interop.errors import IndexOutsideError, UnsupportedTorchError
 
 IMAGE = torch.randn(2, 5, 3, 4, generator=torch.Generator().manual_seed(0))
 
@@ -114,3 +116,59 @@ def test_indices_of_code_that_takes_gradients_are_seen_once():
         assert [*map(int, worst.values())] == [0 if value == 2 else 3]
         if value == 2:
             np.testing.assert_array_equal(gradient, IMAGE[0, 0][[0, 2]])
+
+
+def _caught(index):
+    try:
+        return IMAGE[0, 0, 0][index]
+    except IndexError:
+        return IMAGE[0, 0, 0][index.clamp(0, 3)] * 0.5
+
+
+def _suppressed(index):
+    out = torch.zeros(2)
+    with contextlib.suppress(ValueError, LookupError):
+        out = F.embedding(index, IMAGE[0, 0])[:, 0]
+    return out
+
+
+def _caught_above(index):
+    try:
+        return _looked_up(index)
+    except (KeyError, IndexError) as error:
+        raise ValueError("no such row") from error
+
+
+def _looked_up(index):
+    return F.embedding(index, IMAGE[0, 0])
+
+
+def _caught_elsewhere(index):
+    try:
+        factor = {}[len(index)]
+    except LookupError:
+        factor = 2
+    return _looked_up(index) * factor
+
+
+class Call(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, index):
+        return self.function(index)
+
+
+@pytest.mark.parametrize("function", [_caught, _suppressed, _caught_above])
+def test_code_that_catches_an_index_outside_is_refused_where_values_decide(function):
+    model, index = to_jax(Call(function)), np.array([1, 9])
+    with pytest.raises(UnsupportedTorchError, match=r"inside `try` at .*test_index_bounds.py:\d+"):
+        jax.jit(lambda i: model.apply({}, {}, i)[0])(index)
+
+
+@pytest.mark.parametrize("index", [[1, 2], [1, 9]])
+def test_an_index_that_is_known_may_be_outside(index):
+    out, _ = to_jax(Call(_caught)).apply({}, {}, np.array(index))
+    np.testing.assert_array_equal(out, _caught(torch.tensor(index)))
+    jax.jit(lambda i: to_jax(Call(_caught_elsewhere)).apply({}, {}, i)[0])(np.array([0, 1]))

@@ -28,6 +28,14 @@ LOG: list[Any] = []
 CACHE: dict[Any, Any] = {}
 
 
+class Ticket:
+    n = 0
+
+    def __get__(self, owner: object, kind: type) -> int:
+        self.n += 1
+        return self.n
+
+
 class Counter:
     steps: ClassVar[int] = 0
 
@@ -63,6 +71,7 @@ NUMBERS = (float(i) for i in range(1000))
 
 class Net(nn.Module):
     calls = 0
+    ticket = Ticket()
 
     def __init__(self, code: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
@@ -283,6 +292,29 @@ def cached_counter(name: str) -> Counter:
     return Counter()
 
 
+@functools.lru_cache(maxsize=4)
+def bounded_counter(name: str) -> Counter:
+    return Counter()
+
+
+@functools.lru_cache(maxsize=4)
+def bounded_table(name: str) -> dict[str, int]:
+    return {"n": 0}
+
+
+bounded_counter("a"), bounded_table("a")
+
+
+def in_bounded_table(s: Any, x: Any) -> Any:
+    bounded_table("a")["n"] += 1
+    return x * bounded_table("a")["n"]
+
+
+def of_a_library(s: Any, x: Any) -> Any:
+    np.linalg.jaxsr_test_count += 1  # pyright: ignore[reportAttributeAccessIssue]
+    return x * np.linalg.jaxsr_test_count  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def by_globals(s: Any, x: Any) -> Any:
     globals()["HIDDEN"] += 1
     return x * globals()["HIDDEN"]
@@ -348,6 +380,13 @@ STATE: dict[str, tuple[Callable, str]] = {
         lambda s, x: x * cached_counter("a").step(),
         r"cached_counter\(\)\.n",
     ),
+    "object in a bounded cache": (
+        lambda s, x: x * bounded_counter("a").step(),
+        r"bounded_counter\(\)\.n",
+    ),
+    "table in a bounded cache": (in_bounded_table, r"bounded_table\(\)\['n'\]"),
+    "library": (of_a_library, r"numpy\.linalg\.jaxsr_test_count"),
+    "descriptor": (lambda s, x: x * s.ticket, r"Net\.ticket\.n"),
     "weak reference": (lambda s, x: x * s.reference().step(), r"self\.reference\.n"),
     "weak table": (lambda s, x: x * WEAK["a"].step(), r"WEAK\.n"),
     "globals()": (by_globals, r"global .*\.HIDDEN"),
@@ -355,6 +394,11 @@ STATE: dict[str, tuple[Callable, str]] = {
     "context variable": (variable, r"VARIABLE"),
     "deleted attribute": (deleted, r"self\.extra"),
 }
+
+
+@pytest.fixture(autouse=True)
+def count_in_a_library(monkeypatch):
+    monkeypatch.setattr(np.linalg, "jaxsr_test_count", 0, raising=False)
 
 
 @pytest.mark.parametrize("name", STATE)
@@ -456,3 +500,48 @@ def test_caches_and_logs_are_no_state(name):
         CACHE.clear()
         np.testing.assert_allclose(apply(x), expected, rtol=1e-6)
     assert not CACHE  # no tensor of a trace stays there
+
+
+class Counting(torch.autograd.Function):
+    """Its backward has state: that of each step of training would be the first one's."""
+
+    calls = 0
+    by_name: ClassVar[dict[str, int]] = {"n": 0}
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, kind: str) -> Any:
+        ctx.kind = kind
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        if ctx.kind == "class":
+            Counting.calls += 1
+            return gradient * Counting.calls, None
+        if ctx.kind == "table":
+            Counting.by_name["n"] += 1
+            return gradient * Counting.by_name["n"], None
+        if ctx.kind == "global":
+            OBJECT.step()
+            return gradient * OBJECT.n, None
+        return gradient * width(3), None
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        ("class", r"Counting\.calls"),
+        ("table", r"Counting\.by_name\['n'\]"),
+        ("global", r"OBJECT\.n"),
+    ],
+)
+def test_state_of_a_backward_is_refused(kind, path):
+    jm = to_jax(Net(lambda s, x: Counting.apply(x, kind)))
+    with pytest.raises(UnsupportedTorchError, match=rf"Counting\.backward changes `.*{path}"):
+        jax.grad(lambda x: jm.apply(jm.params, jm.buffers, x)[0].sum())(X)
+
+
+def test_a_backward_without_state_passes():
+    jm = to_jax(Net(lambda s, x: Counting.apply(x, "none")))
+    gradient = jax.grad(lambda x: jm.apply(jm.params, jm.buffers, x)[0].sum())(X)
+    np.testing.assert_array_equal(gradient, np.full_like(X, 6))

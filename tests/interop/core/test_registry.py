@@ -71,7 +71,7 @@ def test_writes_and_views_take_no_lowering(func, text):
         (aten.add_.Tensor, Kind.WRITE),
         (aten.as_strided.default, Kind.VIEW),
         (aten.relu.default, Kind.LOWERING),
-        (aten.grid_sampler_2d.default, Kind.DECOMPOSITION),
+        (aten.index_reduce.default, Kind.DECOMPOSITION),
         (aten.silu.default, Kind.TORCHAX),
         (aten.geqrf.default, Kind.NOTHING),
     ],

@@ -87,6 +87,42 @@ def test_interpolations_and_means_spread_it_no_further_than_torch(name):
         np.testing.assert_allclose(gradient, expected_gradient, 0, 2e-5)
 
 
+def _positions():
+    """Within 9 × 7 pixels, at their borders, and outside."""
+    places = np.random.default_rng(3).uniform(-2, 2, (3 * len(PLACES), 6, 5, 2)).astype(np.float32)
+    places[:, 2, :4] = [[-1, -1], [1, 1], [-1, 1], [0, 0]]
+    return places
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+def test_samples_at_positions_read_only_what_is_there(mode, padding):
+    """Pixels beside an image count for nothing, whatever its corner holds."""
+    options = {"mode": mode, "padding_mode": padding, "grid": torch.from_numpy(_positions())}
+    functions = [partial(F.grid_sample, align_corners=a, **options) for a in (True, False)]
+    for got, gradient, expected, expected_gradient in outputs_and_gradients(functions, images()):
+        assert not np.isfinite(expected).all()
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=2e-5)
+        np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-4, atol=5e-5)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+def test_samples_at_no_position(mode):
+    """torch's kernels for positions that are NaN differ, but none makes one of their neighbours."""
+    x = np.random.default_rng(0).normal(size=(1, 2, 9, 7)).astype(np.float32)
+    grid = np.array([[np.nan, 0], [0, np.nan], [0.2, 0.1]], np.float32)[None, None]
+    for padding in ("zeros", "border"):
+
+        def sample(x, padding=padding):
+            return F.grid_sample(
+                x, torch.from_numpy(grid), mode, padding_mode=padding, align_corners=False
+            )
+
+        got = to_jax(Function(sample)).apply({}, {}, x)[0]
+        np.testing.assert_allclose(got, sample(torch.from_numpy(x)), rtol=1e-5, atol=2e-5)
+
+
 def test_means_of_no_windows_are_empty():
     x = torch.ones(2, 3, 8, 8)
     module = torch.nn.AdaptiveAvgPool2d((0, 3))

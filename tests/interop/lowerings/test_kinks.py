@@ -72,6 +72,8 @@ CASES = {
     ),
     "mish": (F.mish, [-100.0, 0.0, 20.0, 89.0, 1e30]),
     "hypot": (lambda x: torch.hypot(x, x.detach() * 2), [0.0, 1.0, -2.0]),
+    "angle": (lambda x: torch.complex(x, x.detach() * 2).angle(), [0.0, 1.0, -2.0]),
+    "absolute value of NaN": (lambda x: (x.abs(), F.l1_loss(x, x.detach() * 2)), [math.nan, 1.0]),
     "polar": (
         lambda x: torch.view_as_real(torch.polar(x, x.detach() + 1)), [0.0, 1.0, -2.0],
     ),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from jaxsr.interop import to_jax
+from jaxsr.interop import UnsupportedTorchError, to_jax
 
 X = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
 
@@ -31,6 +31,31 @@ def _segments(reduce):
     return lambda x: torch.segment_reduce(x, reduce, lengths=torch.tensor([3, 0, 3]))
 
 
+def _added(function, left, right, *, beta=0.0, alpha=1.0):
+    """Of products that are added to what `beta` leaves out."""
+
+    def run(x):
+        a, b = left(x), right(x)
+        shape = function(torch.zeros(()), a, b).shape
+        first = torch.full(shape, torch.nan) if beta == 0 else x.sum().expand(shape)
+        return function(first, a, b, beta=beta, alpha=alpha)
+
+    return run
+
+
+def _one(x):
+    return x
+
+
+ADDED = {
+    torch.addmm: (_one, lambda x: x.T),
+    torch.addmv: (_one, lambda x: x[0]),
+    torch.baddbmm: (lambda x: x[None], lambda x: x.T[None]),
+    torch.addbmm: (lambda x: torch.stack([x, x + 1]), lambda x: torch.stack([x.T, x.T])),
+    torch.addr: (lambda x: x[0], lambda x: x[1]),
+}
+
+
 CASES = {
     "bool << number": lambda x: (x > 0) << 2,
     "bool >> number": lambda x: (x > 0) >> 1,
@@ -41,6 +66,20 @@ CASES = {
     "negative index_fill": lambda x: x.index_fill(0, torch.tensor([-1, 0]), 3.0),
     "an index outside, caught": _caught,
     **{f"segment_reduce {r}": _segments(r) for r in ("sum", "mean", "max", "min", "prod")},
+    "powers of more than 63": lambda x: 2 ** (60 + x.to(torch.int8).abs() * 5).to(torch.int16),
+    "powers of zero and of odd numbers": lambda x: torch.stack(
+        [(x > 0).to(torch.uint8) * n ** torch.full((6, 4), 65, dtype=torch.uint8) for n in (0, 3)]
+    ),
+    "signs of NaN and -0": lambda x: (
+        1 / torch.where(x > 0, x * 0, x * torch.nan).sign().add(0.5),
+        (x * 0 * x.sgn()).sign().signbit(),
+    ),
+    **{f"{f.__name__} of NaN, times 0": _added(f, *s) for f, s in ADDED.items()},
+    **{f"{f.__name__} of numbers": _added(f, *s, beta=0.5, alpha=2) for f, s in ADDED.items()},
+    "tensor of traced tensors": lambda x: torch.tensor([[x.sum(), 1.0], [2, x[0, 0]]]) * x[:2, :2],
+    "tensor of whole ones": lambda x: torch.tensor([x.argmax(), 3], dtype=torch.float32) * x[:, :2],
+    "as_tensor of traced tensors": lambda x: torch.as_tensor((x.sum(), x.mean())),
+    "new_tensor of traced tensors": lambda x: x.new_tensor([x[0, 0] * 9, 2]),
     "segment_reduce by offsets": lambda x: torch.segment_reduce(
         x[:, 0], "sum", offsets=torch.tensor([0, 2, 6])
     ),
@@ -53,3 +92,9 @@ def test_equals_torch(name):
     got = jax.jit(lambda x: to_jax(module).apply({}, {}, x)[0])(X)
     expected = module(torch.from_numpy(X))
     np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+def test_constructors_that_read_values_are_refused_by_name():
+    model = to_jax(Function(lambda x: x * torch.FloatTensor([x.sum(), x.mean()]).sum()))
+    with pytest.raises(UnsupportedTorchError, match=r"values of a traced tensor.*torch\.stack"):
+        jax.jit(lambda x: model.apply({}, {}, x)[0])(X)

@@ -41,6 +41,10 @@ def _added_in_place(x: Tensor, v: Tensor) -> Tensor:
 WRITES = {
     "assigned": _assigned,
     "assigned columns": _assigned_columns,
+    "scatter": lambda x, v: x.scatter(1, torch.tensor([[0, 0, 2], [1, 1, 1]]), v[:2]),
+    "scatter_": lambda x, v: (x * 1).scatter_(0, torch.tensor([[0, 1, 0]] * 4), v),
+    "index_copy": lambda x, v: x.index_copy(1, torch.tensor([2, 2]), v[:2, :2]),
+    "index_copy of a row": lambda x, v: x[0].index_copy(0, torch.tensor(1), v[2, 0]),
     "mask": lambda x, v: x.masked_fill(x > 0.5, 0).index_put((x > 0.5,), v[0, 0]),
     "put": lambda x, v: x.put(torch.tensor([[5, 0], [2, -1]]), v[:2, :2]),
     "put, added": lambda x, v: x.put(torch.tensor([0, 0, 3, -1]), v[:, 1], accumulate=True),

@@ -1,0 +1,140 @@
+"""`type(x)` and `x.__class__` in code that is traced answer as in torch."""
+
+import copy
+import functools
+import importlib
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from jaxsr.interop import to_jax
+
+X = np.random.default_rng(0).normal(size=(3,)).astype(np.float32)
+BY_TYPE = {torch.Tensor: 2.0, nn.Parameter: 3.0}
+
+
+class Call(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.weight = nn.Parameter(torch.ones(3))
+        self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
+        self.register_buffer("mean", torch.ones(3))
+
+    def forward(self, x):
+        out = self.function(self, x)
+        return out if isinstance(out, torch.Tensor) else x * float(out)
+
+
+def _metaclass(m, x):
+    class Meta(type):
+        def __call__(cls):
+            return super().__call__()
+
+    class Made(metaclass=Meta):
+        factor = 3
+
+    return Made().factor * (type(Made) is Meta) * isinstance(Made, type) + issubclass(Meta, type)
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2 if type(x) is torch.Tensor else x * 3
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * (2 if type(gradient) is torch.Tensor else 5)
+
+
+@functools.singledispatch
+def _dispatched(x):
+    return 5.0
+
+
+@_dispatched.register(torch.Tensor)
+def _(x):
+    return x * 2
+
+
+CASES = {
+    "is": lambda m, x: 2 if type(x) is torch.Tensor else 3,
+    "==": lambda m, x: 2 if type(x) == torch.Tensor else 3,  # noqa: E721
+    "__class__": lambda m, x: 2 if x.__class__ is torch.Tensor else 3,
+    "in": lambda m, x: 2 if type(x * 2) in (torch.Tensor, nn.Parameter) else 3,
+    "key": lambda m, x: BY_TYPE[type(x)] + 10 * BY_TYPE[type(m.weight)] + BY_TYPE[type(m.mean)],
+    "name": lambda m, x: len(type(x).__name__) + 10 * len(x.__class__.__qualname__),
+    "parameter": lambda m, x: 2 if type(m.weight) is nn.Parameter else 3,
+    "frozen": lambda m, x: 2 if type(m.frozen) is nn.Parameter else 3,
+    "its data": lambda m, x: 2 if type(m.weight.data) is torch.Tensor else 3,
+    "of a result": lambda m, x: 2 if type(m.weight + 1) is torch.Tensor else 3,
+    "of a copy": lambda m, x: copy.deepcopy(m.weight) * (type(copy.copy(x)) is torch.Tensor),
+    "dispatched": lambda m, x: _dispatched(x),
+    "isinstance": lambda m, x: (
+        isinstance(x, torch.Tensor)
+        + 2 * isinstance(x, nn.Parameter)
+        + 4 * isinstance(m.weight, nn.Parameter)
+        + 8 * issubclass(type(x), torch.Tensor)
+        + 16 * isinstance(x, torch.FloatTensor)
+    ),
+    "of others": lambda m, x: 2 if type(m.training) is bool and type(m) is Call else 3,
+    "type itself": lambda m, x: (
+        (type(int) is type) + 2 * isinstance(int, type) + 4 * isinstance(x, type) + 8
+    ),
+    "a class made": lambda m, x: type("Made", (), {"factor": 4}).factor,
+    "a metaclass": _metaclass,
+    "of a Function": lambda m, x: Doubled.apply(x),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_class_is_torchs(name):
+    module = Call(CASES[name])
+    model = to_jax(module)
+
+    def loss(x):
+        return model.apply(model.params, model.buffers, x)[0].sum()
+
+    x = torch.tensor(X, requires_grad=True)
+    expected = module(x)
+    np.testing.assert_allclose(
+        jax.jit(model.apply)(model.params, model.buffers, X)[0], expected.detach()
+    )
+    if expected.requires_grad and x in _leaves(expected):
+        expected.sum().backward()
+        assert x.grad is not None
+        np.testing.assert_allclose(jax.jit(jax.grad(loss))(X), x.grad)
+    assert "type" not in globals()
+
+
+def _leaves(tensor):
+    pending, leaves = [tensor.grad_fn], set()
+    while pending:
+        node = pending.pop()
+        if node is not None:
+            leaves.add(getattr(node, "variable", None))
+            pending += [following for following, _ in node.next_functions]
+    return leaves
+
+
+def test_code_of_an_installed_library_is_answered_too(tmp_path, monkeypatch):
+    package = tmp_path / "site-packages" / "a_library_of_layers"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("from .layers import Layer\n")
+    (package / "checks.py").write_text(
+        "import torch\n\ndef factor(x):\n    return 2 if type(x) is torch.Tensor else 3\n"
+    )
+    (package / "layers.py").write_text(
+        "from torch import nn\nfrom .checks import factor\n\nclass Layer(nn.Module):\n"
+        "    def forward(self, x):\n        return x * factor(x)\n"
+    )
+    monkeypatch.syspath_prepend(package.parent)
+    library = importlib.import_module(package.name)
+    model = to_jax(nn.Sequential(library.Layer()))
+    np.testing.assert_allclose(model.apply({}, {}, jnp.asarray(X))[0], X * 2)
+    assert not hasattr(sys.modules[f"{package.name}.checks"], "type")
