@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass
 
-from jaxsr.checking.result import CheckResult, ModuleError
-from jaxsr.checking.text_report import cells, fault_line, headline, rule
+from jaxsr.comparison.check_result import CheckResult, ModuleError
+from jaxsr.comparison.check_text import cells, fault_line, headline, rule
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ def page(result: CheckResult) -> str:
     """The page's source."""
     from jinja2 import Environment, PackageLoader
 
-    environment = Environment(loader=PackageLoader("jaxsr.checking", "."), autoescape=True)
+    environment = Environment(loader=PackageLoader("jaxsr.comparison", "."), autoescape=True)
     return environment.get_template("page.html.jinja").render(
         result=result,
         headline=headline(result),

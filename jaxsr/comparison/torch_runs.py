@@ -14,7 +14,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from jaxsr.checking.arguments import Arguments, named_leaves
+from jaxsr.comparison.arguments import Arguments, named_leaves
 from jaxsr.interop.eager_control_flow import eager_control_flow
 from jaxsr.interop.host_arrays import to_numpy
 from jaxsr.interop.module_copy import copy_module

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from torch import nn
 
-from jaxsr.checking.arguments import Arguments, named_leaves
-from jaxsr.checking.torch_runs import Run
+from jaxsr.comparison.arguments import Arguments, named_leaves
+from jaxsr.comparison.torch_runs import Run
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.folding.policy import LaneFolding
 from jaxsr.interop.hooks import value_of, watched

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from jaxsr.checking.arguments import Arguments
-from jaxsr.checking.jax_runs import JaxRuns, Program, as_run, to_host
-from jaxsr.checking.measures import FLOOR_ULPS, ULP, ArrayError, compare_arrays, distances
-from jaxsr.checking.result import Row
-from jaxsr.checking.torch_runs import Run, cotangent, moved, perturbed, run_torch
+from jaxsr.comparison.arguments import Arguments
+from jaxsr.comparison.check_result import Row
+from jaxsr.comparison.jax_runs import JaxRuns, Program, as_run, to_host
+from jaxsr.comparison.measures import FLOOR_ULPS, ULP, ArrayError, compare_arrays, distances
+from jaxsr.comparison.torch_runs import Run, cotangent, moved, perturbed, run_torch
 from jaxsr.errors import UserError, one_line
 
 _GROUPS = ("outputs", "gradients", "buffers")

@@ -3,11 +3,11 @@
 import numpy as np
 from torch import nn
 
-from jaxsr.checking.comparison import TorchRuns
-from jaxsr.checking.jax_runs import CallRecorder, JaxRuns
-from jaxsr.checking.measures import ArrayError, compare_arrays
-from jaxsr.checking.result import ModuleError
-from jaxsr.checking.torch_runs import host_array, run_torch
+from jaxsr.comparison.check_modes import TorchRuns
+from jaxsr.comparison.check_result import ModuleError
+from jaxsr.comparison.jax_runs import CallRecorder, JaxRuns
+from jaxsr.comparison.measures import ArrayError, compare_arrays
+from jaxsr.comparison.torch_runs import host_array, run_torch
 from jaxsr.interop.annotations import PyTree
 
 Recorded = dict[str, dict[str, np.ndarray]]

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from jaxsr.checking.arguments import Arguments
-from jaxsr.checking.comparison import TorchRuns, compare_mode
-from jaxsr.checking.jax_runs import JaxRuns
-from jaxsr.checking.result import Fault, Row
-from jaxsr.checking.torch_runs import run_torch
+from jaxsr.comparison.arguments import Arguments
+from jaxsr.comparison.check_modes import TorchRuns, compare_mode
+from jaxsr.comparison.check_result import Fault, Row
+from jaxsr.comparison.jax_runs import JaxRuns
+from jaxsr.comparison.torch_runs import run_torch
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.module_copy import copy_module
 

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from jaxsr.checking.measures import FACTOR, FLOOR_ULPS, ArrayError
+from jaxsr.comparison.measures import FACTOR, FLOOR_ULPS, ArrayError
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.runtime.exit_status import ExitStatus
 
@@ -140,6 +140,6 @@ class CheckResult:
         }
 
     def __repr__(self) -> str:
-        from jaxsr.checking.text_report import page
+        from jaxsr.comparison.check_text import page
 
         return page(self)

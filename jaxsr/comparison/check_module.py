@@ -12,9 +12,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from jaxsr.checking.arguments import Arguments
-from jaxsr.checking.calls import compare_calls
-from jaxsr.checking.comparison import (
+from jaxsr.comparison.arguments import Arguments
+from jaxsr.comparison.check_modes import (
     ModeRows,
     TorchRuns,
     attempt,
@@ -23,12 +22,13 @@ from jaxsr.checking.comparison import (
     equal_runs,
     judged,
 )
-from jaxsr.checking.first_fault import find_fault
-from jaxsr.checking.jax_runs import JaxRuns, Program, to_host
-from jaxsr.checking.measures import ILL_CONDITIONED_ULPS, compare_arrays
-from jaxsr.checking.module_errors import module_errors
-from jaxsr.checking.result import CheckResult, Row, Speed
-from jaxsr.checking.torch_runs import moved, perturbed, run_torch, steps_per_second, torch_step
+from jaxsr.comparison.check_result import CheckResult, Row, Speed
+from jaxsr.comparison.first_fault import find_fault
+from jaxsr.comparison.further_calls import compare_calls
+from jaxsr.comparison.jax_runs import JaxRuns, Program, to_host
+from jaxsr.comparison.measures import ILL_CONDITIONED_ULPS, compare_arrays
+from jaxsr.comparison.module_errors import module_errors
+from jaxsr.comparison.torch_runs import moved, perturbed, run_torch, steps_per_second, torch_step
 from jaxsr.errors import InputError, InputTypeError, one_line
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.folding.policy import LaneFolding

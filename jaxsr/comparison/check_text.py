@@ -4,8 +4,8 @@ import io
 import sys
 from collections.abc import Callable
 
-from jaxsr.checking.measures import FACTOR, FLOOR_ULPS
-from jaxsr.checking.result import CheckResult, Row
+from jaxsr.comparison.check_result import CheckResult, Row
+from jaxsr.comparison.measures import FACTOR, FLOOR_ULPS
 
 WIDTH = 110
 """Columns where the output is no terminal."""

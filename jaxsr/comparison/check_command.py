@@ -5,7 +5,7 @@ import math
 import warnings
 from typing import Any
 
-from jaxsr.checking.config import CheckConfig
+from jaxsr.comparison.check_options import CheckConfig
 from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.models.example_inputs import Example, example_inputs, parse_inputs, settle
 from jaxsr.models.load import load_model
@@ -17,9 +17,9 @@ def run(config: CheckConfig) -> int:
     """Checks the model; returns the exit status."""
     import jax
 
-    from jaxsr.checking.check_module import check
-    from jaxsr.checking.html_report import page
-    from jaxsr.checking.text_report import print_page
+    from jaxsr.comparison.check_html import page
+    from jaxsr.comparison.check_module import check
+    from jaxsr.comparison.check_text import print_page
     from jaxsr.interop.folding.policy import choose_folding
     from jaxsr.interop.mesh import select_platform
     from jaxsr.runtime.setup import configure_jax

@@ -12,8 +12,8 @@ from torch import nn
 from torch._higher_order_ops import scan
 
 import jaxsr
-from jaxsr.checking.html_report import page
-from jaxsr.checking.measures import FLOOR_ULPS, ULP, compare_arrays
+from jaxsr.comparison.check_html import page
+from jaxsr.comparison.measures import FLOOR_ULPS, ULP, compare_arrays
 from jaxsr.errors import InputError, InputTypeError
 from jaxsr.interop import lowering
 from jaxsr.interop.folding.policy import choose_folding
