@@ -140,6 +140,7 @@ class CheckResult:
         }
 
     def __repr__(self) -> str:
-        from jaxsr.comparison.check_text import page
+        from jaxsr.comparison.check_report import report_of
+        from jaxsr.comparison.report import as_text
 
-        return page(self)
+        return as_text(report_of(self))

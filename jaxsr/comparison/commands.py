@@ -203,8 +203,8 @@ def _progress(text: str) -> None:
 def _report(comparison: "Comparison", out: Path) -> int:
     from safetensors.numpy import save
 
-    from jaxsr.comparison.html_report import page
-    from jaxsr.comparison.text_report import as_json, print_report
+    from jaxsr.comparison.comparison_report import as_json, report_of
+    from jaxsr.comparison.report import html_page, print_report
     from jaxsr.comparison.trace_file import plain
     from jaxsr.interop.atomic_write import atomic_write
 
@@ -213,11 +213,12 @@ def _report(comparison: "Comparison", out: Path) -> int:
     def word(token: int) -> str:
         return words.get(str(token), str(token))
 
-    print_report(comparison, word=word)
+    report = report_of(comparison, word=word)
+    print_report(report)
     out.mkdir(parents=True, exist_ok=True)
     content = json.dumps(as_json(comparison), indent=1, ensure_ascii=False, allow_nan=False)
     atomic_write(out / "comparison.json", f"{content}\n".encode())
-    atomic_write(out / "comparison.html", page(comparison, word=word).encode())
+    atomic_write(out / "comparison.html", html_page(report).encode())
     written = ["comparison.json", "comparison.html"]
     suspects = {
         f"step{row.step}/{row.call.key}/{name}": plain(array)

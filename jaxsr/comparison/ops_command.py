@@ -10,7 +10,7 @@ from rich.table import Table
 
 from jaxsr.comparison.compare_ops import Group, against_published, as_json, compare_ops
 from jaxsr.comparison.ops_options import OpsOptions
-from jaxsr.comparison.text_report import PLAIN_WIDTH
+from jaxsr.comparison.report import WIDTH
 from jaxsr.data.photos import open_photos
 from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.interop.mesh import select_platform
@@ -43,7 +43,7 @@ def compare(options: OpsOptions) -> None:
 
 def _print_tables(groups: Sequence[Group], published: Sequence[str]) -> None:
     """A table of differences and one of times for each method and dtype, then the comparison."""
-    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
+    console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
     for group in groups:
         table = Table(title=f"{group.method}, {group.dtype}: absolute differences")
         for heading in ("pair", "scale", "max", "mean", "median", "p99.9", "equal", "unequal"):
