@@ -65,7 +65,8 @@ def _fault_line(result: CheckResult) -> str:
     assert fault is not None
     where = f"{fault.path} ({fault.kind})" if fault.path else f"{fault.kind} itself"
     numbers = f"error {fault.error:.1e}, allowed {fault.bound:.1e}"
-    return f"first wrong module: {where}, {fault.quantity}: {fault.detail or numbers}"
+    source = f" ({fault.source})" if fault.source else ""
+    return f"first wrong module: {where}, {fault.quantity}{source}: {fault.detail or numbers}"
 
 
 def _speed_table(speeds: list[Speed]) -> Table:

@@ -55,15 +55,17 @@ class ModuleError:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """The first submodule that is wrong by itself, on torch's inputs."""
+    """The first operation that is wrong by itself, on torch's inputs; or the module itself."""
 
     path: str
     kind: str
     quantity: str
-    """`output`, `gradient` or `buffer`, and its name."""
+    """The operation, or `gradient of` it; of the module itself the array that differs."""
     error: float
     bound: float
     detail: str = ""
+    source: str = ""
+    """File and line of the model's code that calls it."""
 
 
 @dataclass(kw_only=True, repr=False)

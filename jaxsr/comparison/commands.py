@@ -52,7 +52,8 @@ class EnginesOptions(WorkloadOptions):
     """Two runs to compare."""
 
     a: str = "torch,platform=cpu"
-    """First side: `torch` or `jax`, then dtype=, platform=, precision= as needed."""
+    """First side: `torch` or `jax`, then dtype=, platform=, precision= as needed; or the folder of
+    a trace with whole tensors (trace --keep '*'), of another machine say."""
     b: str = "jax"
     """Second side."""
     model_b: str | None = None
@@ -61,6 +62,8 @@ class EnginesOptions(WorkloadOptions):
     """Also run torch in float64: shows which side is more accurate."""
     within: str = ""
     """Take local errors only inside this module."""
+    gradients: bool = False
+    """Also compare the gradients of every operation."""
     save_traces: bool = False
     """Store both traces, in `first` and `second`."""
     out: Path = Path("runs/compare-engines")
@@ -68,8 +71,19 @@ class EnginesOptions(WorkloadOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        BackendSpec.parse(self.a).check_operations_alone()
+        if not self.is_stored:
+            BackendSpec.parse(self.a).check_operations_alone()
+        elif self.gradients or self.model_b is not None:
+            raise InputError(
+                "a stored trace has neither gradients nor another model; leave --gradients and "
+                "--model-b out, or run both sides"
+            )
         BackendSpec.parse(self.b)
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the first side is a trace."""
+        return Path(self.a).is_dir()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +139,7 @@ def traces(arguments: list[str]) -> int:
 
     first, second = options.folders
     pair = load_trace(first), load_trace(second)
-    check_comparable(*pair, names=(str(first), str(second)))
+    check_comparable(pair[0].header, pair[1].header, names=(str(first), str(second)))
     comparison = compare_traces(*pair, progress=_progress)
     return _report(comparison, options.out)
 
@@ -133,14 +147,28 @@ def traces(arguments: list[str]) -> int:
 def engines(arguments: list[str]) -> int:
     """Run two engines side by side: total and local error of every operation, tokens."""
     options: EnginesOptions = _parse(EnginesOptions, arguments, engines)
-    first, second = BackendSpec.parse(options.a), BackendSpec.parse(options.b)
-    _prepare([first, second])
-    from jaxsr.comparison.compare_engines import compare_engines
-    from jaxsr.comparison.trace_file import save_trace
+    second = BackendSpec.parse(options.b)
+    first = None if options.is_stored else BackendSpec.parse(options.a)
+    _prepare([side for side in (first, second) if side is not None])
+    from jaxsr.comparison.compare_engines import compare_engines, compare_stored
+    from jaxsr.comparison.compare_traces import check_comparable
+    from jaxsr.comparison.trace_file import load_trace, save_trace
     from jaxsr.comparison.workload_loader import load_workload
 
+    stored = load_trace(Path(options.a)) if first is None else None
     workload = load_workload(options)
     _say_weights(options)
+    if stored is not None:
+        names = (options.a, str(options.model))
+        check_comparable(stored.header, workload.header(), names=names)
+        comparison, trace = compare_stored(
+            stored, workload, second, reference=options.reference, within=options.within,
+            progress=_progress,
+        )  # fmt: skip
+        if options.save_traces:
+            save_trace(trace, options.out / "second")
+        return _report(comparison, options.out)
+    assert first is not None
     other = None
     if options.model_b is not None:
         other = load_workload(replace(options, model=options.model_b))
@@ -156,6 +184,7 @@ def engines(arguments: list[str]) -> int:
         other=other,
         reference=options.reference,
         within=options.within,
+        gradients=options.gradients,
         progress=_progress,
     )
     if options.save_traces:

@@ -6,21 +6,59 @@ show the token that it would have chosen.
 
 from jaxsr.comparison.backend_spec import BackendSpec
 from jaxsr.comparison.compare_traces import align_traces, compare_traces
-from jaxsr.comparison.local_error import measure_local_errors
+from jaxsr.comparison.local_error import LocalErrorObserver, measure_local_errors
 from jaxsr.comparison.result import Comparison
-from jaxsr.comparison.trace import Progress, Runner, Trace, make_trace, open_backend
+from jaxsr.comparison.trace import Backend, Progress, Trace, make_trace, open_backend
 from jaxsr.comparison.workload import Workload
 from jaxsr.errors import InputError
 
 
+def compare_stored(
+    stored: Trace,
+    workload: Workload,
+    second: BackendSpec,
+    *,
+    reference: bool = False,
+    within: str = "",
+    progress: Progress = lambda text: None,
+) -> tuple[Comparison, Trace]:
+    """Runs the workload on one side and compares it with a trace, of another machine say.
+
+    The operations whose tensors are whole in the trace are run again on them: local errors need no
+    second accelerator. The others are compared by figures and samples.
+    """
+    runner = open_backend(workload, second)
+    trace = make_trace(workload, runner, forced=stored.tokens, progress=progress)
+    rows = align_traces(stored, trace)
+    exact_side = BackendSpec(engine="torch", platform="cpu", dtype="float64")
+    observer = LocalErrorObserver(
+        None,
+        runner,
+        rows,
+        dtypes=(BackendSpec.parse(stored.header["side"]).dtype, second.dtype),
+        reference=open_backend(workload, exact_side) if reference else None,
+        within=within,
+    )
+    progress("local errors of the stored operations")
+    observer.stored(stored.records)
+    paired = [row for row in rows if row.first is not None and row.second is not None]
+    complete = all(row.local is not None for row in paired)
+    return (
+        compare_traces(stored, trace, rows=rows, local_checked=complete, progress=progress),
+        trace,
+    )
+
+
 def compare_engines(
     workload: Workload,
-    first: "BackendSpec | Runner",
-    second: "BackendSpec | Runner",
+    first: "BackendSpec | Backend",
+    second: "BackendSpec | Backend",
     *,
     other: Workload | None = None,
     reference: bool = False,
     within: str = "",
+    gradients: bool = False,
+    check: bool = True,
     progress: Progress = lambda text: None,
 ) -> tuple[Comparison, Trace, Trace]:
     """Runs the workload on both sides and compares.
@@ -32,6 +70,8 @@ def compare_engines(
       other: another network for the second side, with the same inputs. Default: the same.
       reference: also run torch in float64, which shows which side is more accurate.
       within: take local errors only inside this module.
+      gradients: also compare the gradients of every operation.
+      check: see `make_trace`.
       progress: called with a line on each stage.
 
     Raises:
@@ -46,8 +86,10 @@ def compare_engines(
             f"within={within!r} is no module of {type(workload.network).__name__}; there are "
             + ", ".join(name for name, _ in workload.network.named_children())
         )
-    trace_a = make_trace(workload, runners[0], progress=progress)
-    trace_b = make_trace(other or workload, runners[1], forced=trace_a.tokens, progress=progress)
+    trace_a = make_trace(workload, runners[0], check=check, progress=progress)
+    trace_b = make_trace(
+        other or workload, runners[1], forced=trace_a.tokens, check=check, progress=progress
+    )
     exact_runner = exact = None
     if reference:
         exact_side = BackendSpec(engine="torch", platform="cpu", dtype="float64")
@@ -64,6 +106,7 @@ def compare_engines(
         tokens=trace_a.tokens,
         reference=exact_runner,
         within=within,
+        gradients=gradients,
         progress=progress,
     )
     comparison = compare_traces(

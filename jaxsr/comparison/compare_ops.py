@@ -177,8 +177,8 @@ def verdict(options: OpsOptions, groups: Sequence[Group]) -> str:
             levels = by_library[library]
             share = levels.equal / (levels.equal + levels.unequal)
             parts.append(
-                f"{group.method} {group.dtype}: at most {levels.largest:.3g} of 255 from {library}, "
-                f"{share:.1%} equal"
+                f"{group.method} {group.dtype}: at most {levels.largest:.3g} of 255 from "
+                f"{library}, {share:.1%} equal"
             )
     return "; ".join(parts) or f"no library but jaxsr does {options.operation} here"
 

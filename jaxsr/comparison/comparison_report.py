@@ -113,7 +113,7 @@ def as_json(comparison: Comparison) -> JsonObject:
 
 
 def _row_json(row: Row) -> JsonObject:
-    call, local = row.call, row.local
+    call = row.call
     entry: JsonObject = {
         "number": row.number,
         "step": row.step,
@@ -129,13 +129,14 @@ def _row_json(row: Row) -> JsonObject:
         entry["total"] = asdict(row.total) | more
     if row.exact is not None:
         entry["total_against_float64"] = row.exact
-    if local is not None:
-        entry["local"] = asdict(local.error) | {
-            "threshold": local.threshold,
-            "raised_by_trial": local.tried,
-            "above": local.above,
-            "problem": local.problem,
-        }
-        if local.exact is not None:
-            entry["local_against_float64"] = local.exact
+    for kind, one in (("local", row.local), ("backward", row.backward)):
+        if one is not None:
+            entry[kind] = asdict(one.error) | {
+                "threshold": one.threshold,
+                "raised_by_trial": one.tried,
+                "above": one.above,
+                "problem": one.problem,
+            }
+            if one.exact is not None:
+                entry[f"{kind}_against_float64"] = one.exact
     return entry

@@ -11,7 +11,7 @@ from jaxsr.comparison.statistics import Figures
 from jaxsr.comparison.tokens import Step, first_divergence
 from jaxsr.interop.annotations import JsonObject
 
-Kind = Literal["local", "total", "structure", "nan"]
+Kind = Literal["local", "backward", "total", "structure", "nan"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +52,8 @@ class Row:
     inherited: float = 0.0
     """Largest total error, relative, of the first side's operands."""
     local: Local | None = None
+    backward: Local | None = None
+    """The error of the gradients of its operands; `result` of it numbers those that have one."""
     exact: tuple[float, float] | None = None
     """Total error of each side against float64, relative."""
     first_figures: tuple[Figures, ...] = field(default=(), repr=False)

@@ -234,7 +234,9 @@ def row_table(
 ) -> Table:
     """A line for every operation; `exact` adds the errors against float64."""
     numbers = {finding.row.number for finding in comparison.findings}
-    columns = _ROW_COLUMNS | (_EXACT_COLUMNS if exact else {})
+    backward = any(row.backward is not None for row in comparison.rows)
+    columns = _ROW_COLUMNS | (_BACKWARD_COLUMN if backward else {})
+    columns |= _EXACT_COLUMNS if exact else {}
     lines = [
         Line([cell(row) for cell in columns.values()], "differs" if row.number in numbers else "")
         for row in rows
@@ -301,6 +303,9 @@ _ROW_COLUMNS: dict[str, Callable[[Row], str]] = {
     "inherited": lambda row: number(row.inherited),
     "local": local_text,
     "explained": lambda row: number(row.local.threshold) if row.local else "–",
+}
+_BACKWARD_COLUMN: dict[str, Callable[[Row], str]] = {
+    "backward": lambda row: number(row.backward.error.worst) if row.backward else "–",
 }
 _EXACT_COLUMNS: dict[str, Callable[[Row], str]] = {
     "first − float64": lambda r: number(r.local.exact[0]) if r.local and r.local.exact else "–",

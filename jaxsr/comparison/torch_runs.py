@@ -108,7 +108,8 @@ class _ContiguousGradients(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def _in_float64() -> Iterator[None]:
+def in_float64() -> Iterator[None]:
+    """In this block torch computes in float64 what the code computes in a narrower dtype."""
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -223,7 +224,7 @@ def run_here(
         if differentiate:
             stack.enter_context(_ContiguousGradients())
         if double:
-            stack.enter_context(_in_float64())
+            stack.enter_context(in_float64())
         if draws is not None:
             stack.enter_context(draws)
         result = (method or nn.Module.__call__)(module, *args, **kwargs)

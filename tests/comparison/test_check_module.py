@@ -151,7 +151,8 @@ def test_a_wrong_gradient_differs_and_is_found():
     assert result.row("forward").status == "ok"
     assert result.row("gradient").status == "differs"
     assert result.fault.path == "1.act"
-    assert result.fault.quantity == "gradient ∂ input"
+    assert result.fault.quantity == "gradient of special_i1e"
+    assert result.fault.source.startswith("test_check_module.py:")
     assert not any("kink" in note for note in result.notes)
 
 
