@@ -63,7 +63,9 @@ class EnginesOptions(WorkloadOptions):
     within: str = ""
     """Take local errors only inside this module."""
     gradients: bool = False
-    """Also compare the gradients of every operation."""
+    """Also compare the gradients of every operation, and those of the whole step with float64."""
+    train: bool = False
+    """In training mode: batch statistics, and the same random numbers on both sides."""
     save_traces: bool = False
     """Store both traces, in `first` and `second`."""
     out: Path = Path("runs/compare-engines")
@@ -73,10 +75,10 @@ class EnginesOptions(WorkloadOptions):
         super().__post_init__()
         if not self.is_stored:
             BackendSpec.parse(self.a).check_operations_alone()
-        elif self.gradients or self.model_b is not None:
+        elif self.gradients or self.train or self.model_b is not None:
             raise InputError(
-                "a stored trace has neither gradients nor another model; leave --gradients and "
-                "--model-b out, or run both sides"
+                "a stored trace has neither gradients, training nor another model; leave "
+                "--gradients, --train and --model-b out, or run both sides"
             )
         BackendSpec.parse(self.b)
 
@@ -156,7 +158,8 @@ def engines(arguments: list[str]) -> int:
     from jaxsr.comparison.workload_loader import load_workload
 
     stored = load_trace(Path(options.a)) if first is None else None
-    workload = load_workload(options)
+    workload = replace(load_workload(options), train=options.train)
+    workload.network.requires_grad_(options.gradients)
     _say_weights(options)
     if stored is not None:
         names = (options.a, str(options.model))
@@ -171,7 +174,7 @@ def engines(arguments: list[str]) -> int:
     assert first is not None
     other = None
     if options.model_b is not None:
-        other = load_workload(replace(options, model=options.model_b))
+        other = replace(load_workload(replace(options, model=options.model_b)), train=options.train)
         if other.identity() != workload.identity():
             raise InputError(
                 f"model_b={options.model_b} has other parameters or takes other inputs than "

@@ -4,12 +4,19 @@ The second side is fed the first's tokens, so both have the same inputs in every
 show the token that it would have chosen.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
+
+from jaxsr.comparison.arguments import Arguments
 from jaxsr.comparison.backend_spec import BackendSpec
+from jaxsr.comparison.check_modes import TorchRuns
 from jaxsr.comparison.compare_traces import align_traces, compare_traces
 from jaxsr.comparison.local_error import LocalErrorObserver, measure_local_errors
+from jaxsr.comparison.measures import FLOOR_ULPS, LEAST_SCALE, MOST, ULP, ArrayError
 from jaxsr.comparison.result import Comparison
+from jaxsr.comparison.thresholds import roundoff_of
 from jaxsr.comparison.trace import Backend, Progress, Trace, make_trace, open_backend
-from jaxsr.comparison.workload import Workload
+from jaxsr.comparison.workload import Workload, run_key
 from jaxsr.errors import InputError
 
 
@@ -70,8 +77,8 @@ def compare_engines(
       other: another network for the second side, with the same inputs. Default: the same.
       reference: also run torch in float64, which shows which side is more accurate.
       within: take local errors only inside this module.
-      gradients: also compare the gradients of every operation.
-      check: see `make_trace`.
+      gradients: also compare the gradients of every operation, and those of the whole step.
+      check: see `make_trace`; without it the gradients of the whole step are left out as well.
       progress: called with a line on each stage.
 
     Raises:
@@ -112,4 +119,24 @@ def compare_engines(
     comparison = compare_traces(
         trace_a, trace_b, rows=rows, local_checked=True, exact=exact, progress=progress
     )
+    if gradients and check:
+        progress("gradients of the whole step, with float64 as referee")
+        comparison = replace(comparison, gradients=_whole_gradients(workload, runners))
     return comparison, trace_a, trace_b
+
+
+def _whole_gradients(workload: Workload, runners: Sequence[Backend]) -> list[ArrayError]:
+    """The worse side's error of every gradient of the first step: parameters, floating inputs."""
+    inputs = workload.begin().inputs()
+    assert inputs is not None
+    runs = TorchRuns.of(
+        workload.network, Arguments.of(*inputs), train=workload.train, key=run_key(),
+        differentiate=True,
+    )  # fmt: skip
+    unit = roundoff_of([runner.side.dtype for runner in runners])
+    bounds = {
+        "rounding": min(FLOOR_ULPS * max(2 * unit, ULP), MOST),
+        "least_scale": max(LEAST_SCALE, 16 * unit),
+    }
+    sides = [runs.errors("gradients", r.grad(inputs).gradients, **bounds) for r in runners]
+    return [max(pair, key=lambda one: one.ratio) for pair in zip(*sides, strict=True)]

@@ -9,6 +9,7 @@ from jaxsr.comparison.result import Comparison, Row
 from jaxsr.comparison.summary import (
     Word,
     block_of,
+    gradient_table,
     headline,
     notes,
     report_tables,
@@ -31,6 +32,8 @@ def report_of(comparison: Comparison, *, word: Word = str) -> Report:
     worst = worst_rows(comparison, _WORST)
     title = f"the {len(worst)} largest errors for what rounding explains"
     tables.append(row_table(comparison, worst, title, exact=exact, shown=()))
+    if comparison.gradients:
+        tables.append(gradient_table(comparison, _WORST))
     if comparison.steps:
         tables.append(token_table(comparison, word))
     sides = {"first": first, "second": second}
@@ -106,6 +109,9 @@ def as_json(comparison: Comparison) -> JsonObject:
         ],
         "outputs": [asdict(pair) for pair in comparison.outputs],
         "outputs_threshold": comparison.outputs_threshold,
+        "gradients": [
+            asdict(one) | {"bound": one.bound, "ok": one.ok} for one in comparison.gradients
+        ],
         "tokens": [step.as_row() for step in comparison.steps],
         "operations": [_row_json(row) for row in comparison.rows],
     }

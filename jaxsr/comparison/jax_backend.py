@@ -16,9 +16,11 @@ import numpy as np
 import torch
 from jax.typing import ArrayLike
 
+from jaxsr.comparison.arguments import Arguments
 from jaxsr.comparison.backend_spec import BackendSpec
 from jaxsr.comparison.calls import Call
 from jaxsr.comparison.emulate_bf16_matmul import emulate_bf16_matmul
+from jaxsr.comparison.jax_runs import JaxRuns, as_run
 from jaxsr.comparison.op_recorder import (
     Granularity,
     Observer,
@@ -30,7 +32,7 @@ from jaxsr.comparison.op_recorder import (
     replay_call,
 )
 from jaxsr.comparison.torch_backend import cast_network
-from jaxsr.comparison.torch_runs import cotangent
+from jaxsr.comparison.torch_runs import Run, cotangent
 from jaxsr.comparison.workload import Inputs, Workload, run_key
 from jaxsr.errors import DeviceError
 from jaxsr.interop.annotations import PyTree
@@ -123,6 +125,20 @@ class JaxBackend:
         program = self._calls.setdefault("run", jax.jit(self._rounding(self._apply)))
         with self._settings():
             return jax.device_get(program(self._state, inputs))
+
+    def grad(self, inputs: Inputs) -> Run:
+        """One step as one program: outputs, buffers, and gradients for the outputs' cotangents."""
+        runs = JaxRuns(self._module, Arguments.of(*self._cast(inputs)))
+        arguments = (self._state, runs.inputs(), run_key())
+        with self._settings():
+            shapes, _ = jax.eval_shape(runs.forward(train=self._train), *arguments)
+            weights = {
+                name: jnp.asarray(cotangent(name, shape.shape))
+                for name, shape in shapes.items()
+                if jnp.issubdtype(shape.dtype, jnp.inexact)
+            }
+            program = jax.jit(self._rounding(runs.gradient(train=self._train)))
+            return as_run(*program(*arguments, weights))
 
     def record(
         self,

@@ -53,7 +53,7 @@ class JaxRuns:
     """A converted module, and what is run of it.
 
     Args:
-      module: unchanged.
+      module: unchanged; converted already, or to be converted.
       arguments: of its forward.
       lane_folding: as for `to_jax`.
 
@@ -62,9 +62,14 @@ class JaxRuns:
     """
 
     def __init__(
-        self, module: nn.Module, arguments: Arguments, *, lane_folding: LaneFolding | None = None
+        self,
+        module: nn.Module | JaxModule,
+        arguments: Arguments,
+        *,
+        lane_folding: LaneFolding | None = None,
     ) -> None:
-        self.converted: JaxModule = to_jax(module, lane_folding=lane_folding)
+        is_converted = isinstance(module, JaxModule)
+        self.converted = module if is_converted else to_jax(module, lane_folding=lane_folding)
         self.arguments = arguments
         self.state = (self.converted.params, self.converted.buffers)
         self.key = jax.random.key(0)

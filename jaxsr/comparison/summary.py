@@ -41,6 +41,11 @@ def headline(comparison: Comparison) -> str:
             what = f"the results of step {comparison.nan_steps[0]} hold NaN"
         elif weights:
             what = weights
+        elif (wrong := comparison.wrong_gradient) is not None:
+            what = (
+                f"the gradient of {wrong.name} is {number(wrong.error)} from float64, allowed "
+                f"{number(wrong.bound)}"
+            )
         elif step is not None and not step.tie:
             what = f"the tokens part at step {step.step}"
         return f"DIFFER: {what}, though none of {checked} checked was found wrong by itself"
@@ -265,6 +270,23 @@ def token_table(comparison: Comparison, word: Word = str) -> Table:
         for step in comparison.steps[:_TOKENS]
     ]
     return Table(title="tokens", headings=[*columns], left=(1, 2, 8), lines=lines, shown=())
+
+
+def gradient_table(comparison: Comparison, most: int) -> Table:
+    """The gradients of the whole step with the largest errors for what is allowed."""
+    worst = sorted(comparison.gradients, key=lambda one: -one.ratio)[:most]
+    lines = [
+        Line(
+            [one.name, number(one.error), number(one.torch_error), number(one.bound)],
+            "" if one.ok else "differs",
+        )
+        for one in worst
+    ]
+    title = f"gradients of the step against float64, the {len(lines)} largest errors"
+    headings = ("gradient", "error", "float32 torch's", "allowed")
+    return Table(
+        title=title, headings=headings, left=(0,), lines=lines, shown=range(len(lines))[:8]
+    )
 
 
 def worst_rows(comparison: Comparison, most: int) -> list[Row]:

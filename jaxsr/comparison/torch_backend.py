@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from jaxsr.comparison.arguments import Arguments
 from jaxsr.comparison.backend_spec import BackendSpec
 from jaxsr.comparison.calls import Call
 from jaxsr.comparison.op_recorder import (
@@ -17,7 +18,7 @@ from jaxsr.comparison.op_recorder import (
     StatisticsObserver,
     replay_call,
 )
-from jaxsr.comparison.torch_runs import cotangent, in_float64, widened
+from jaxsr.comparison.torch_runs import Run, cotangent, in_float64, run_here, widened
 from jaxsr.comparison.workload import Inputs, Workload, run_key
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.eager_control_flow import eager_control_flow
@@ -110,6 +111,19 @@ class TorchBackend:
         args, kwargs = self._placed(inputs)
         with self._running() as network:
             return to_host(network(*args, **kwargs))
+
+    def grad(self, inputs: Inputs) -> Run:
+        """One step: outputs, buffers, and gradients for the outputs' cotangents."""
+        network = in_mode(copy_module(self.network), self.train)
+        with self._settings():
+            return run_here(
+                network,
+                Arguments.of(*inputs),
+                double=self.side.dtype == "float64",
+                key=run_key() if self.train else None,
+                differentiate=True,
+                device=str(self.device),
+            )
 
     def observe(
         self,

@@ -51,6 +51,9 @@ def test_gradients_of_every_operation_agree(train):
     have = {row.call.operation for row in comparison.rows if row.backward is not None}
     assert have >= {"linear", "batch_norm", "special_i1e", "mul"}
     assert comparison.outputs[0].worst < 1e-5  # both sides drop the same values
+    names = {one.name for one in comparison.gradients}
+    assert names >= {"layer.weight", "norm.bias", "∂ input"}
+    assert all(one.ok for one in comparison.gradients)
 
 
 @pytest.mark.usefixtures("registry_copy")
@@ -66,6 +69,17 @@ def test_a_wrong_gradient_is_found_where_forward_agrees():
     (finding,) = comparison.findings
     assert (finding.kind, finding.row.call.operation) == ("backward", "special_i1e")
     assert "backward, gradients differ by" in headline(comparison)
+    wrong = {one.name for one in comparison.gradients if not one.ok}
+    assert "layer.weight" in wrong and not comparison.agree
+    only = replace(comparison, findings=[])
+    assert not only.agree and "the gradient of" in headline(only)
+
+
+def test_a_step_in_bfloat16_is_compared_with_float64():
+    narrow = BackendSpec(engine="jax", platform="cpu", dtype="bfloat16")
+    comparison, *_ = compare_engines(workload(True), TORCH, narrow, gradients=True)
+    assert comparison.agree, headline(comparison)
+    assert max(one.error for one in comparison.gradients) > 1e-4
 
 
 @pytest.mark.parametrize("kind", [TorchBackend, JaxBackend])
