@@ -29,7 +29,7 @@ nothing, or torch may not use TF32 where JAX does."""
 def families(setting: Setting) -> Iterator[Row]:
     """Every model family with random weights, forward, in three precisions."""
     start_jax(setting)
-    from jaxsr.checking.arguments import Arguments
+    from jaxsr.comparison.arguments import Arguments
     from jaxsr.models.registry import FAMILIES, find_family, random_network
 
     for name in FAMILIES:
@@ -46,9 +46,9 @@ def parity(name: str, module: Any, arguments: Any, precision: Precision, setting
     import jax
     import torch
 
-    from jaxsr.checking.jax_runs import JaxRuns, Program, to_host
-    from jaxsr.checking.measures import FACTOR, compare_arrays
-    from jaxsr.checking.torch_runs import run_torch
+    from jaxsr.comparison.jax_runs import JaxRuns, Program, to_host
+    from jaxsr.comparison.measures import FACTOR, compare_arrays
+    from jaxsr.comparison.torch_runs import run_torch
 
     single = arguments
     exact = run_torch(module, arguments, double=True)

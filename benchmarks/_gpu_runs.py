@@ -81,8 +81,8 @@ def _program(device: Any, folder: Path) -> tuple[Any, Any]:
     """The forward of a language model, compiled for a device, and its arguments."""
     import jax
 
-    from jaxsr.checking.arguments import Arguments
-    from jaxsr.checking.jax_runs import JaxRuns
+    from jaxsr.comparison.arguments import Arguments
+    from jaxsr.comparison.jax_runs import JaxRuns
     from jaxsr.interop.aot.compile import abstract
     from jaxsr.models.registry import find_family, random_network
     from jaxsr.runtime.setup import configure_jax

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from benchmarks._operator_samples import Sample
-from jaxsr.checking.jax_runs import JaxRuns
-from jaxsr.checking.torch_runs import host_array
+from jaxsr.comparison.jax_runs import JaxRuns
+from jaxsr.comparison.torch_runs import host_array
 
 RUNS = 4000
 CHANCE = 1e-6

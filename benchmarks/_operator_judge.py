@@ -2,8 +2,8 @@
 
 Results that are not unique are replaced by what defines them: for a factorisation its product and
 its factors' orthogonality, for an index among equal elements the element. Everything is then held
-to the bound of `jaxsr.checking.measures`. A sample that needs 64-bit numbers, as its refusal says,
-runs in JAX's x64 mode.
+to the bound of `jaxsr.comparison.measures`. A sample that needs 64-bit numbers, as its refusal
+says, runs in JAX's x64 mode.
 """
 
 import dataclasses
@@ -18,10 +18,10 @@ from benchmarks._child_process import NEEDS_X64, without_folders
 from benchmarks._operator_draws import differing_draws, unseeded
 from benchmarks._operator_forms import DRAWN_OTHERWISE, FACTORISATIONS, FORMS, uninitialised
 from benchmarks._operator_samples import Sample, check_layouts, samples
-from jaxsr.checking.comparison import TorchRuns
-from jaxsr.checking.jax_runs import JaxRuns, as_run
-from jaxsr.checking.measures import FLOOR_ULPS, ULP, ArrayError, compare_arrays
-from jaxsr.checking.torch_runs import cotangent
+from jaxsr.comparison.check_modes import TorchRuns
+from jaxsr.comparison.jax_runs import JaxRuns, as_run
+from jaxsr.comparison.measures import FLOOR_ULPS, ULP, ArrayError, compare_arrays
+from jaxsr.comparison.torch_runs import cotangent
 from jaxsr.errors import UserError, one_line
 from jaxsr.interop._core.dtypes import constant_to_numpy, x64
 
@@ -29,7 +29,7 @@ CHUNK = 32
 """Samples whose programs are compiled as one."""
 ROUNDING = {"bfloat16": 2 * 2.0**-7, "float32 rounded": 2e-4, "float32 slopes": 2e-4}
 """Always allowed, relative to the largest value: two steps of the dtype. Float32 has the bound of
-`jaxsr.checking.measures`; but where samples are rounded noise is no excuse, for it moves them off
+`jaxsr.comparison.measures`; but where samples are rounded noise is no excuse, for it moves them off
 the places that are looked at."""
 ROUNDING_64 = 4096 * 2.0**-52
 """Of results in float64, of which torch's are the referee: float32's own step is 131,072 times that

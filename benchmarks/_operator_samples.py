@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from jaxsr.checking.arguments import Arguments
-from jaxsr.checking.torch_runs import cotangent
+from jaxsr.comparison.arguments import Arguments
+from jaxsr.comparison.torch_runs import cotangent
 from jaxsr.interop import UnsupportedTorchError
 
 DTYPES = {

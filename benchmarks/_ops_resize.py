@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks._ops_race import Entry, Row, finished, importable, jit_entry, torch_device
-from jaxsr.comparison.resize_backends import (
+from jaxsr.comparison.kernel_libraries import (
     jax_image_resize,
     jaxsr_resize,
     opencv_resize,

@@ -58,9 +58,9 @@ def check_entry(entry: Entry, *, full: bool, platform: str = "cpu", x64: bool = 
     import jax
     import torch
 
-    from jaxsr.checking.check_model import load
-    from jaxsr.checking.check_module import check
-    from jaxsr.checking.config import CheckConfig
+    from jaxsr.comparison.check_command import load
+    from jaxsr.comparison.check_module import check
+    from jaxsr.comparison.check_options import CheckConfig
     from jaxsr.interop.mesh import select_platform
     from jaxsr.runtime.setup import configure_jax
 
@@ -148,7 +148,7 @@ def _import_libraries() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     warnings.simplefilter("ignore")
 
-    import jaxsr.checking.check_module  # noqa: F401
+    import jaxsr.comparison.check_module  # noqa: F401
 
     with contextlib.suppress(InputError):
         _compute_nms(import_library("torchvision"))

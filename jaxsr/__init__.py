@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from jaxsr.runtime.xla_flags import disable_ynn_fusion
 
 if TYPE_CHECKING:
-    from jaxsr.checking.check_module import check as check
+    from jaxsr.comparison.check_module import check as check
     from jaxsr.interop.module import to_jax as to_jax
     from jaxsr.restore import restore as restore
     from jaxsr.train import train as train

@@ -1,7 +1,7 @@
 """Any torch model in JAX: `jaxsr.check(module, *inputs)` and `python -m jaxsr.check --model MODEL`.
 
 Does it convert, does it compute the same, forward and backward, and what does it cost? The work is
-done in `jaxsr.checking`.
+done in `jaxsr.comparison`.
 """
 
 import sys
@@ -18,7 +18,7 @@ class _CallableModule(types.ModuleType):
     """`jaxsr.check` is this module, and the function in it, which loads torch and JAX."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return import_module("jaxsr.checking.check_module").check(*args, **kwargs)
+        return import_module("jaxsr.comparison.check_module").check(*args, **kwargs)
 
 
 sys.modules[__name__].__class__ = _CallableModule
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _check(arguments: list[str]) -> int:
-    from jaxsr.checking.config import CheckConfig
+    from jaxsr.comparison.check_options import CheckConfig
 
     if arguments and not arguments[0].startswith("-"):
         raise InputError(
@@ -46,9 +46,9 @@ def _check(arguments: list[str]) -> int:
         },
     )
     if config.aot is not None:
-        from jaxsr.checking.aot import run
+        from jaxsr.comparison.check_aot import run
     else:
-        from jaxsr.checking.check_model import run
+        from jaxsr.comparison.check_command import run
     return run(config)
 
 

@@ -1,6 +1,6 @@
 """`python -m jaxsr.compare WHAT [OPTIONS]`: how much results differ, and where they begin to.
 
-`ops` resizes the same pictures with every library and compares the results in pairs. `trace`
+`ops` runs a kernel of every library on the same pictures and compares the results in pairs. `trace`
 records a run of a model operation by operation; `traces A B`, or just `A B`, compares two such
 records; `engines` runs two engines side by side and finds the first wrong operation.
 """
@@ -13,7 +13,7 @@ from jaxsr.errors import InputError
 from jaxsr.runtime.cli import run_command, run_program
 
 COMMANDS = {
-    "ops": ("ops_options:run", "compare resizes of several libraries: precision and time"),
+    "ops": ("ops_options:run", "compare kernels of several libraries: precision and time"),
     "trace": ("commands:trace", "record a run of a model, operation by operation"),
     "traces": ("commands:traces", "compare two recorded runs: the first operation that differs"),
     "engines": ("commands:engines", "run a model on two engines: the first wrong operation"),

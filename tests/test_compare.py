@@ -9,8 +9,8 @@ from PIL import Image
 
 from jaxsr.compare import main
 from jaxsr.comparison.compare_ops import difference_on
-from jaxsr.comparison.ops_options import DTYPES, METHODS
-from jaxsr.comparison.resize_backends import make_resizers
+from jaxsr.comparison.kernel_libraries import box_of, ellipse, make_contenders
+from jaxsr.comparison.ops_options import DTYPES, METHODS, OpsOptions
 
 
 def photo(height=60, width=44, seed=0):
@@ -34,7 +34,8 @@ def test_figures_on_both_scales():
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_library_gives_the_size_asked_for(method, dtype):
-    resizers, absent = make_resizers(method, dtype, False, (21, 17), "opencv")
+    options = OpsOptions(size=(21, 17), convention="opencv")
+    resizers, absent = make_contenders(options, method, dtype)
     libraries = {r.library for r in resizers}
     assert len(resizers) + len(absent) == 6
     assert "jaxsr (opencv)" in libraries
@@ -86,6 +87,38 @@ def test_jaxsr_equals_the_library_whose_convention_it_follows(run):
     pairs = json.loads((folder / "comparison.json").read_text())["groups"][0]["pairs"]
     pair = next(p for p in pairs if p["pair"] == ["jaxsr (opencv) uint8", "OpenCV uint8"])
     assert pair["differences"][0]["unequal"] == 0
+
+
+@pytest.mark.parametrize(
+    ("operation", "library", "most"),
+    [
+        ("gaussian_blur", "OpenCV", 1e-3),
+        ("mask_crop", "OpenCV", 1e-2),
+        ("mask_crop", "torch", 1e-3),
+    ],
+)
+def test_other_kernels_are_compared(run, operation, library, most):
+    words = ("--operation", operation, "--size", "20", "24", "--dtypes", "float32", "uint8")
+    status, out, _, folder = run(*words)
+    assert status == 0
+    groups = json.loads((folder / "comparison.json").read_text())["groups"]
+    assert [g["dtype"] for g in groups] == ["float32", "uint8"]
+    (pair,) = (
+        pair
+        for pair in groups[0]["pairs"]
+        if pair["pair"][0].startswith("jaxsr") and pair["pair"][1] == f"{library} float32"
+    )
+    assert pair["differences"][0]["largest"] < most  # float32 sums of values up to 255
+    lines = out.splitlines()
+    assert lines[0].startswith(f"jaxsr: {operation} float32: at most")
+    assert max(map(len, lines)) <= 100 and any("0.png 60×44" in line for line in lines)
+
+
+@pytest.mark.parametrize("shape", [(60, 44), (1200, 1000)])
+def test_the_box_of_a_mask_is_the_rules(shape):
+    from tests.ops.test_mask_crop import rule
+
+    assert box_of(ellipse(*shape)) == rule(ellipse(*shape)[None])
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ LAYERS = (
     ("errors", "fields"),
     ("models", "data", "metrics", "weights"),
     ("runtime",),
-    ("training", "restoration", "detection", "generation", "comparison", "checking", "doctor"),
+    ("training", "restoration", "detection", "generation", "comparison", "doctor"),
 )
 """Packages of jaxsr, lowest first; commands, the modules of jaxsr itself, stand above all."""
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -35,8 +35,8 @@ COMMANDS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
         "jaxsr.generation.aot:run", ("prompt", "--model", "m"),
     ),
     "check": (
-        "jaxsr.checking.config:CheckConfig", "jaxsr.checking.check_model:run",
-        "jaxsr.checking.aot:run", ("--model", "torch.nn:ReLU"),
+        "jaxsr.comparison.check_options:CheckConfig", "jaxsr.comparison.check_command:run",
+        "jaxsr.comparison.check_aot:run", ("--model", "torch.nn:ReLU"),
     ),
     "doctor": (
         "jaxsr.doctor:DoctorConfig", "jaxsr.doctor.diagnose:diagnose",

@@ -1,1 +1,4 @@
-"""How far results of different libraries lie apart, and how long each took."""
+"""Whether two runs of a module compute the same: a check against float64 torch, engines, machines.
+
+Begin with `check_module.py` and `compare_engines.py`.
+"""

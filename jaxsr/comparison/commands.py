@@ -52,7 +52,8 @@ class EnginesOptions(WorkloadOptions):
     """Two runs to compare."""
 
     a: str = "torch,platform=cpu"
-    """First side: `torch` or `jax`, then dtype=, platform=, precision= as needed."""
+    """First side: `torch` or `jax`, then dtype=, platform=, precision= as needed; or the folder of
+    a trace with whole tensors (trace --keep '*'), of another machine say."""
     b: str = "jax"
     """Second side."""
     model_b: str | None = None
@@ -61,6 +62,10 @@ class EnginesOptions(WorkloadOptions):
     """Also run torch in float64: shows which side is more accurate."""
     within: str = ""
     """Take local errors only inside this module."""
+    gradients: bool = False
+    """Also compare the gradients of every operation, and those of the whole step with float64."""
+    train: bool = False
+    """In training mode: batch statistics, and the same random numbers on both sides."""
     save_traces: bool = False
     """Store both traces, in `first` and `second`."""
     out: Path = Path("runs/compare-engines")
@@ -68,8 +73,19 @@ class EnginesOptions(WorkloadOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        BackendSpec.parse(self.a).check_operations_alone()
+        if not self.is_stored:
+            BackendSpec.parse(self.a).check_operations_alone()
+        elif self.gradients or self.train or self.model_b is not None:
+            raise InputError(
+                "a stored trace has neither gradients, training nor another model; leave "
+                "--gradients, --train and --model-b out, or run both sides"
+            )
         BackendSpec.parse(self.b)
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the first side is a trace."""
+        return Path(self.a).is_dir()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +141,7 @@ def traces(arguments: list[str]) -> int:
 
     first, second = options.folders
     pair = load_trace(first), load_trace(second)
-    check_comparable(*pair, names=(str(first), str(second)))
+    check_comparable(pair[0].header, pair[1].header, names=(str(first), str(second)))
     comparison = compare_traces(*pair, progress=_progress)
     return _report(comparison, options.out)
 
@@ -133,17 +149,32 @@ def traces(arguments: list[str]) -> int:
 def engines(arguments: list[str]) -> int:
     """Run two engines side by side: total and local error of every operation, tokens."""
     options: EnginesOptions = _parse(EnginesOptions, arguments, engines)
-    first, second = BackendSpec.parse(options.a), BackendSpec.parse(options.b)
-    _prepare([first, second])
-    from jaxsr.comparison.compare_engines import compare_engines
-    from jaxsr.comparison.trace_file import save_trace
+    second = BackendSpec.parse(options.b)
+    first = None if options.is_stored else BackendSpec.parse(options.a)
+    _prepare([side for side in (first, second) if side is not None])
+    from jaxsr.comparison.compare_engines import compare_engines, compare_stored
+    from jaxsr.comparison.compare_traces import check_comparable
+    from jaxsr.comparison.trace_file import load_trace, save_trace
     from jaxsr.comparison.workload_loader import load_workload
 
-    workload = load_workload(options)
+    stored = load_trace(Path(options.a)) if first is None else None
+    workload = replace(load_workload(options), train=options.train)
+    workload.network.requires_grad_(options.gradients)
     _say_weights(options)
+    if stored is not None:
+        names = (options.a, str(options.model))
+        check_comparable(stored.header, workload.header(), names=names)
+        comparison, trace = compare_stored(
+            stored, workload, second, reference=options.reference, within=options.within,
+            progress=_progress,
+        )  # fmt: skip
+        if options.save_traces:
+            save_trace(trace, options.out / "second")
+        return _report(comparison, options.out)
+    assert first is not None
     other = None
     if options.model_b is not None:
-        other = load_workload(replace(options, model=options.model_b))
+        other = replace(load_workload(replace(options, model=options.model_b)), train=options.train)
         if other.identity() != workload.identity():
             raise InputError(
                 f"model_b={options.model_b} has other parameters or takes other inputs than "
@@ -156,6 +187,7 @@ def engines(arguments: list[str]) -> int:
         other=other,
         reference=options.reference,
         within=options.within,
+        gradients=options.gradients,
         progress=_progress,
     )
     if options.save_traces:
@@ -203,8 +235,8 @@ def _progress(text: str) -> None:
 def _report(comparison: "Comparison", out: Path) -> int:
     from safetensors.numpy import save
 
-    from jaxsr.comparison.html_report import page
-    from jaxsr.comparison.text_report import as_json, print_report
+    from jaxsr.comparison.comparison_report import as_json, report_of
+    from jaxsr.comparison.report import html_page, print_report
     from jaxsr.comparison.trace_file import plain
     from jaxsr.interop.atomic_write import atomic_write
 
@@ -213,11 +245,12 @@ def _report(comparison: "Comparison", out: Path) -> int:
     def word(token: int) -> str:
         return words.get(str(token), str(token))
 
-    print_report(comparison, word=word)
+    report = report_of(comparison, word=word)
+    print_report(report)
     out.mkdir(parents=True, exist_ok=True)
     content = json.dumps(as_json(comparison), indent=1, ensure_ascii=False, allow_nan=False)
     atomic_write(out / "comparison.json", f"{content}\n".encode())
-    atomic_write(out / "comparison.html", page(comparison, word=word).encode())
+    atomic_write(out / "comparison.html", html_page(report).encode())
     written = ["comparison.json", "comparison.html"]
     suspects = {
         f"step{row.step}/{row.call.key}/{name}": plain(array)

@@ -1,4 +1,4 @@
-"""The precision comparison of resizing: every library against every other, on the same pictures.
+"""The precision comparison of kernels: every library against every other, on the same pictures.
 
 Within one method and dtype all pairs are compared. A library without bfloat16 stands in that group
 with its float32 result, so that bfloat16 is judged against something exact.
@@ -15,8 +15,8 @@ from statistics import median
 
 import numpy as np
 
+from jaxsr.comparison.kernel_libraries import Contender, library_versions, make_contenders
 from jaxsr.comparison.ops_options import OpsOptions
-from jaxsr.comparison.resize_backends import Resizer, library_versions, make_resizers
 from jaxsr.interop.annotations import JsonObject
 
 SCALES = ("0…255", "[-1, 1]")
@@ -104,7 +104,7 @@ class Group:
 def compare_ops(
     options: OpsOptions, pictures: Sequence[np.ndarray], *, progress: Callable[[str], None]
 ) -> list[Group]:
-    """Resizes every picture with every library and compares the results in pairs.
+    """Runs every library on every picture and compares the results in pairs.
 
     Args:
       options: what to compare.
@@ -112,7 +112,8 @@ def compare_ops(
       progress: called with a line on each stage.
     """
     groups = []
-    for method in options.methods:
+    methods = options.methods if options.operation == "resize" else (options.operation,)
+    for method in methods:
         for dtype in options.dtypes:
             progress(f"{method} {dtype}")
             groups.append(_group(options, pictures, method, dtype))
@@ -120,15 +121,14 @@ def compare_ops(
 
 
 def _group(options: OpsOptions, pictures: Sequence[np.ndarray], method: str, dtype: str) -> Group:
-    shared = (options.antialias, options.size, options.convention)
-    resizers, absent = make_resizers(method, dtype, *shared)
+    contenders, absent = make_contenders(options, method, dtype)
     if dtype == "bfloat16":
-        present = {r.library for r in resizers}
-        exact, _ = make_resizers(method, "float32", *shared)
-        resizers += [r for r in exact if r.library not in present]
+        present = {c.library for c in contenders}
+        exact, _ = make_contenders(options, method, "float32")
+        contenders += [c for c in exact if c.library not in present]
     timings, results = {}, {}
-    for resizer in resizers:
-        timings[resizer.name], results[resizer.name] = _run(resizer, pictures, options.runs)
+    for one in contenders:
+        timings[one.name], results[one.name] = _run(one, pictures, options.runs)
     pairs = {}
     for first, second in combinations(results, 2):
         if not (first.endswith(dtype) or second.endswith(dtype)):
@@ -138,7 +138,7 @@ def _group(options: OpsOptions, pictures: Sequence[np.ndarray], method: str, dty
     return Group(
         method=method,
         dtype=dtype,
-        rules={r.name: r.rule for r in resizers if r.rule},
+        rules={c.name: c.rule for c in contenders if c.rule},
         timings=timings,
         pairs=pairs,
         absent=tuple(absent),
@@ -147,17 +147,40 @@ def _group(options: OpsOptions, pictures: Sequence[np.ndarray], method: str, dty
 
 
 def _run(
-    resizer: Resizer, pictures: Sequence[np.ndarray], runs: int
+    contender: Contender, pictures: Sequence[np.ndarray], runs: int
 ) -> tuple[Timing, list[np.ndarray]]:
-    image = resizer.load(pictures[0])
+    image = contender.load(pictures[0])
     seconds, result = [], None
     for _ in range(runs + 1):
         start = time.perf_counter()
-        result = resizer.run(image)
+        result = contender.run(image)
         seconds.append(time.perf_counter() - start)
-    results = [resizer.fetch(result)]
-    results += [resizer.fetch(resizer.run(resizer.load(p))) for p in pictures[1:]]
+    results = [contender.fetch(result)]
+    results += [contender.fetch(contender.run(contender.load(p))) for p in pictures[1:]]
     return Timing(seconds[0], tuple(seconds[1:])), results
+
+
+_FOLLOWED = {"torch": "torch", "torchvision": "torchvision", "opencv": "OpenCV", "pillow": "Pillow"}
+
+
+def verdict(options: OpsOptions, groups: Sequence[Group]) -> str:
+    """How far jaxsr is from the library whose rule it follows, in each group that has both."""
+    parts = []
+    for group in groups:
+        pairs = {pair: d for pair, d in group.pairs.items() if pair[0].startswith("jaxsr")}
+        by_library = {second.partition(" ")[0]: d[0] for (_, second), d in pairs.items()}
+        rule = next(iter(pairs), ("",))[0].partition("(")[2].partition(")")[0]
+        library = _FOLLOWED.get(rule, "OpenCV")
+        if by_library:
+            # torchvision's rule of a blur is OpenCV's but for rounding; it may not import.
+            library = next(n for n in (library, "OpenCV", *by_library) if n in by_library)
+            levels = by_library[library]
+            share = levels.equal / (levels.equal + levels.unequal)
+            parts.append(
+                f"{group.method} {group.dtype}: at most {levels.largest:.3g} of 255 from "
+                f"{library}, {share:.1%} equal"
+            )
+    return "; ".join(parts) or f"no library but jaxsr does {options.operation} here"
 
 
 def against_published(options: OpsOptions, groups: Sequence[Group]) -> list[str]:
@@ -165,7 +188,8 @@ def against_published(options: OpsOptions, groups: Sequence[Group]) -> list[str]
 
     The published recipe resizes in float32, rounds to uint8 and compares with OpenCV's uint8.
     """
-    if options.size != (1080, 640) or options.antialias or options.convention != "torch":
+    plain = options.operation == "resize" and not options.antialias
+    if options.size != (1080, 640) or not plain or options.convention != "torch":
         return []
     results, timings, pairs = (
         ChainMap(

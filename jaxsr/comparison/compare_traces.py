@@ -28,9 +28,10 @@ from jaxsr.comparison.thresholds import (
 from jaxsr.comparison.tokens import compare_logits
 from jaxsr.comparison.trace import Trace
 from jaxsr.errors import InputError
+from jaxsr.interop.annotations import JsonObject
 
 
-def check_comparable(first: Trace, second: Trace, *, names: tuple[str, str]) -> None:
+def check_comparable(first: JsonObject, second: JsonObject, *, names: tuple[str, str]) -> None:
     """Refuses traces whose comparison would mean nothing.
 
     Raises:
@@ -41,16 +42,16 @@ def check_comparable(first: Trace, second: Trace, *, names: tuple[str, str]) -> 
         ("parameters", "models (parameter names or shapes)", "record both with one --model"),
         ("inputs", "inputs", "record both with one picture or prompt, --size and --steps"),
     ):
-        a, b = first.header["identity"][part], second.header["identity"][part]
+        a, b = first["identity"][part], second["identity"][part]
         if a != b:
             name = "inputs" if part == "inputs" else "model"
-            texts = [trace.header["subject"][name] for trace in (first, second)]
+            texts = [header["subject"][name] for header in (first, second)]
             raise InputError(
                 f"{names[0]} and {names[1]} are traces of different {what}: {texts[0]} ({a}) and "
                 f"{texts[1]} ({b}); {way}"
             )
     for part in ("granularity", "sample"):
-        a, b = first.header[part], second.header[part]
+        a, b = first[part], second.get(part, first[part])
         if a != b:
             raise InputError(
                 f"{names[0]} was recorded with {part} {a}, {names[1]} with {b}; record one again"

@@ -10,7 +10,7 @@
 import itertools
 from collections.abc import Callable
 
-from jaxsr.comparison.result import Finding, Row
+from jaxsr.comparison.result import Finding, Local, Row
 from jaxsr.errors import first_of
 
 
@@ -36,9 +36,13 @@ def find_faults(
             if starts and _has_consequences(rows[position:], persists, local_checked=local_checked):
                 text = _structure_text(rows, position)
                 findings.append(Finding(kind="structure", row=row, text=text))
-        elif local_checked:
+        elif local_checked or row.local is not None:
             if row.local is not None and row.local.above:
                 findings.append(Finding(kind="local", row=row, text=_local_text(row)))
+            elif row.backward is not None and row.backward.above:
+                findings.append(
+                    Finding(kind="backward", row=row, text=_backward_text(row.backward))
+                )
         elif row.inherited <= row.total_threshold and persists(row):
             findings.append(Finding(kind="total", row=row, text=_total_text(row)))
     return findings
@@ -158,6 +162,15 @@ def _local_text(row: Row) -> str:
     return (
         f"local error {local.error.worst:.2e} on equal inputs, rounding explains "
         f"{local.threshold:.2e}{where}"
+    )
+
+
+def _backward_text(local: Local) -> str:
+    if local.problem:
+        return f"backward, {local.problem}"
+    return (
+        f"backward, gradients differ by {local.error.worst:.2e} on equal inputs, rounding explains "
+        f"{local.threshold:.2e}"
     )
 
 

@@ -16,9 +16,11 @@ import numpy as np
 import torch
 from jax.typing import ArrayLike
 
+from jaxsr.comparison.arguments import Arguments
 from jaxsr.comparison.backend_spec import BackendSpec
 from jaxsr.comparison.calls import Call
 from jaxsr.comparison.emulate_bf16_matmul import emulate_bf16_matmul
+from jaxsr.comparison.jax_runs import JaxRuns, as_run
 from jaxsr.comparison.op_recorder import (
     Granularity,
     Observer,
@@ -30,10 +32,12 @@ from jaxsr.comparison.op_recorder import (
     replay_call,
 )
 from jaxsr.comparison.torch_backend import cast_network
-from jaxsr.comparison.workload import Inputs, Workload
+from jaxsr.comparison.torch_runs import Run, cotangent
+from jaxsr.comparison.workload import Inputs, Workload, run_key
 from jaxsr.errors import DeviceError
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.errors import UnsupportedTorchError
+from jaxsr.interop.folding.policy import LaneFolding
 from jaxsr.interop.hooks import constant_of, run_torch, value_of, watched
 from jaxsr.interop.host_arrays import to_numpy, to_torch
 from jaxsr.interop.module import to_jax
@@ -51,6 +55,7 @@ class JaxBackend:
       workload: the network.
       side: where, and in which dtype and precision.
       record_bytes: see `RECORD_BYTES`.
+      lane_folding: as for `to_jax`.
 
     Raises:
       DeviceError: JAX finds no device of the platform asked for.
@@ -61,16 +66,21 @@ class JaxBackend:
     """A run is one fused program, not its operations one by one."""
 
     def __init__(
-        self, workload: Workload, side: BackendSpec, *, record_bytes: int = RECORD_BYTES
+        self,
+        workload: Workload,
+        side: BackendSpec,
+        *,
+        record_bytes: int = RECORD_BYTES,
+        lane_folding: LaneFolding | None = None,
     ) -> None:
-        self.side, self.record_bytes = side, record_bytes
+        self.side, self.record_bytes, self._train = side, record_bytes, workload.train
         self.device = find_device(side.platform)
         network, narrow = workload.network, side.dtype != "float32"
         if narrow and not workload.casts_buffers:
             network = cast_network(copy_module(network), getattr(torch, side.dtype), False)
         compute_dtype = jnp.dtype(side.dtype) if narrow and workload.casts_buffers else None
         with jax.default_device(self.device):
-            self._module = to_jax(network, compute_dtype=compute_dtype)
+            self._module = to_jax(network, compute_dtype=compute_dtype, lane_folding=lane_folding)
         self._state = jax.device_put((self._module.params, self._module.buffers), self.device)
         self._programs: dict[tuple, list[tuple[jax.stages.Compiled, _TracedObserver]]] = {}
         self._calls: dict[tuple | str, Callable] = {}
@@ -96,14 +106,18 @@ class JaxBackend:
 
     def _apply(self, state: tuple[Arrays, Arrays], inputs: Inputs) -> PyTree:
         args, kwargs = inputs
-        return self._module.call(*state, args, kwargs)[0]
+        rng = run_key() if self._train else None
+        return self._module.call(*state, args, kwargs, rng=rng, train=self._train)[0]
 
     def _cast(self, inputs: Inputs) -> Inputs:
         """Floating inputs in the side's dtype, as a network in that dtype gets them."""
         dtype = jnp.dtype(self.side.dtype)
-        return jax.tree.map(
-            lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, inputs
-        )
+
+        def cast(x: Any) -> Any:
+            is_floating = hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)
+            return x.astype(dtype) if is_floating else x
+
+        return jax.tree.map(cast, inputs)
 
     def run(self, inputs: Inputs) -> PyTree:
         """One step as one program, without recording; host arrays."""
@@ -111,6 +125,20 @@ class JaxBackend:
         program = self._calls.setdefault("run", jax.jit(self._rounding(self._apply)))
         with self._settings():
             return jax.device_get(program(self._state, inputs))
+
+    def grad(self, inputs: Inputs) -> Run:
+        """One step as one program: outputs, buffers, and gradients for the outputs' cotangents."""
+        runs = JaxRuns(self._module, Arguments.of(*self._cast(inputs)))
+        arguments = (self._state, runs.inputs(), run_key())
+        with self._settings():
+            shapes, _ = jax.eval_shape(runs.forward(train=self._train), *arguments)
+            weights = {
+                name: jnp.asarray(cotangent(name, shape.shape))
+                for name, shape in shapes.items()
+                if jnp.issubdtype(shape.dtype, jnp.inexact)
+            }
+            program = jax.jit(self._rounding(runs.gradient(train=self._train)))
+            return as_run(*program(*arguments, weights))
 
     def record(
         self,
@@ -203,33 +231,74 @@ class JaxBackend:
         """One operation compiled alone; parameters and constants where an input is None."""
         program = call.program
         assert program is not None
-        values: list[Any] = []
-        constant = False
+
+        def run(*values: jax.Array | torch.Tensor) -> list[jax.Array]:
+            return run_torch(lambda *tensors: replay_call(program, list(tensors)), *values)
+
+        return self._alone("call", call, self._operands(call, inputs), run)
+
+    def gradients(self, call: Call, inputs: Sequence[np.ndarray | None]) -> list[np.ndarray | None]:
+        """Of every floating operand, for the sum of the results times their `cotangent`."""
+        program = call.program
+        assert program is not None
+        values = self._operands(call, inputs)
+        floats = [
+            k
+            for k, value in enumerate(values)
+            if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.floating)
+        ]
+
+        def loss(chosen: list[jax.Array], values: tuple) -> jax.Array:
+            filled = dict(zip(floats, chosen, strict=True))
+            whole = [filled.get(k, value) for k, value in enumerate(values)]
+            results = run_torch(lambda *tensors: replay_call(program, list(tensors)), *whole)
+            products = [
+                (r.astype(jnp.float32) * cotangent(str(k), r.shape)).sum()
+                for k, r in enumerate(results)
+                if jnp.issubdtype(r.dtype, jnp.floating)
+            ]
+            return jnp.asarray(sum(products), jnp.float32)
+
+        def run(*values: jax.Array | torch.Tensor) -> list[jax.Array]:
+            return jax.grad(loss)([values[k] for k in floats], values)
+
+        if not floats:
+            return [None] * len(values)
+        found = dict(zip(floats, self._alone("gradients", call, values, run), strict=True))
+        return [found.get(k) for k in range(len(values))]
+
+    def _operands(
+        self, call: Call, inputs: Sequence[np.ndarray | None]
+    ) -> list[jax.Array | torch.Tensor]:
+        """Arrays; a constant of the program stays a tensor."""
+        values: list[jax.Array | torch.Tensor] = []
         for place, (operand, value) in enumerate(zip(call.operands, inputs, strict=True)):
             if value is not None:
                 values.append(_as_dtype(value, operand.dtype))
             elif operand.kind == "parameter":
                 values.append(_as_dtype(self._array(operand.name), operand.dtype))
             else:
-                values.append(program.constants[place])
-                constant = True
+                assert call.program is not None
+                values.append(call.program.constants[place])
+        return values
 
-        def run(*values: jax.Array | torch.Tensor) -> list[jax.Array]:
-            return run_torch(lambda *tensors: replay_call(program, list(tensors)), *values)
-
+    def _alone(self, kind: str, call: Call, values: list, run: Callable) -> list[np.ndarray]:
+        """Runs one operation's function: compiled, where its operands are all arrays."""
+        assert call.program is not None
         with self._settings():
-            if constant:
+            if any(isinstance(v, torch.Tensor) for v in values):
                 return [np.asarray(x) for x in self._rounding(lambda: run(*values))()]
             shapes = tuple((v.shape, str(v.dtype)) for v in values)
-            key = (program.function, repr(program.tree), repr(program.leaves), shapes)
+            program = call.program
+            key = (kind, program.function, repr(program.tree), repr(program.leaves), shapes)
             compiled = self._calls.setdefault(key, jax.jit(self._rounding(run)))
             try:
                 return [np.asarray(x) for x in compiled(*values)]
             except UnsupportedTorchError:
+                if kind != "call":
+                    raise
                 # Some functions need the values of what was a constant of the program.
-                known = [
-                    v if isinstance(v, torch.Tensor) else to_torch(np.asarray(v)) for v in values
-                ]
+                known = [to_torch(np.asarray(v)) for v in values]
                 return [np.asarray(x) for x in self._rounding(lambda: run(*known))()]
 
 

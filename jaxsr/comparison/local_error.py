@@ -1,12 +1,13 @@
-"""Local errors: what each operation adds by itself.
+"""Local errors: what each operation adds by itself, forward and backward.
 
-The first side runs operation by operation. After each one, the second side runs its counterpart on
-the same inputs, with its own parameters, constants and settings, and the results are compared. Only
-figures are stored, and the tensors of the first wrong operations.
+The first side runs operation by operation, or is a stored trace with whole tensors. After each one,
+the second side runs its counterpart on the same inputs, with its own parameters, constants and
+settings, and the results are compared. Only figures are stored, and the tensors of the first wrong
+operations.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,20 +15,35 @@ import torch
 
 from jaxsr.comparison.calls import Call
 from jaxsr.comparison.metrics import INCOMPARABLE, ErrorMetrics, error_metrics, worst_of
+from jaxsr.comparison.op_recorder import Record
 from jaxsr.comparison.result import Local, Row
 from jaxsr.comparison.thresholds import (
     NOISE_FACTOR,
+    gradient_threshold,
     local_threshold,
     pair_roundoff,
     reduction_length,
     roundoff_of,
 )
-from jaxsr.comparison.trace import Progress, Runner
+from jaxsr.comparison.trace import Backend, Progress
 from jaxsr.comparison.workload import Workload
 from jaxsr.errors import one_line
 
 STORED_SUSPECTS = 3
 """Wrong operations whose tensors are stored."""
+
+_DROP = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "rrelu",
+         "feature_alpha_dropout")  # fmt: skip
+_DRAW = (
+    "bernoulli", "bernoulli_", "multinomial", "normal", "normal_", "uniform_", "rand", "randn",
+    "randint", "randperm", "rand_like", "randn_like", "randint_like", "exponential_",
+)  # fmt: skip
+
+
+def _draws(call: Call) -> bool:
+    """Whether the operation draws random numbers, which it would draw anew when run alone."""
+    name = call.operation
+    return name in _DRAW or (name in _DROP and "True" in call.settings)
 
 
 class LocalErrorObserver:
@@ -35,25 +51,30 @@ class LocalErrorObserver:
 
     def __init__(
         self,
-        first: Runner,
-        second: Runner,
+        first: "Backend | None",
+        second: Backend,
         rows: Sequence[Row],
         *,
-        reference: "Runner | None",
-        within: str,
+        dtypes: Sequence[str],
+        reference: "Backend | None" = None,
+        within: str = "",
+        gradients: bool = False,
     ) -> None:
         self._rows = {
             (row.step, row.first.order): row
             for row in rows
             if row.first is not None
             and row.second is not None
+            and row.second.program is not None
+            and not _draws(row.first)
             and (not within or f"{row.first.path}.".startswith(f"{within}."))
         }
         self._first, self._second, self._reference = first, second, reference
-        self._suspects = STORED_SUSPECTS
-        self._declared = roundoff_of([first.side.dtype, second.side.dtype])
+        self._gradients, self._suspects = gradients, STORED_SUSPECTS
+        self._declared = roundoff_of(dtypes)
 
     def before_call(self, tensors: list[torch.Tensor]) -> list[np.ndarray | None]:
+        assert self._first is not None
         values = [self._first.value(t) for t in tensors]
         return [None if v is None else np.array(v) for v in values]
 
@@ -61,29 +82,95 @@ class LocalErrorObserver:
         self, call: Call, operands: list[torch.Tensor], results: list[torch.Tensor], saved: Any
     ) -> None:
         row = self._rows.get((call.step, call.order))
-        if row is None or row.second is None or call.program is None:
+        if row is None or call.program is None or self._first is None:
             return
         values = saved or [self._first.value(t) for t in operands]
         inputs = [value for value in values if value is not None]
         outputs = [value for t in results if (value := self._first.value(t)) is not None]
-        if len(outputs) < len(results) or len(inputs) < len(values):
-            return  # inside another JAX transformation
-        row.local = self._compare(call, row.second, inputs, outputs)
+        if len(outputs) == len(results) and len(inputs) == len(values):
+            self.compare(row, call, inputs, outputs)  # else inside another JAX transformation
 
-    def _compare(
-        self, call: Call, other: Call, inputs: list[np.ndarray], outputs: list[np.ndarray]
-    ) -> Local:
-        threshold = local_threshold(call, other, self._declared)
+    def stored(self, records: Sequence[Record]) -> None:
+        """Compares with a stored run: the operations whose tensors are whole in the trace."""
+        for record in records:
+            call = record.call
+            row = self._rows.get((call.step, call.order))
+            names = [f"in{k}" for k in range(len(call.operands))]
+            names += [f"out{k}" for k in range(len(call.results))]
+            if row is not None and record.tensors.keys() >= set(names):
+                values = [record.tensors[name] for name in names]
+                self.compare(row, call, values[: len(call.operands)], values[len(call.operands) :])
+
+    def compare(
+        self, row: Row, call: Call, inputs: list[np.ndarray], outputs: list[np.ndarray]
+    ) -> None:
+        """Fills in the errors of one operation, whose inputs and outputs the first side gives."""
+        other = row.second
+        assert other is not None
         if len(inputs) != len(other.operands):
             counts = f"{len(inputs)} tensors on one side, {len(other.operands)} on the other"
-            return Local(error=INCOMPARABLE, threshold=threshold, problem=f"takes {counts}")
+            threshold = local_threshold(call, other, self._declared)
+            row.local = Local(error=INCOMPARABLE, threshold=threshold, problem=f"takes {counts}")
+            return
         # The first side's values where the second's are results; its own parameters and constants.
-        replaced = [
-            value if operand.kind in ("operation", "input") else None
-            for operand, value in zip(other.operands, inputs, strict=True)
-        ]
+        own = [operand.kind not in ("operation", "input") for operand in other.operands]
+
+        def replaced(values: Sequence[np.ndarray]) -> list[np.ndarray | None]:
+            return [None if mine else v for mine, v in zip(own, values, strict=True)]
+
+        row.local = self._judge(
+            call, other, inputs, outputs, local_threshold(call, other, self._declared),
+            lambda side, values: (
+                side.call(other, replaced(values)) if side is self._second
+                else side.call(call if call.program else other, values)
+            ),
+        )  # fmt: skip
+        if self._gradients and self._first is not None and not row.local.problem:
+            row.backward = self._backward(call, other, inputs, replaced)
+
+    def _backward(
+        self, call: Call, other: Call, inputs: list[np.ndarray], replaced: Callable
+    ) -> Local | None:
+        """The error of an operation's gradients, of the operands that have one on both sides."""
+        assert self._first is not None
         try:
-            second_outputs = self._second.call(other, replaced)
+            sides = (
+                self._first.gradients(call, inputs),
+                self._second.gradients(other, replaced(inputs)),
+            )
+        except Exception:  # torch has no gradient of some operations, JAX none of others
+            return None
+        both = [
+            k
+            for k, (a, b) in enumerate(zip(*sides, strict=True))
+            if a is not None and b is not None
+        ]
+
+        def run(side: Backend, values: Sequence[np.ndarray]) -> list[np.ndarray]:
+            found = (
+                side.gradients(other, replaced(values)) if side is self._second
+                else side.gradients(call, values)
+            )  # fmt: skip
+            return [value for k in both if (value := found[k]) is not None]
+
+        if not both:
+            return None
+        threshold = gradient_threshold(call, other, self._declared, both)
+        first = [value for k in both if (value := sides[0][k]) is not None]
+        return self._judge(call, other, inputs, first, threshold, run)
+
+    def _judge(
+        self,
+        call: Call,
+        other: Call,
+        inputs: list[np.ndarray],
+        outputs: list[np.ndarray],
+        threshold: float,
+        run: Callable[[Backend, Sequence[np.ndarray]], list[np.ndarray]],
+    ) -> Local:
+        """The second side's error, where `run` makes each side compute on given inputs."""
+        try:
+            second_outputs = run(self._second, inputs)
         except Exception as error:  # whatever the operation raises on these inputs is the finding
             reason = f"{type(error).__name__}: {one_line(error)}"[:300]
             return Local(error=INCOMPARABLE, threshold=threshold, problem=reason)
@@ -93,7 +180,7 @@ class LocalErrorObserver:
             shapes = (" ".join(str(t.shape) for t in side) for side in (outputs, second_outputs))
             problem = "gives shape {} on one side, {} on the other".format(*shapes)
         elif error.worst > threshold:
-            noise = self._noise(call, other, inputs, outputs)
+            noise = self._noise(call, other, inputs, outputs, run)
             threshold, tried = max(threshold, noise), True
         tensors = {}
         if (problem or error.worst > threshold) and self._suspects > 0:
@@ -104,17 +191,19 @@ class LocalErrorObserver:
                 for name, group in groups.items()
                 for k, v in enumerate(group)
             }
+        exact = self._exact(inputs, outputs, second_outputs, run)
         return Local(
-            error=error,
-            threshold=threshold,
-            tried=tried,
-            problem=problem,
-            exact=self._exact(call, inputs, outputs, second_outputs),
+            error=error, threshold=threshold, tried=tried, problem=problem, exact=exact,
             tensors=tensors,
-        )
+        )  # fmt: skip
 
     def _noise(
-        self, call: Call, other: Call, inputs: list[np.ndarray], outputs: list[np.ndarray]
+        self,
+        call: Call,
+        other: Call,
+        inputs: list[np.ndarray],
+        outputs: list[np.ndarray],
+        run: Callable[[Backend, Sequence[np.ndarray]], list[np.ndarray]],
     ) -> float:
         """What moves if every floating input moves by one step of the coarser dtype."""
         unit = pair_roundoff(call, other, self._declared)
@@ -128,26 +217,28 @@ class LocalErrorObserver:
             with np.errstate(over="ignore", invalid="ignore"):
                 step = (value.astype(np.float64) * (1 + 2 * unit * sign)).astype(value.dtype)
             moved.append(np.where(np.isfinite(step.astype(np.float64)), step, value))
+        # A stored run cannot move: the second side's own movement stands for it.
+        side = self._first or self._second
         try:
-            shifted = self._first.call(call, moved)
+            before = outputs if self._first is not None else run(side, inputs)
+            rounding = _difference(before, run(side, moved)).worst
         except Exception:  # an operation that allows only certain values tells nothing this way
             return 0.0
-        rounding = _difference(outputs, shifted).worst
         if not math.isfinite(rounding):
             return 0.0
         return NOISE_FACTOR * rounding * math.sqrt(reduction_length(call))
 
     def _exact(
         self,
-        call: Call,
         inputs: list[np.ndarray],
         outputs: list[np.ndarray],
         second_outputs: list[np.ndarray],
+        run: Callable[[Backend, Sequence[np.ndarray]], list[np.ndarray]],
     ) -> tuple[float, float] | None:
         if self._reference is None:
             return None
         try:
-            exact = self._reference.call(call, inputs)
+            exact = run(self._reference, inputs)
         except Exception:  # torch lacks some operations in float64
             return None
         first, second = (
@@ -161,13 +252,14 @@ class LocalErrorObserver:
 
 def measure_local_errors(
     workload: Workload,
-    first: Runner,
-    second: Runner,
+    first: Backend,
+    second: Backend,
     rows: Sequence[Row],
     *,
     tokens: Sequence[int] = (),
-    reference: "Runner | None" = None,
+    reference: "Backend | None" = None,
     within: str = "",
+    gradients: bool = False,
     progress: Progress = lambda text: None,
 ) -> None:
     """Fills in the local error of every operation that both sides have.
@@ -180,10 +272,14 @@ def measure_local_errors(
       tokens: fed after each step.
       reference: torch in float64: shows which side is more accurate.
       within: look at this module only.
+      gradients: also compare the gradients of every operation.
       progress: called with a line on each stage.
     """
     rollout, step = workload.begin(), 0
-    observer = LocalErrorObserver(first, second, rows, reference=reference, within=within)
+    observer = LocalErrorObserver(
+        first, second, rows, dtypes=(first.side.dtype, second.side.dtype), reference=reference,
+        within=within, gradients=gradients,
+    )  # fmt: skip
     while (inputs := rollout.inputs()) is not None:
         progress(f"local errors: step {step + 1} of {workload.steps}")
         outputs = first.observe(inputs, observer, step=step)

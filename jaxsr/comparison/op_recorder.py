@@ -134,11 +134,12 @@ class _Run(TorchFunctionMode):
         saved = self.recorder.observer.before_call(operands) if in_place else None
         sources = [self._source(tensor) for tensor in operands]
         result = func(*args, **kwargs)
+        leaves, tree = pytree.tree_flatten((args, kwargs))
+        places = tuple(SLOT if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
         results = operands[:1] if in_place else _tensors(result)
         if not results:
             return result
-        leaves, tree = pytree.tree_flatten((args, kwargs))
-        places = tuple(SLOT if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
+        results += _written(func, places, operands)
         constants = {
             place: self.recorder.constant_of(tensor)
             for place, (tensor, (kind, _)) in enumerate(zip(operands, sources, strict=True))
@@ -250,7 +251,18 @@ def replay_call(program: Program, tensors: list[torch.Tensor]) -> list[torch.Ten
     leaves = [next(replacements) if leaf is SLOT else leaf for leaf in program.leaves]
     args, kwargs = pytree.tree_unflatten(leaves, program.tree)
     result = program.function(*args, **kwargs)
-    return tensors[:1] if program.in_place else _tensors(result)
+    results = tensors[:1] if program.in_place else _tensors(result)
+    return results + _written(program.function, program.leaves, tensors)
+
+
+def _written(
+    func: Callable, leaves: Sequence[object], tensors: list[torch.Tensor]
+) -> list[torch.Tensor]:
+    """The running statistics that a normalisation in training writes: results of it as well."""
+    trains = any(leaf is True for leaf in leaves) and len(tensors) > 2
+    return (
+        tensors[1:3] if trains and operation_name(func) in ("batch_norm", "instance_norm") else []
+    )
 
 
 def operation_name(func: Any) -> str | None:

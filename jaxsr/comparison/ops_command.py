@@ -1,16 +1,21 @@
-"""`jaxsr compare ops`: tables, figure and files of the comparison of resizes."""
+"""`jaxsr compare ops`: report, figure and files of the comparison of kernels."""
 
 import json
 import sys
 from collections.abc import Sequence
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
-from jaxsr.comparison.compare_ops import Group, against_published, as_json, compare_ops
+from jaxsr.comparison.compare_ops import (
+    Group,
+    against_published,
+    as_json,
+    compare_ops,
+    verdict,
+)
+from jaxsr.comparison.kernel_libraries import library_versions
 from jaxsr.comparison.ops_options import OpsOptions
-from jaxsr.comparison.text_report import PLAIN_WIDTH
+from jaxsr.comparison.report import Line, Report, Table, print_report
 from jaxsr.data.photos import open_photos
 from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.interop.mesh import select_platform
@@ -31,9 +36,9 @@ def compare(options: OpsOptions) -> None:
     pictures = [photos.read(index) for index in chosen]
     described = {photos.names[k]: list(pictures[k].shape) for k in chosen}
     groups = compare_ops(
-        options, pictures, progress=lambda text: print(f"resizing: {text}", file=sys.stderr)
+        options, pictures, progress=lambda text: print(f"running: {text}", file=sys.stderr)
     )
-    _print_tables(groups, against_published(options, groups))
+    print_report(report_of(options, groups, described))
     options.out.mkdir(parents=True, exist_ok=True)
     content = json.dumps(as_json(options, groups, described), indent=1, ensure_ascii=False) + "\n"
     atomic_write(options.out / "comparison.json", content.encode())
@@ -41,30 +46,45 @@ def compare(options: OpsOptions) -> None:
     print(f"wrote {options.out}/comparison.json and comparison.png")
 
 
-def _print_tables(groups: Sequence[Group], published: Sequence[str]) -> None:
-    """A table of differences and one of times for each method and dtype, then the comparison."""
-    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
+def report_of(
+    options: OpsOptions, groups: Sequence[Group], pictures: dict[str, list[int]]
+) -> Report:
+    """The verdict, the sources, and two tables for each method and dtype."""
+    sources = ", ".join(f"{name} {'×'.join(map(str, shape))}" for name, shape in pictures.items())
+    versions = ", ".join(f"{n} {v}" for n, v in library_versions().items() if v != "not importable")
+    tables = []
     for group in groups:
-        table = Table(title=f"{group.method}, {group.dtype}: absolute differences")
-        for heading in ("pair", "scale", "max", "mean", "median", "p99.9", "equal", "unequal"):
-            table.add_column(heading, justify="left" if heading in ("pair", "scale") else "right")
-        for (first, second), differences in group.pairs.items():
-            for row, d in enumerate(differences):
+        suffix = f" {group.dtype}"
+        lines = []
+        for pair, differences in group.pairs.items():
+            names = " – ".join(name.removesuffix(suffix) for name in pair)
+            for d in differences:
                 figures = (f"{x:.3g}" for x in (d.largest, d.mean, d.median, d.p999))
-                pair = f"{first} – {second}" if row == 0 else ""
-                table.add_row(pair, d.scale, *figures, f"{d.equal:,}", f"{d.unequal:,}")
-        console.print(table)
-        times = Table(title=f"{group.method}, {group.dtype}: seconds for the first picture")
-        for heading in ("library", "first run", "cached, median", "cached, least", "rule"):
-            times.add_column(heading, justify="left" if heading in ("library", "rule") else "right")
+                lines.append(Line([names, d.scale, *figures, f"{d.equal:,}", f"{d.unequal:,}"]))
+                names = ""
+        headings = ("pair", "scale", "max", "mean", "median", "p99.9", "equal", "unequal")
+        title = f"{group.method}, {group.dtype}: absolute differences"
+        tables.append(Table(title=title, headings=headings, left=(0, 1), lines=lines))
+        times = []
         for name, timing in group.timings.items():
-            figures = (f"{s:.5f}" for s in (timing.first, timing.median, min(timing.cached)))
-            times.add_row(name, *figures, group.rules.get(name, ""))
-        console.print(times)
-        for sentence in group.absent:
-            console.print(f"left out: {sentence}", markup=False)
-    for sentence in published:
-        console.print(sentence, markup=False)
+            seconds = (timing.first, timing.median, min(timing.cached))
+            figures = (f"{s:.5f}" for s in seconds)
+            times.append(Line([name.removesuffix(suffix), *figures, group.rules.get(name, "")]))
+        headings = ("library", "first run", "cached, median", "cached, least", "rule")
+        title = f"{group.method}, {group.dtype}: seconds for the first picture"
+        tables.append(Table(title=title, headings=headings, left=(0, 4), lines=times))
+    return Report(
+        title="jaxsr",
+        status="",
+        headline=verdict(options, groups),
+        lines=[
+            f"pictures: {sources}",
+            f"libraries: {versions}",
+            *against_published(options, groups),
+        ],
+        tables=tables,
+        notes=[f"left out: {sentence}" for group in groups for sentence in group.absent],
+    )
 
 
 def _draw_pairs(groups: Sequence[Group]) -> bytes:

@@ -1,5 +1,6 @@
 """The options of `jaxsr compare ops`."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -8,6 +9,7 @@ from jaxsr.errors import InputError
 from jaxsr.runtime.cli import parse_options
 from jaxsr.runtime.options import CheckedOptions, Platform
 
+Operation = Literal["resize", "gaussian_blur", "mask_crop"]
 Method = Literal["nearest", "bilinear", "bicubic", "lanczos", "area"]
 Dtype = Literal["uint8", "float32", "bfloat16"]
 METHODS: tuple[str, ...] = get_args(Method)
@@ -16,18 +18,22 @@ DTYPES: tuple[str, ...] = get_args(Dtype)
 
 @dataclass(frozen=True, kw_only=True)
 class OpsOptions(CheckedOptions):
-    """Resize of jaxsr, torch, torchvision, OpenCV, Pillow and jax.image: precision and time."""
+    """Kernels of jaxsr, torch, torchvision, OpenCV, Pillow, SciPy, jax.image: precision, time."""
 
+    operation: Operation = "resize"
+    """What the libraries compute."""
     images: Path | None = None
     """Folder of pictures. Default: photos that come with the installation."""
     limit: int = 4
     """At most this many pictures, in order of their names."""
     size: tuple[int, int] = (1080, 640)
-    """Height and width of the result."""
+    """Height and width of the result of resize and mask_crop."""
+    sigma: float = 1.5
+    """Standard deviation of gaussian_blur in pixels."""
     methods: tuple[Method, ...] = ("bilinear",)
-    """Interpolation methods."""
+    """Interpolation methods of resize."""
     dtypes: tuple[Dtype, ...] = ("uint8", "float32", "bfloat16")
-    """Dtypes of the pictures that are resized."""
+    """Dtypes of the pictures."""
     antialias: bool = False
     """Stretch the filter when shrinking, where a library leaves the choice."""
     convention: Literal["torch", "opencv", "pillow", "matlab"] = "torch"
@@ -46,6 +52,8 @@ class OpsOptions(CheckedOptions):
                 raise InputError(f"{name} must be among {', '.join(known)}, got {values!r}")
         if min(self.size) < 1:
             raise InputError(f"size must be at least 1 on each side, got {self.size}")
+        if not 0 < self.sigma < math.inf:
+            raise InputError(f"sigma must be above 0, got {self.sigma}")
         self.check_at_least(1, "limit")
         self.check_at_least(5, "runs")
 

@@ -6,12 +6,13 @@ from typing import Literal
 import numpy as np
 
 from jaxsr.comparison.calls import Call
+from jaxsr.comparison.measures import ArrayError
 from jaxsr.comparison.metrics import ErrorMetrics
 from jaxsr.comparison.statistics import Figures
 from jaxsr.comparison.tokens import Step, first_divergence
 from jaxsr.interop.annotations import JsonObject
 
-Kind = Literal["local", "total", "structure", "nan"]
+Kind = Literal["local", "backward", "total", "structure", "nan"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,8 @@ class Row:
     inherited: float = 0.0
     """Largest total error, relative, of the first side's operands."""
     local: Local | None = None
+    backward: Local | None = None
+    """The error of the gradients of its operands; `result` of it numbers those that have one."""
     exact: tuple[float, float] | None = None
     """Total error of each side against float64, relative."""
     first_figures: tuple[Figures, ...] = field(default=(), repr=False)
@@ -129,6 +132,8 @@ class Comparison:
     compared_steps: int
     local_checked: bool
     """Whether local errors were looked for."""
+    gradients: list[ArrayError] = field(default_factory=list)
+    """Of the whole step, the worse side against float64, where they were compared."""
 
     @property
     def checked(self) -> int:
@@ -144,6 +149,12 @@ class Comparison:
         return any(pair.relative > self.outputs_threshold for pair in self.outputs)
 
     @property
+    def wrong_gradient(self) -> ArrayError | None:
+        """The gradient of the whole step that is furthest beyond what rounding explains."""
+        wrong = [one for one in self.gradients if not one.ok]
+        return max(wrong, key=lambda one: one.ratio, default=None)
+
+    @property
     def divergence(self) -> Step | None:
         """The first step whose tokens differ."""
         return first_divergence(self.steps)
@@ -157,5 +168,5 @@ class Comparison:
         benign = self.divergence is None or self.divergence.tie
         # Local errors, where they were looked for, say more than an accumulated total.
         results_agree = self.local_checked or not self.outputs_above
-        wrong = self.findings or self.weights or self.nan_steps
+        wrong = self.findings or self.weights or self.nan_steps or self.wrong_gradient
         return not wrong and benign and results_agree

@@ -1,13 +1,11 @@
 """What every report shows: verdict, notes, and operations by block and module."""
 
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-
-import numpy as np
+from collections.abc import Callable, Iterable, Sequence
 
 from jaxsr.comparison.calls import ROOT
 from jaxsr.comparison.divergence import on_sides, origins
+from jaxsr.comparison.report import Line, Table, number
 from jaxsr.comparison.result import Comparison, Row
 from jaxsr.comparison.statistics import SAMPLE
 from jaxsr.comparison.thresholds import moves_only
@@ -16,6 +14,7 @@ from jaxsr.comparison.tokens import Step, in_words
 _AROUND = 4  # operations shown before and after a finding
 _MOST_NOTES = 3  # of one kind
 _TOKENS = 200  # steps shown of a language model
+_MOST_GROUPS = 40  # blocks or modules shown, those with the largest errors
 
 Word = Callable[[int], str]
 
@@ -42,6 +41,11 @@ def headline(comparison: Comparison) -> str:
             what = f"the results of step {comparison.nan_steps[0]} hold NaN"
         elif weights:
             what = weights
+        elif (wrong := comparison.wrong_gradient) is not None:
+            what = (
+                f"the gradient of {wrong.name} is {number(wrong.error)} from float64, allowed "
+                f"{number(wrong.bound)}"
+            )
         elif step is not None and not step.tie:
             what = f"the tokens part at step {step.step}"
         return f"DIFFER: {what}, though none of {checked} checked was found wrong by itself"
@@ -163,18 +167,6 @@ def token_lines(comparison: Comparison, word: Word = str) -> list[str]:
     return lines
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table of a report."""
-
-    title: str
-    headings: tuple[str, ...]
-    left: tuple[int, ...]
-    """Columns that are aligned left."""
-    lines: list[tuple[bool, tuple[str, ...]]]
-    """Whether a line holds a finding, and its cells."""
-
-
 def local_ratio(row: Row) -> float:
     """Local error over what rounding explains."""
     if row.local is None:
@@ -192,23 +184,20 @@ def block_of(path: str) -> str:
     return path.partition(".")[0] or ROOT
 
 
-def report_tables(
-    comparison: Comparison, *, exact: bool = False, most: int | None = None
-) -> list[Table]:
+def report_tables(comparison: Comparison, *, exact: bool = False) -> list[Table]:
     """From the blocks to the operations around the first finding.
 
     Args:
       comparison: what the tables are of.
       exact: add the errors against float64.
-      most: lines of blocks or modules; the worst are shown.
     """
-    tables = [_group_table(comparison, comparison.rows, "by block", block_of, most)]
+    tables = [_group_table(comparison, comparison.rows, "by block", block_of)]
     if comparison.findings:
         first = comparison.findings[0].row
         block = block_of(first.call.path)
         rows = [row for row in comparison.rows if block_of(row.call.path) == block]
         title = f"modules of {block}"
-        tables.append(_group_table(comparison, rows, title, lambda path: path or ROOT, most))
+        tables.append(_group_table(comparison, rows, title, lambda path: path or ROOT))
         rows = comparison.rows[max(0, first.number - _AROUND) : first.number + _AROUND + 1]
         title = "operations around the first finding"
         tables.append(row_table(comparison, rows, title, exact=exact))
@@ -216,11 +205,7 @@ def report_tables(
 
 
 def _group_table(
-    comparison: Comparison,
-    rows: Iterable[Row],
-    title: str,
-    name: Callable[[str], str],
-    most: int | None,
+    comparison: Comparison, rows: Iterable[Row], title: str, name: Callable[[str], str]
 ) -> Table:
     """Operations grouped by what `name` makes of their modules' paths, in order of execution."""
     numbers = {finding.row.number for finding in comparison.findings}
@@ -236,23 +221,32 @@ def _group_table(
             key, str(len(group)), number(max(totals)), number(totals[-1]), local_text(worst),
             worst.call.operation if worst.local is not None else "", str(count or ""),
         )  # fmt: skip
-        lines.append((bool(count), cells))
+        lines.append(Line(cells, "differs" if count else ""))
         ranks.append((-count, -max(totals), len(ranks)))
-    shown = sorted(rank[2] for rank in sorted(ranks)[:most])
-    if len(shown) < len(lines):
-        title += f" ({len(lines) - len(shown)} with smaller errors left out)"
+    shown = sorted(rank[2] for rank in sorted(ranks)[:_MOST_GROUPS])
     headings = ("module", "operations", "total, worst", "total, at its end", "local, worst", "at")
-    return Table(title, (*headings, "findings"), (0, 5), [lines[k] for k in shown])
+    headings = (*headings, "findings")
+    return Table(title=title, headings=headings, left=(0, 5), lines=lines, shown=shown)
 
 
 def row_table(
-    comparison: Comparison, rows: Iterable[Row], title: str, *, exact: bool = False
+    comparison: Comparison,
+    rows: Iterable[Row],
+    title: str,
+    *,
+    exact: bool = False,
+    shown: Sequence[int] | None = None,
 ) -> Table:
     """A line for every operation; `exact` adds the errors against float64."""
     numbers = {finding.row.number for finding in comparison.findings}
-    columns = _ROW_COLUMNS | (_EXACT_COLUMNS if exact else {})
-    lines = [(row.number in numbers, tuple(cell(row) for cell in columns.values())) for row in rows]
-    return Table(title, tuple(columns), (0, 1), lines)
+    backward = any(row.backward is not None for row in comparison.rows)
+    columns = _ROW_COLUMNS | (_BACKWARD_COLUMN if backward else {})
+    columns |= _EXACT_COLUMNS if exact else {}
+    lines = [
+        Line([cell(row) for cell in columns.values()], "differs" if row.number in numbers else "")
+        for row in rows
+    ]
+    return Table(title=title, headings=[*columns], left=(0, 1), lines=lines, shown=shown)
 
 
 def token_table(comparison: Comparison, word: Word = str) -> Table:
@@ -269,10 +263,30 @@ def token_table(comparison: Comparison, word: Word = str) -> Table:
         "": lambda s: "equal" if s.agree else "benign tie" if s.tie else "differ",
     }
     lines = [
-        (not step.agree and not step.tie, tuple(cell(step) for cell in columns.values()))
+        Line(
+            [cell(step) for cell in columns.values()],
+            "" if step.agree or step.tie else "differs",
+        )
         for step in comparison.steps[:_TOKENS]
     ]
-    return Table("tokens", tuple(columns), (1, 2, 8), lines)
+    return Table(title="tokens", headings=[*columns], left=(1, 2, 8), lines=lines, shown=())
+
+
+def gradient_table(comparison: Comparison, most: int) -> Table:
+    """The gradients of the whole step with the largest errors for what is allowed."""
+    worst = sorted(comparison.gradients, key=lambda one: -one.ratio)[:most]
+    lines = [
+        Line(
+            [one.name, number(one.error), number(one.torch_error), number(one.bound)],
+            "" if one.ok else "differs",
+        )
+        for one in worst
+    ]
+    title = f"gradients of the step against float64, the {len(lines)} largest errors"
+    headings = ("gradient", "error", "float32 torch's", "allowed")
+    return Table(
+        title=title, headings=headings, left=(0,), lines=lines, shown=range(len(lines))[:8]
+    )
 
 
 def worst_rows(comparison: Comparison, most: int) -> list[Row]:
@@ -304,11 +318,6 @@ def local_text(row: Row) -> str:
     return "not comparable" if row.local.problem else number(row.local.error.worst)
 
 
-def number(value: float) -> str:
-    """A scale-free error."""
-    return "0" if value == 0 else f"{value:.1e}" if np.isfinite(value) else "∞"
-
-
 _ROW_COLUMNS: dict[str, Callable[[Row], str]] = {
     "operation": _place,
     "result": _result_text,
@@ -316,6 +325,9 @@ _ROW_COLUMNS: dict[str, Callable[[Row], str]] = {
     "inherited": lambda row: number(row.inherited),
     "local": local_text,
     "explained": lambda row: number(row.local.threshold) if row.local else "–",
+}
+_BACKWARD_COLUMN: dict[str, Callable[[Row], str]] = {
+    "backward": lambda row: number(row.backward.error.worst) if row.backward else "–",
 }
 _EXACT_COLUMNS: dict[str, Callable[[Row], str]] = {
     "first − float64": lambda r: number(r.local.exact[0]) if r.local and r.local.exact else "–",

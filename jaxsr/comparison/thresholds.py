@@ -76,6 +76,17 @@ def local_threshold(first: Call, second: Call, declared: float) -> float:
     return _rounding(unit, LOCAL_FACTOR, NARROW_FACTOR, reduction_length(first))
 
 
+def gradient_threshold(
+    first: Call, second: Call, declared: float, operands: Sequence[int]
+) -> float:
+    """The same of the gradients of some operands: a weight's sums over all that it was used for."""
+    outputs = sum(math.prod(result.shape) for result in first.results)
+    least = min(math.prod(first.operands[k].shape) for k in operands)
+    length = max(1, outputs * reduction_length(first) // max(least, 1))
+    unit = pair_roundoff(first, second, declared)
+    return _rounding(unit, LOCAL_FACTOR, NARROW_FACTOR, length)
+
+
 def _rounding(unit: float, factor: float, narrow: float, length: int) -> float:
     single = ROUNDOFF["float32"]
     if unit <= single:
@@ -145,7 +156,7 @@ def reduction_length(call: Call) -> int:
     if name in ("instance_norm", "group_norm") and len(first) > 1:
         return max(math.prod(first) // (first[0] * first[1]), 1)
     if name == "batch_norm" and len(first) > 1:
-        training = len(shapes) < 3
+        training = len(shapes) < 3 or "True" in call.settings
         return max(math.prod(first) // first[1], 1) if training else 1
     if name == "interpolate":
         return 16  # the taps of a bicubic kernel

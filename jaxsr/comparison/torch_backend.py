@@ -2,14 +2,14 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from jaxsr.comparison.arguments import Arguments
 from jaxsr.comparison.backend_spec import BackendSpec
-from jaxsr.comparison.calls import Call, Program
+from jaxsr.comparison.calls import Call
 from jaxsr.comparison.op_recorder import (
     Granularity,
     Observer,
@@ -18,12 +18,14 @@ from jaxsr.comparison.op_recorder import (
     StatisticsObserver,
     replay_call,
 )
-from jaxsr.comparison.workload import Inputs, Workload
+from jaxsr.comparison.torch_runs import Run, cotangent, in_float64, run_here, widened
+from jaxsr.comparison.workload import Inputs, Workload, run_key
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.eager_control_flow import eager_control_flow
 from jaxsr.interop.host_arrays import to_numpy, to_torch
 from jaxsr.interop.module_copy import copy_module
-from jaxsr.interop.torch_evaluation import evaluated
+from jaxsr.interop.torch_draws import TorchDraws
+from jaxsr.interop.torch_evaluation import evaluated, in_mode
 from jaxsr.runtime.setup import torch_device
 
 
@@ -40,14 +42,19 @@ class TorchBackend:
     """Whether programs that record different tensors gave different results."""
 
     def __init__(self, workload: Workload, side: BackendSpec) -> None:
-        self.side = side
+        self.side, self.train = side, workload.train
         self.device = torch.device(torch_device(side.platform))
         self.dtype = getattr(torch, side.dtype)
-        plain = self.device.type == "cpu" and side.dtype == "float32"
-        network = workload.network if plain else copy_module(workload.network)
-        self.network = cast_network(network, self.dtype, workload.casts_buffers).to(self.device)
+        if side.dtype == "float64":
+            network = widened(workload.network)
+        else:
+            plain = self.device.type == "cpu" and side.dtype == "float32"
+            network = workload.network if plain else copy_module(workload.network)
+            network = cast_network(network, self.dtype, workload.casts_buffers)
+        self.network = network.to(self.device)
         self._weights = dict(self.network.named_parameters())
-        self._weights |= dict(self.network.named_buffers())
+        self._buffers = dict(self.network.named_buffers())
+        self._weights |= self._buffers
 
     def describe(self) -> dict[str, str]:
         """Device and settings, for a trace's header."""
@@ -67,6 +74,8 @@ class TorchBackend:
         with contextlib.ExitStack() as stack:
             stack.enter_context(evaluated(self.network))
             stack.enter_context(eager_control_flow())
+            if self.side.dtype == "float64":
+                stack.enter_context(in_float64())
             if self.side.precision != "default":
                 product, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn
                 stack.callback(torch.set_float32_matmul_precision, product)
@@ -76,6 +85,15 @@ class TorchBackend:
                 tf32 = self.side.precision == "high"
                 stack.enter_context(cudnn.flags(**same, allow_tf32=tf32))
             yield
+
+    @contextlib.contextmanager
+    def _running(self) -> Iterator[torch.nn.Module]:
+        """The network in its mode; in training a copy, which draws what JAX draws."""
+        with self._settings(), contextlib.ExitStack() as stack:
+            if self.train:
+                stack.enter_context(torch.random.fork_rng(devices=[]))
+                stack.enter_context(TorchDraws(run_key()))
+            yield in_mode(copy_module(self.network), True) if self.train else self.network
 
     def _placed(self, inputs: Inputs) -> Inputs:
         return pytree.tree_map_only(np.ndarray, self._tensor, inputs)
@@ -91,8 +109,21 @@ class TorchBackend:
     def run(self, inputs: Inputs) -> PyTree:
         """One step without recording; host arrays as the network nests its results."""
         args, kwargs = self._placed(inputs)
+        with self._running() as network:
+            return to_host(network(*args, **kwargs))
+
+    def grad(self, inputs: Inputs) -> Run:
+        """One step: outputs, buffers, and gradients for the outputs' cotangents."""
+        network = in_mode(copy_module(self.network), self.train)
         with self._settings():
-            return to_host(self.network(*args, **kwargs))
+            return run_here(
+                network,
+                Arguments.of(*inputs),
+                double=self.side.dtype == "float64",
+                key=run_key() if self.train else None,
+                differentiate=True,
+                device=str(self.device),
+            )
 
     def observe(
         self,
@@ -105,8 +136,8 @@ class TorchBackend:
         """One step; the observer is called for every operation."""
         args, kwargs = self._placed(inputs)
         recorder = OpRecorder(observer, step=step, granularity=granularity)
-        with self._settings(), recorder(self.network, args, kwargs):
-            outputs = self.network(*args, **kwargs)
+        with self._running() as network, recorder(network, args, kwargs):
+            outputs = network(*args, **kwargs)
         return to_host(outputs)
 
     def record(
@@ -135,8 +166,36 @@ class TorchBackend:
 
         In float64 every floating operand is widened, and so is every dtype that the code names.
         """
-        program = call.program
-        assert program is not None
+        tensors = self._operands(call, inputs)
+        assert call.program is not None
+        with self._settings():
+            return [to_numpy(t.detach()) for t in replay_call(call.program, tensors)]
+
+    def gradients(self, call: Call, inputs: Sequence[np.ndarray | None]) -> list[np.ndarray | None]:
+        """Of every floating operand, for the sum of the results times their `cotangent`."""
+        assert call.program is not None
+        leaves = self._operands(call, inputs)
+        floats = [
+            tensor.requires_grad_()
+            for tensor, operand in zip(leaves, call.operands, strict=True)
+            if tensor.is_floating_point()
+            and operand.kind != "constant"
+            and operand.name not in self._buffers
+        ]
+        with self._settings():
+            results = replay_call(call.program, [t.view_as(t) for t in leaves])
+            products = [
+                (r * torch.from_numpy(cotangent(str(k), tuple(r.shape))).to(r)).sum()
+                for k, r in enumerate(results)
+                if r.requires_grad and r.is_floating_point()
+            ]
+            if not products or not floats:
+                return [None] * len(leaves)
+            values = torch.autograd.grad(sum(products), floats, allow_unused=True)  # type: ignore[arg-type]
+        found = {id(t): g for t, g in zip(floats, values, strict=True) if g is not None}
+        return [to_numpy(found[id(t)]) if id(t) in found else None for t in leaves]
+
+    def _operands(self, call: Call, inputs: Sequence[np.ndarray | None]) -> list[torch.Tensor]:
         tensors = []
         for place, (operand, value) in enumerate(zip(call.operands, inputs, strict=True)):
             dtype = getattr(torch, operand.dtype)
@@ -145,21 +204,17 @@ class TorchBackend:
             if value is not None:
                 tensor = to_torch(value).to(self.device, dtype)
             elif operand.kind == "parameter":
-                tensor = self._weights[operand.name].detach()
+                tensor = self._weights[operand.name]
             else:
-                tensor = program.constants[place].to(self.device, dtype)
-            tensors.append(tensor)
-        if program.in_place:
-            tensors[0] = tensors[0].clone()
-        if self.side.dtype == "float64":
-            program = _widened(program)
-        with self._settings():
-            return [to_numpy(t) for t in replay_call(program, tensors)]
+                assert call.program is not None
+                tensor = call.program.constants[place].to(self.device, dtype)
+            tensors.append(tensor.detach().clone())
+        return tensors
 
 
 def cast_network(network: torch.nn.Module, dtype: torch.dtype, buffers: bool) -> torch.nn.Module:
-    """The network in another dtype, in place; buffers only if asked, and always in float64."""
-    if buffers or dtype == torch.float64:
+    """The network in another dtype, in place; buffers only if asked."""
+    if buffers:
         return network.to(dtype)
     for parameter in network.parameters():
         if parameter.is_floating_point():
@@ -170,11 +225,3 @@ def cast_network(network: torch.nn.Module, dtype: torch.dtype, buffers: bool) ->
 def to_host(outputs: PyTree) -> PyTree:
     """Host arrays for tensors; the caller may keep them."""
     return pytree.tree_map_only(torch.Tensor, lambda t: np.array(to_numpy(t)), outputs)
-
-
-def _widened(program: Program) -> Program:
-    leaves = tuple(
-        torch.float64 if isinstance(leaf, torch.dtype) and leaf.is_floating_point else leaf
-        for leaf in program.leaves
-    )
-    return replace(program, leaves=leaves)

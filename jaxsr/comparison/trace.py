@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jaxsr.comparison.jax_backend import JaxBackend
     from jaxsr.comparison.torch_backend import TorchBackend
 
-Runner: TypeAlias = "TorchBackend | JaxBackend"
+Backend: TypeAlias = "TorchBackend | JaxBackend"
 """A workload's network on an engine."""
 
 Progress = Callable[[str], None]
@@ -54,7 +54,7 @@ class Trace:
         return [record for record in self.records if record.call.step == step]
 
 
-def open_backend(workload: Workload, side: BackendSpec) -> Runner:
+def open_backend(workload: Workload, side: BackendSpec) -> Backend:
     """The workload's network on that side, with its weights in place."""
     if side.engine == "torch":
         from jaxsr.comparison.torch_backend import TorchBackend
@@ -67,7 +67,7 @@ def open_backend(workload: Workload, side: BackendSpec) -> Runner:
 
 def make_trace(
     workload: Workload,
-    runner: Runner,
+    runner: Backend,
     *,
     granularity: Granularity = "operation",
     alone: bool = False,
@@ -108,14 +108,7 @@ def make_trace(
         outputs.append(rollout.take(result, token))
     header = {
         "format": FORMAT,
-        "subject": {
-            "family": workload.family,
-            "model": workload.model,
-            "inputs": workload.inputs_text,
-            "steps": workload.steps,
-            **({"prompt": list(workload.prompt)} if isinstance(workload, LanguageWorkload) else {}),
-        },
-        "identity": workload.identity(),
+        **workload.header(),
         "side": str(runner.side),
         "side_short": runner.side.short,
         **runner.describe(),
@@ -153,7 +146,7 @@ def _difference(workload: Workload, plain: PyTree, recorded: PyTree) -> float:
     return 0.0 if np.array_equal(a, b, equal_nan=True) else float(np.nanmax(np.abs(a - b)))
 
 
-def _recorder_note(recorder_errors: list[float], runner: Runner) -> str:
+def _recorder_note(recorder_errors: list[float], runner: Backend) -> str:
     if runner.inconsistent:
         return "programs that record different tensors gave different results"
     if not recorder_errors:
@@ -166,7 +159,7 @@ def _recorder_note(recorder_errors: list[float], runner: Runner) -> str:
     )
 
 
-def _weights(workload: Workload, runner: Runner) -> dict[str, tuple[str, Figures]]:
+def _weights(workload: Workload, runner: Backend) -> dict[str, tuple[str, Figures]]:
     network, digests = workload.network, {}
     for name, _ in (*network.named_parameters(), *network.named_buffers()):
         array = runner.weight(name)

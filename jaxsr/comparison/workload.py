@@ -14,12 +14,20 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from jaxsr.errors import InputError
-from jaxsr.interop.annotations import PyTree
+from jaxsr.interop.annotations import JsonObject, PyTree
 from jaxsr.models.cache_entries import has_slots
 
 Inputs = tuple[tuple, dict[str, PyTree]]
+
+
+def run_key() -> Any:
+    """The random key of every run."""
+    import jax
+
+    return jax.random.key(0)
 
 
 class Rollout(Protocol):
@@ -56,6 +64,8 @@ class Workload:
     """The inputs in words."""
     casts_buffers: bool = True
     """Whether a narrower dtype is the buffers' as well, as `nn.Module.to` would have it."""
+    train: bool = False
+    """In training mode; both engines draw the numbers of one key."""
 
     def begin(self) -> Rollout:
         """A new run."""
@@ -74,6 +84,11 @@ class Workload:
             "parameters": _digest(f"{name} {tuple(t.shape)}" for name, t in sorted(state.items())),
             "inputs": self.inputs_digest(),
         }
+
+    def header(self) -> JsonObject:
+        """What a trace's header says of it."""
+        subject = {"family": self.family, "model": self.model, "inputs": self.inputs_text}
+        return {"subject": {**subject, "steps": self.steps}, "identity": self.identity()}
 
     def inputs_digest(self) -> str:
         """Tells inputs apart."""
@@ -96,9 +111,13 @@ class SingleWorkload(Workload):
 
     def inputs_digest(self) -> str:
         args, kwargs = self.inputs
-        named = [*enumerate(args), *sorted(kwargs.items())]
+        leaves = tree_leaves([*enumerate(args), *sorted(kwargs.items())])
         return _digest(
-            part for name, array in named for part in (f"{name} {array.shape}", array.tobytes())
+            part
+            for value in leaves
+            for part in (
+                (f"{value.shape}", value.tobytes()) if hasattr(value, "tobytes") else (repr(value),)
+            )
         )
 
 
@@ -160,6 +179,11 @@ class LanguageWorkload(Workload):
     @property
     def steps(self) -> int:
         return self.new_tokens
+
+    def header(self) -> JsonObject:
+        header = super().header()
+        header["subject"]["prompt"] = list(self.prompt)
+        return header
 
     def inputs_digest(self) -> str:
         return _digest([repr(self.prompt), str(self.new_tokens)])

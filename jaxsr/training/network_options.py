@@ -152,7 +152,7 @@ def check_in_jax(network: nn.Module, picture: Tensor, *, config: RunConfig, opti
         return
     import jax
 
-    from jaxsr.checking.check_module import check
+    from jaxsr.comparison.check_module import check
 
     if jax.process_index() == 0:
         shape = "×".join(map(str, picture.shape))

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from jaxsr.checking.check_module import check
 from jaxsr.comparison.backend_spec import BackendSpec
+from jaxsr.comparison.check_module import check
 from jaxsr.comparison.compare_engines import compare_engines
 from jaxsr.comparison.compare_traces import compare_traces, sampled_error
 from jaxsr.comparison.metrics import error_metrics, worst_of

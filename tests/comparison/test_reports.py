@@ -11,9 +11,9 @@ import pytest
 
 from jaxsr.comparison.backend_spec import BackendSpec
 from jaxsr.comparison.compare_engines import compare_engines
-from jaxsr.comparison.html_report import page
+from jaxsr.comparison.comparison_report import as_json, report_of
+from jaxsr.comparison.report import html_page, print_report
 from jaxsr.comparison.summary import block_of, headline, notes, token_lines
-from jaxsr.comparison.text_report import as_json, print_report
 from tests.comparison.faults import FAULTS
 
 TORCH = BackendSpec(engine="torch", platform="cpu")
@@ -57,7 +57,7 @@ class Balanced(HTMLParser):
 @pytest.mark.parametrize("name", ["dropped residual", "cache slot off by one"])
 def test_page_is_whole_and_needs_nothing_else(wrong, name):
     comparison = wrong(name)
-    source = page(comparison)
+    source = html_page(report_of(comparison))
     parser = Balanced()
     parser.feed(source)
     assert parser.open == [] and "script" not in parser.seen
@@ -116,7 +116,7 @@ def test_json_is_json(wrong):
 
 
 def test_terminal(wrong, capsys):
-    print_report(wrong("wrong eps of BatchNorm"))
+    print_report(report_of(wrong("wrong eps of BatchNorm")))
     out = capsys.readouterr().out
     for part in ("by block", "modules of decoder_1.0", "operations around", "decoder_1.0.bn1"):
         assert part in out

@@ -96,7 +96,7 @@ from jaxsr.training import start
 from jaxsr.training.cli_options import parse_command_line
 from jaxsr.training.task_run import TaskRun
 TaskRun(*parse_command_line(["fast-srgan", "--batch", "4", "--crop", "32"]))
-others = "models.llama", "models.hugging_face", "models.mshnet", "generation", "checking"
+others = "models.llama", "models.hugging_face", "models.mshnet", "generation", "comparison"
 print(*(name for name in sys.modules if name.startswith(tuple(f"jaxsr.{o}" for o in others))))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

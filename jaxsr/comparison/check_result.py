@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from jaxsr.checking.measures import FACTOR, FLOOR_ULPS, ArrayError
+from jaxsr.comparison.measures import FACTOR, FLOOR_ULPS, ArrayError
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.runtime.exit_status import ExitStatus
 
@@ -55,15 +55,17 @@ class ModuleError:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """The first submodule that is wrong by itself, on torch's inputs."""
+    """The first operation that is wrong by itself, on torch's inputs; or the module itself."""
 
     path: str
     kind: str
     quantity: str
-    """`output`, `gradient` or `buffer`, and its name."""
+    """The operation, or `gradient of` it; of the module itself the array that differs."""
     error: float
     bound: float
     detail: str = ""
+    source: str = ""
+    """File and line of the model's code that calls it."""
 
 
 @dataclass(kw_only=True, repr=False)
@@ -140,6 +142,7 @@ class CheckResult:
         }
 
     def __repr__(self) -> str:
-        from jaxsr.checking.text_report import page
+        from jaxsr.comparison.check_report import report_of
+        from jaxsr.comparison.report import as_text
 
-        return page(self)
+        return as_text(report_of(self))

@@ -14,7 +14,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from jaxsr.checking.arguments import Arguments, named_leaves
+from jaxsr.comparison.arguments import Arguments, named_leaves
 from jaxsr.interop.eager_control_flow import eager_control_flow
 from jaxsr.interop.host_arrays import to_numpy
 from jaxsr.interop.module_copy import copy_module
@@ -108,7 +108,8 @@ class _ContiguousGradients(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def _in_float64() -> Iterator[None]:
+def in_float64() -> Iterator[None]:
+    """In this block torch computes in float64 what the code computes in a narrower dtype."""
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -223,7 +224,7 @@ def run_here(
         if differentiate:
             stack.enter_context(_ContiguousGradients())
         if double:
-            stack.enter_context(_in_float64())
+            stack.enter_context(in_float64())
         if draws is not None:
             stack.enter_context(draws)
         result = (method or nn.Module.__call__)(module, *args, **kwargs)

@@ -22,7 +22,7 @@ MOST = 2.0**-3
 ILL_CONDITIONED_ULPS = 4096.0
 """Where float32 torch is further from float64 than this, the computation amplifies rounding."""
 ULP = 2.0**-23
-_LEAST_SCALE = 2.0**-10
+LEAST_SCALE = 2.0**-10
 """Of the largest array of a group: below it a value may be rounding that cancelled, not a result,
 as the gradient of a bias in front of a BatchNorm."""
 
@@ -82,6 +82,7 @@ def compare_arrays(
     *,
     noise: Mapping[str, float] | None = None,
     rounding: float = FLOOR_ULPS * ULP,
+    least_scale: float = LEAST_SCALE,
 ) -> list[ArrayError]:
     """The errors of a group of arrays, by name.
 
@@ -91,9 +92,10 @@ def compare_arrays(
       reference: what float64 torch computed; its names are the group's.
       noise: absolute, by name; see `ArrayError.noise`.
       rounding: see `ArrayError.rounding`; larger for narrower dtypes.
+      least_scale: of the group's largest array; larger for narrower dtypes.
     """
     scales = {name: _scale(value) for name, value in reference.items()}
-    least = _LEAST_SCALE * max(scales.values(), default=0.0)
+    least = least_scale * max(scales.values(), default=0.0)
     errors = []
     for name, exact in reference.items():
         scale = max(scales[name], least) or 1.0

@@ -5,10 +5,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxsr.checking.arguments import Arguments, named_leaves
-from jaxsr.checking.check_model import load
-from jaxsr.checking.config import CheckConfig
-from jaxsr.checking.jax_runs import Named, is_array
+from jaxsr.comparison.arguments import Arguments, named_leaves
+from jaxsr.comparison.check_command import load
+from jaxsr.comparison.check_options import CheckConfig
+from jaxsr.comparison.jax_runs import Named, is_array
 from jaxsr.errors import InputError
 from jaxsr.interop.aot.compile import Ahead, abstract, compile_ahead
 from jaxsr.interop.folding.policy import choose_folding

@@ -1,7 +1,7 @@
 """The module in JAX: compiled programs for forward and gradient, for a batch, a mesh, a key."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,11 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from torch import nn
 
-from jaxsr.checking.arguments import Arguments, named_leaves
-from jaxsr.checking.torch_runs import Run
+from jaxsr.comparison.arguments import Arguments, named_leaves
+from jaxsr.comparison.torch_runs import Run
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.folding.policy import LaneFolding
-from jaxsr.interop.hooks import value_of, watched
 from jaxsr.interop.mesh import batch_sharding, make_mesh, replicated
 from jaxsr.interop.module import JaxModule, to_jax
 
@@ -54,7 +53,7 @@ class JaxRuns:
     """A converted module, and what is run of it.
 
     Args:
-      module: unchanged.
+      module: unchanged; converted already, or to be converted.
       arguments: of its forward.
       lane_folding: as for `to_jax`.
 
@@ -63,9 +62,14 @@ class JaxRuns:
     """
 
     def __init__(
-        self, module: nn.Module, arguments: Arguments, *, lane_folding: LaneFolding | None = None
+        self,
+        module: nn.Module | JaxModule,
+        arguments: Arguments,
+        *,
+        lane_folding: LaneFolding | None = None,
     ) -> None:
-        self.converted: JaxModule = to_jax(module, lane_folding=lane_folding)
+        is_converted = isinstance(module, JaxModule)
+        self.converted = module if is_converted else to_jax(module, lane_folding=lane_folding)
         self.arguments = arguments
         self.state = (self.converted.params, self.converted.buffers)
         self.key = jax.random.key(0)
@@ -138,48 +142,6 @@ class JaxRuns:
         placed = {n: jax.device_put(v, rows if v.ndim else same) for n, v in inputs.items()}
         state = jax.device_put(self.state, same)
         return Program(self.forward(train=False), (state, placed, jax.device_put(self.key, same)))
-
-    def modules(self) -> dict[str, dict[str, np.ndarray]]:
-        """Every submodule's outputs in one evaluated forward, by path and name; first calls."""
-        names = self.converted.functional.names
-        forward = self.forward(train=False)
-
-        def run(state: State, inputs: Named, key: jax.Array) -> PyTree:
-            recorder = CallRecorder(names, value_of)
-            with watched(lambda module, args, kwargs: recorder):
-                forward(state, inputs, key)
-            return recorder.outputs
-
-        program = Program(run, (self.state, self.inputs(), self.key))
-        return to_host(program())
-
-
-class CallRecorder:
-    """Keeps every submodule's outputs while it is entered.
-
-    Args:
-      names: paths of the submodules, by `id`.
-      value: what to keep of a tensor; None for nothing.
-    """
-
-    def __init__(self, names: Mapping[int, str], value: Callable[[Any], Any]) -> None:
-        self._names, self._value = names, value
-        self.outputs: dict[str, dict[str, Any]] = {}
-
-    def __enter__(self) -> "CallRecorder":
-        self._hook = nn.modules.module.register_module_forward_hook(self._record)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._hook.remove()
-
-    def _record(self, module: nn.Module, args: tuple, result: PyTree) -> None:
-        path = self._names.get(id(module))
-        if not path or path in self.outputs:  # the module itself has the name ""
-            return
-        leaves = named_leaves(result, lambda v: hasattr(v, "requires_grad"))
-        values = {name: self._value(leaf) for name, leaf in leaves.items()}
-        self.outputs[path] = {n: v for n, v in values.items() if v is not None}
 
 
 def to_host(tree: PyTree) -> PyTree:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,11 +12,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from jaxsr.checking.arguments import Arguments
-from jaxsr.checking.jax_runs import JaxRuns, Program, as_run, to_host
-from jaxsr.checking.measures import FLOOR_ULPS, ULP, ArrayError, compare_arrays, distances
-from jaxsr.checking.result import Row
-from jaxsr.checking.torch_runs import Run, cotangent, moved, perturbed, run_torch
+from jaxsr.comparison.arguments import Arguments
+from jaxsr.comparison.check_result import Row
+from jaxsr.comparison.jax_runs import JaxRuns, Program, as_run, to_host
+from jaxsr.comparison.measures import (
+    FLOOR_ULPS,
+    LEAST_SCALE,
+    ULP,
+    ArrayError,
+    compare_arrays,
+    distances,
+)
+from jaxsr.comparison.torch_runs import Run, cotangent, moved, perturbed, run_torch
 from jaxsr.errors import UserError, one_line
 
 _GROUPS = ("outputs", "gradients", "buffers")
@@ -106,7 +114,12 @@ class TorchRuns:
         return self._noise
 
     def errors(
-        self, group: str, arrays: Mapping[str, np.ndarray], *, rounding: float = FLOOR_ULPS * ULP
+        self,
+        group: str,
+        arrays: Mapping[str, np.ndarray],
+        *,
+        rounding: float = FLOOR_ULPS * ULP,
+        least_scale: float = LEAST_SCALE,
     ) -> tuple[ArrayError, ...]:
         """The errors of a group of JAX's arrays.
 
@@ -115,16 +128,18 @@ class TorchRuns:
         Args:
           group: outputs, gradients or buffers.
           arrays: by name.
-          rounding: see `ArrayError.rounding`.
+          rounding, least_scale: see `compare_arrays`.
         """
         single, exact = getattr(self.single, group), getattr(self.exact, group)
         if group == "buffers":
             # A cache that took the input's size in torch keeps its own in JAX.
             exact = {n: a for n, a in exact.items() if n in arrays and a.shape == arrays[n].shape}
-        errors = compare_arrays(arrays, single, exact, rounding=rounding)
+        compare = partial(
+            compare_arrays, arrays, single, exact, rounding=rounding, least_scale=least_scale
+        )
+        errors = compare()
         if not all(one.ok for one in errors):
-            noise = self.noise[group]
-            errors = compare_arrays(arrays, single, exact, noise=noise, rounding=rounding)
+            errors = compare(noise=self.noise[group])
         return tuple(errors)
 
 

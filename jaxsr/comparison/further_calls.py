@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from jaxsr.checking.arguments import Arguments
-from jaxsr.checking.comparison import ModeRows, TorchRuns, cotangents, judged
-from jaxsr.checking.jax_runs import JaxRuns, Program, to_host
-from jaxsr.checking.measures import compare_arrays, distances
-from jaxsr.checking.result import Row
-from jaxsr.checking.torch_runs import Arrays, moved, perturbed, run_here, widened
+from jaxsr.comparison.arguments import Arguments
+from jaxsr.comparison.check_modes import ModeRows, TorchRuns, cotangents, judged
+from jaxsr.comparison.check_result import Row
+from jaxsr.comparison.jax_runs import JaxRuns, Program, to_host
+from jaxsr.comparison.measures import compare_arrays, distances
+from jaxsr.comparison.torch_runs import Arrays, moved, perturbed, run_here, widened
 from jaxsr.errors import one_line
 from jaxsr.interop.host_arrays import to_numpy, to_torch
 from jaxsr.interop.module_copy import copy_module

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from jaxsr.checking.arguments import Arguments
-from jaxsr.checking.calls import compare_calls
-from jaxsr.checking.comparison import (
+from jaxsr.comparison.arguments import Arguments
+from jaxsr.comparison.check_fault import find_fault, module_errors
+from jaxsr.comparison.check_modes import (
     ModeRows,
     TorchRuns,
     attempt,
@@ -23,12 +23,11 @@ from jaxsr.checking.comparison import (
     equal_runs,
     judged,
 )
-from jaxsr.checking.first_fault import find_fault
-from jaxsr.checking.jax_runs import JaxRuns, Program, to_host
-from jaxsr.checking.measures import ILL_CONDITIONED_ULPS, compare_arrays
-from jaxsr.checking.module_errors import module_errors
-from jaxsr.checking.result import CheckResult, Row, Speed
-from jaxsr.checking.torch_runs import moved, perturbed, run_torch, steps_per_second, torch_step
+from jaxsr.comparison.check_result import CheckResult, Row, Speed
+from jaxsr.comparison.further_calls import compare_calls
+from jaxsr.comparison.jax_runs import JaxRuns, Program, to_host
+from jaxsr.comparison.measures import ILL_CONDITIONED_ULPS, compare_arrays
+from jaxsr.comparison.torch_runs import moved, perturbed, run_torch, steps_per_second, torch_step
 from jaxsr.errors import InputError, InputTypeError, one_line
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.folding.policy import LaneFolding
@@ -287,7 +286,7 @@ class _Check:
         if blamed is not None:
             train = blamed.name.startswith("train")
             result.fault = find_fault(
-                self.module, self.arguments, blamed, self._converted, train=train, key=self.key
+                self.module, self.arguments, blamed, train=train, lane_folding=self.lane_folding
             )
         if blamed is not None and blamed.name == "forward":
             result.notes += [note for note, context in _OTHERWISE if self._differs_under(context)]
@@ -305,7 +304,12 @@ class _Check:
         ill = worst is not None and worst.condition > ILL_CONDITIONED_ULPS
         if modules or ill or differing:
             try:
-                result.modules = module_errors(self.module, self.jax, self.evaluated)
+                result.modules = module_errors(
+                    self.module,
+                    self.arguments,
+                    has_referee=result.referee == "float64",
+                    lane_folding=self.lane_folding,
+                )
             except Exception as error:
                 result.notes.append(
                     f"submodules were not recorded: {type(error).__name__}: {one_line(error)}"

@@ -1,11 +1,9 @@
 """`python -m jaxsr.check --model MODEL`: loads the model, checks it, prints the page."""
 
 import json
-import math
 import warnings
-from typing import Any
 
-from jaxsr.checking.config import CheckConfig
+from jaxsr.comparison.check_options import CheckConfig
 from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.models.example_inputs import Example, example_inputs, parse_inputs, settle
 from jaxsr.models.load import load_model
@@ -17,9 +15,9 @@ def run(config: CheckConfig) -> int:
     """Checks the model; returns the exit status."""
     import jax
 
-    from jaxsr.checking.check_module import check
-    from jaxsr.checking.html_report import page
-    from jaxsr.checking.text_report import print_page
+    from jaxsr.comparison.check_module import check
+    from jaxsr.comparison.check_report import report_of
+    from jaxsr.comparison.report import finite, html_page, print_report
     from jaxsr.interop.folding.policy import choose_folding
     from jaxsr.interop.mesh import select_platform
     from jaxsr.runtime.setup import configure_jax
@@ -45,11 +43,11 @@ def run(config: CheckConfig) -> int:
             ),
         )
     if config.html is not None:
-        atomic_write(config.html, page(result).encode())
+        atomic_write(config.html, html_page(report_of(result)).encode())
     if config.json:
         print(json.dumps(finite(result.as_json()), indent=2))
     else:
-        print_page(result)
+        print_report(report_of(result))
     return result.exit_status
 
 
@@ -69,12 +67,3 @@ def load(config: CheckConfig) -> tuple[LoadedModel, Example]:
     )
     settle(loaded.network)
     return loaded, parse_inputs(config.input) if config.input else example_inputs(loaded)
-
-
-def finite(value: Any) -> Any:
-    """JSON has no infinity and no NaN."""
-    if isinstance(value, dict):
-        return {key: finite(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(inner) for inner in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,144 @@
+"""Where a check differs: the first operation that is wrong by itself, and every submodule's error.
+
+Both come from the comparison of two engines, operation by operation; see `compare_engines`.
+"""
+
+import numpy as np
+from torch import nn
+
+from jaxsr.comparison.arguments import Arguments
+from jaxsr.comparison.backend_spec import BackendSpec
+from jaxsr.comparison.check_result import Fault, ModuleError, Row
+from jaxsr.comparison.compare_engines import compare_engines
+from jaxsr.comparison.jax_backend import JaxBackend
+from jaxsr.comparison.measures import compare_arrays
+from jaxsr.comparison.op_recorder import Record
+from jaxsr.comparison.torch_backend import TorchBackend
+from jaxsr.comparison.workload import SingleWorkload
+from jaxsr.interop.folding.policy import LaneFolding
+from jaxsr.interop.module_copy import copy_module
+from jaxsr.interop.torch_evaluation import in_mode
+
+TORCH = BackendSpec(engine="torch", platform="cpu")
+EXACT = BackendSpec(engine="torch", platform="cpu", dtype="float64")
+JAX = BackendSpec(engine="jax")
+
+
+def workload_of(module: nn.Module, arguments: Arguments, *, train: bool = False) -> SingleWorkload:
+    """A copy of the module, in float32, and its arguments as what two engines run."""
+    return SingleWorkload(
+        family=type(module).__name__,
+        model="",
+        network=in_mode(copy_module(module).cpu()),
+        inputs_text=arguments.describe(),
+        inputs=arguments.call(arguments.arrays),
+        train=train,
+    )
+
+
+def find_fault(
+    module: nn.Module,
+    arguments: Arguments,
+    row: Row,
+    *,
+    train: bool,
+    lane_folding: LaneFolding | None = None,
+) -> Fault:
+    """The first operation that is wrong on the inputs that torch gave it, forward or backward.
+
+    Args:
+      module: the whole.
+      arguments: of its forward.
+      row: what differs: its name ends in `forward`, `gradient` or `buffers`.
+      train: the mode.
+      lane_folding: as for `to_jax`.
+
+    Returns:
+      The operation; the module itself where none is wrong, or none can be run alone.
+    """
+    worst = row.worst
+    assert worst is not None
+    quantity = row.name.split()[-1]
+    prefix = {"gradient": "gradient ", "buffers": "buffer "}.get(quantity, "")
+    whole = Fault(
+        path="", kind=type(module).__name__, quantity=f"{prefix}{worst.name}",
+        error=worst.error, bound=worst.bound,
+    )  # fmt: skip
+    try:
+        workload = workload_of(module, arguments, train=train)
+        comparison, *_ = compare_engines(
+            workload,
+            TORCH,
+            JaxBackend(workload, JAX, lane_folding=lane_folding),
+            gradients=quantity == "gradient",
+            check=False,
+        )
+    except Exception:  # a module that only runs as a whole
+        return whole
+    for finding in comparison.findings:
+        call = finding.row.call
+        local = finding.row.local if finding.kind == "local" else finding.row.backward
+        if finding.kind in ("local", "backward") and local is not None:
+            kinds = {path: type(sub).__name__ for path, sub in module.named_modules()}
+            return Fault(
+                path=call.path,
+                kind=kinds.get(call.path, whole.kind),
+                quantity=("gradient of " if finding.kind == "backward" else "") + call.operation,
+                error=local.error.worst,
+                bound=local.threshold,
+                detail=finding.text,
+                source=call.source,
+            )
+    return whole
+
+
+def module_errors(
+    module: nn.Module,
+    arguments: Arguments,
+    *,
+    has_referee: bool,
+    lane_folding: LaneFolding | None = None,
+) -> list[ModuleError]:
+    """Every submodule's first call, in order of its end: inner ones before what holds them.
+
+    Args:
+      module: the whole, in evaluation mode.
+      arguments: of its forward.
+      has_referee: whether torch runs it in float64.
+      lane_folding: as for `to_jax`.
+    """
+    workload = workload_of(module, arguments)
+    single = _recorded(TorchBackend(workload, TORCH), workload)
+    exact = _recorded(TorchBackend(workload, EXACT), workload) if has_referee else single
+    recorded = _recorded(JaxBackend(workload, JAX, lane_folding=lane_folding), workload)
+    kinds = {path: type(sub).__name__ for path, sub in module.named_modules()}
+    errors: list[ModuleError] = []
+    before = 1.0
+    for path, reference in exact.items():
+        arrays = recorded.get(path, {})
+        if not arrays or reference.keys() != arrays.keys():
+            continue
+        worst = max(compare_arrays(arrays, single[path], reference), key=lambda one: one.ratio)
+        is_leaf = not any(other.startswith(f"{path}.") for other in kinds)
+        condition = max(worst.condition, 1.0)
+        errors.append(
+            ModuleError(
+                path=path, kind=kinds[path], worst=worst,
+                amplification=condition / before if is_leaf else 1.0,
+            )
+        )  # fmt: skip
+        before = condition if is_leaf else before
+    return errors
+
+
+def _recorded(
+    backend: TorchBackend | JaxBackend, workload: SingleWorkload
+) -> dict[str, dict[str, np.ndarray]]:
+    """What every submodule's first call returned, by path and number of the result."""
+    records: list[Record]
+    _, records = backend.record(workload.inputs, step=0, granularity="module", keep=("*",))
+    return {
+        record.call.path: {n: v for n, v in record.tensors.items() if n.startswith("out")}
+        for record in records
+        if record.call.path and record.call.nth == 0
+    }
