@@ -3,7 +3,7 @@
 To add a family, make a folder here whose `family.py` defines `FAMILY`, add its line to
 `jaxsr/models/families.py`, and list the new package in pyproject.toml. All commands and the doctor
 then know it, and `tests/models/test_registry.py` covers it. Where it trains, its task has a line in
-`TASKS`.
+`TASKS` of `jaxsr/training/find_task.py`.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,15 +16,6 @@ from torch import Tensor, nn
 
 from jaxsr.errors import InputError
 from jaxsr.models.families import FAMILIES
-
-TASKS = {
-    "fast-srgan": "jaxsr.training.fast_srgan:FastSRGANTask",
-    "span": "jaxsr.training.span:SpanTask",
-    "mshnet": "jaxsr.training.mshnet:MSHNetTask",
-    "super-resolution": "jaxsr.training.super_resolution:SuperResolutionTask",
-    "detection": "jaxsr.training.detection:DetectionTask",
-}
-"""The subclass of `jaxsr.Task` that each name trains; the last two train a network of a user."""
 
 Kind = Literal["restorer", "detector", "language model"]
 Weights = Mapping[str, Tensor]

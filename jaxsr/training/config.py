@@ -8,8 +8,7 @@ from typing import Literal, Self, TypeVar
 
 from jaxsr.errors import InputError
 from jaxsr.fields import number
-from jaxsr.interop.train.optimizers import OptimizerConfig
-from jaxsr.interop.train.step import StepConfig
+from jaxsr.interop.train.options import OptimizerConfig, StepConfig
 from jaxsr.runtime.options import AotOptions, CheckedOptions, LaneFoldingOptions
 
 Part = TypeVar("Part", StepConfig, OptimizerConfig)

@@ -28,8 +28,9 @@ from jaxsr.training.config import RunConfig
 from jaxsr.training.engines import traced_result
 from jaxsr.training.phases import check_phases, phases_in_words
 from jaxsr.training.remat import blocks_to_recompute
-from jaxsr.training.task import Task, TaskConfig
+from jaxsr.training.task import Task
 from jaxsr.training.task_batches import step_batches, validation_batches
+from jaxsr.training.task_config import TaskConfig
 from jaxsr.training.task_data import TaskData, describe, preserved_generators
 from jaxsr.training.task_methods import (
     Evaluation,

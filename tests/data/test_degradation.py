@@ -11,10 +11,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from PIL import Image
 from scipy import ndimage, stats
 
-from jaxsr.data.degradation import Degradation, degrade
+from jaxsr.data.degradation import degrade
+from jaxsr.data.degradation_options import Degradation
 from jaxsr.data.photos import open_training_photos
 from jaxsr.data.validation import validation_pairs
-from jaxsr.training.super_resolution import QUICK
+from jaxsr.training.presets.super_resolution import QUICK
 
 KEYS = jax.random.split(jax.random.key(5), 24)
 

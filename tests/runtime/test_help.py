@@ -7,6 +7,8 @@ import pytest
 
 HELP = [
     "restore", "detect", "evaluate", "generate", "check", "doctor",
+    "train", "train span", "train super-resolution", "train mshnet", "train detection",
+    "train fast-srgan",
     "compare", "compare ops", "compare trace", "compare traces", "compare engines",
 ]  # fmt: skip
 FRAMEWORKS = {"torch", "jax", "jaxlib", "transformers", "flax", "cv2", "scipy"}

@@ -17,9 +17,9 @@ from jaxsr.models.outputs import answer_of
 from jaxsr.models.picture_objective import PictureObjective
 from jaxsr.restoration.models import find_model
 from jaxsr.runtime.options import ComputeOptions
-from jaxsr.training import detection, super_resolution
 from jaxsr.training.detection import DetectionTask
 from jaxsr.training.engines import make_engine
+from jaxsr.training.presets import detection, super_resolution
 from jaxsr.training.remat import remat_blocks
 from jaxsr.training.super_resolution import SuperResolutionTask
 from jaxsr.training.task_run import TaskRun

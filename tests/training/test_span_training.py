@@ -10,7 +10,7 @@ from PIL import Image
 
 from jaxsr import train
 from jaxsr.interop.weights import read_weights
-from jaxsr.models.span import SpanConfig
+from jaxsr.models.span.config import SpanConfig
 from jaxsr.training.cli_options import parse_command_line
 from jaxsr.training.span import SpanTask
 from tests.training.running import take_steps

@@ -20,7 +20,7 @@ from jaxsr.train import main
 from jaxsr.training.cli_options import parse_command_line
 from jaxsr.training.find_task import find_task
 from jaxsr.training.metrics_logger import Records
-from jaxsr.training.task import TaskConfig
+from jaxsr.training.task_config import TaskConfig
 from jaxsr.training.task_run import TaskRun
 from tests.training.running import take_steps
 
