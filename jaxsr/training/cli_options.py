@@ -7,6 +7,7 @@ run that is resumed has its own, and only some may be changed.
 import argparse
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,16 @@ from jaxsr.training.task_config import TaskOptions
 
 if TYPE_CHECKING:
     from jaxsr.training.task import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """Options that decide the defaults of all others."""
+
+    preset: str | None = None
+    """Name of a set of defaults. Default: the task's first, or the one that it has for --data."""
+    config: Path | None = None
+    """Run folder, or its config.json, whose options are the defaults."""
 
 
 def parse_command_line(
@@ -141,9 +152,14 @@ def _parse(
         rest,
         default=default,
         prog=f"python -m jaxsr.train {name}",
+        first=Preset,
         description=(
-            f"Trains {name}. Defaults are those of {source}; presets: "
-            f"{', '.join(presets_of(task))}. --config FILE takes another run's configuration."
+            f"Trains {name}, with the defaults of {source}; its presets are "
+            f"{', '.join(presets_of(task))}.\n\n"
+            "The word after train is one of fast-srgan (the default), span and mshnet; "
+            "super-resolution or detection, which train a network of yours (--network "
+            "package.module:Class); or a task of yours, module:Class. Each has options of its "
+            "own: python -m jaxsr.train TASK --help."
         ),
     )
 

@@ -326,7 +326,7 @@ def test_weights_whose_metric_is_nan_give_way_to_others(folder, capfd):
             ["fit_task:Fit", "--workers", str(2 * available_cpus() + 1)],
             f"workers must be at most {2 * available_cpus()}, twice the processors",
         ),
-        (["fit_task:Fit", "--wdth", "3"], "Unrecognized options"),
+        (["fit_task:Fit", "--wdth", "3"], "unknown option --wdth"),
         (["fit_task.py:NoMetric"], "metric is 'iou'"),
     ],
 )

@@ -63,9 +63,9 @@ def test_options_become_words():
 @pytest.mark.parametrize(
     ("task", "options", "message"),
     [
-        (Fit, {"stepz": 3}, "Unrecognized options: --stepz"),
+        (Fit, {"stepz": 3}, "unknown option --stepz"),
         (Fit, {"steps": 0}, "steps must be at least 1"),
-        (Fit, {"engine": "tf"}, "invalid choice 'tf'|engine"),
+        (Fit, {"engine": "tf"}, "--engine must be one of jax, torch, got 'tf'"),
         (Fit, {"aot": "v5e:1x1"}, "compiles instead of training; use python -m jaxsr.train"),
         ("spam", {}, "no model family 'spam' to train"),
         (dict, {}, "is not a task; make it a subclass of jaxsr.Task"),
