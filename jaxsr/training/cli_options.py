@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxsr.errors import InputError
+from jaxsr.runtime.activity import is_quiet
 from jaxsr.runtime.cli import parse_options
 from jaxsr.training.config import RunConfig
 from jaxsr.training.config_file import PER_RUN, ConfigFile, read_config
@@ -134,7 +135,7 @@ def _parse_preset(
     if (preset or chosen) not in presets:
         raise InputError(f"no preset {preset!r}; there are {', '.join(presets)}")
     config = _parse(task, name, rest, presets[preset or chosen], f"--preset {preset or chosen}")
-    if preset is None and chosen != plain:
+    if preset is None and chosen != plain and not is_quiet():
         print(f"preset {chosen}, for --data; --preset {plain} is the one without", flush=True)
     return config
 

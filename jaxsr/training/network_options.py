@@ -6,7 +6,6 @@ What does not fit is then one line, not an error in the middle of a program. Wit
 """
 
 import inspect
-import sys
 from collections.abc import Mapping
 
 import torch
@@ -17,6 +16,7 @@ from jaxsr.interop.module_copy import copy_module
 from jaxsr.interop.train.objective import Objective, check_objective
 from jaxsr.models.build import build_network
 from jaxsr.models.outputs import answer_of
+from jaxsr.runtime.activity import is_quiet
 from jaxsr.runtime.options import parse_json_object
 from jaxsr.training.config import RunConfig
 from jaxsr.training.presets.networks import NetworkOptions
@@ -129,10 +129,10 @@ def check_in_jax(network: nn.Module, picture: Tensor, *, config: RunConfig, opti
 
     from jaxsr.checking.check_module import check
 
-    if jax.process_index() == 0:
+    if jax.process_index() == 0 and not is_quiet():
         shape = "×".join(map(str, picture.shape))
         line = f"comparing {option} in JAX with torch on {shape} (--no-check skips this)"
-        print(line, file=sys.stderr, flush=True)
+        print(line, flush=True)
     result = check(
         network, picture, name=option, vmap=False, mesh=1, speed_s=0, train=True, gradients=True
     )

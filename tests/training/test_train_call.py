@@ -47,7 +47,7 @@ def test_a_name_and_nested_options(capsys):
     assert run.folder.name.startswith("span-")
     assert load_file(run.weights)["conv_cat.weight"].shape == (4, 16, 1, 1)
     assert run.validation["psnr_y"] > 0
-    said = " ".join(capsys.readouterr().err.split())
+    said = " ".join(capsys.readouterr().out.split())
     assert "options: preset quick steps=1 batch=4" in said and "model.width=4" in said
 
 
