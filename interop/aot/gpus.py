@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from jaxsr.interop.errors import InputError
+from jaxsr.interop.install import install_extra
 
 _TERA = 1e12
 _MEMORY_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
@@ -241,7 +242,7 @@ def skip_library_check() -> None:
 
 def _why_no_topology(name: str, error: Exception) -> str:
     text = " ".join(str(error).split())[:200]
-    install = "pip install -e '.[aot-gpu]'"
+    install = install_extra("aot-gpu")
     if importlib.util.find_spec("jax_cuda13_plugin") is None:
         return f"compiling for {name} needs JAX's CUDA plugin, which is not installed; {install}"
     if isinstance(error, NotImplementedError):

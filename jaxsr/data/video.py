@@ -16,6 +16,7 @@ import numpy as np
 from jaxsr.data.picture_limits import MAX_PIXELS, too_large
 from jaxsr.errors import InputError, first_of, one_line
 from jaxsr.interop.atomic_write import atomic_path
+from jaxsr.interop.install import install_extra
 
 # Encoders for what people's videos are coded in; a video of another codec comes out as H.264.
 _ENCODERS = {
@@ -80,7 +81,7 @@ def open_video(path: Path, *, max_pixels: int = MAX_PIXELS) -> Iterator[Any]:
     try:
         import av
     except ImportError as error:
-        raise UnreadableVideo("videos need PyAV: pip install av") from error
+        raise UnreadableVideo(f"videos need PyAV: {install_extra('video')}") from error
     logging.getLogger("libav").setLevel(logging.ERROR)
     # Titles that are no UTF-8 are no fault of the video; from PyAV 19 on they never are.
     is_strict = int(av.__version__.partition(".")[0]) < 19

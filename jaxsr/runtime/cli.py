@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args, get_type_hints
 
 from jaxsr.errors import InputError, UserError, printable
+from jaxsr.interop.install import install_extra
 from jaxsr.interop.lost_process import LostProcessError, lost_process_error
 from jaxsr.interop.out_of_memory import out_of_memory_error
 from jaxsr.runtime import activity
@@ -140,6 +141,8 @@ def run_command(
         return _say_interrupt(interrupt)
     except Exception as error:
         shown = out_of_memory_error(error, advice=_SMALLER) or lost_process_error(error) or error
+        if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("jaxsr"):
+            shown = InputError(f"{error.name} is not installed; {install_extra(None)}")
         of_system = isinstance(shown, OSError) and shown.errno is not None
         if not isinstance(shown, UserError) and not of_system:
             raise  # from Python code
