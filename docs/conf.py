@@ -1,11 +1,15 @@
 """The documentation: `pip install -e '.[docs]' && sphinx-build -W docs build/docs`."""
 
-import subprocess
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import jaxsr
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from generated_pages import write_commands, write_ops
 
 project = "jaxsr"
 author = "the jaxsr authors"
@@ -34,19 +38,27 @@ napoleon_numpy_docstring = False
 default_role = "code"  # docstrings are Markdown-like: `name` is code
 
 
-COMMANDS = ("train", "restore", "evaluate", "detect", "generate", "check", "compare", "doctor")
-
-
-def write_help(app: Any) -> None:
-    """Writes every command's `--help` where `api/commands.md` includes it."""
-    del app
-    folder = Path(__file__).parent / "api" / "help"
-    folder.mkdir(exist_ok=True)
-    for command in COMMANDS:
-        program = [sys.executable, "-m", f"jaxsr.{command}", "--help"]
-        help_text = subprocess.run(program, capture_output=True, text=True, check=True).stdout
-        (folder / f"{command}.txt").write_text(help_text)
-
-
 def setup(app: Any) -> None:
-    app.connect("builder-inited", write_help)
+    """Writes pages before Sphinx looks for them; keeps texts and types of docstrings readable."""
+    pages = Path(__file__).parent / "generated"
+    write_commands(pages)
+    write_ops(pages)
+    attributes: dict[str, list[str]] = {}
+
+    # Napoleon would take what stands before a colon in an attribute's text for its type.
+    def keep(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+        if what in ("attribute", "data", "property"):
+            attributes[name] = lines[:]
+
+    def restore(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+        lines[:] = attributes.pop(name, lines)
+
+    app.connect("autodoc-process-docstring", keep, priority=100)
+    app.connect("autodoc-process-docstring", restore, priority=900)
+
+    def short(app: Any, what: str, name: str, obj: Any, options: Any, *signature: Any) -> Any:
+        return tuple(
+            text and re.sub(r"(jax\.)?jaxlib\._jax\.Array", "Array", text) for text in signature
+        )
+
+    app.connect("autodoc-process-signature", short)
