@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import jaxsr
+from jaxsr.interop.install import REPOSITORY
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -33,6 +34,7 @@ suppress_warnings = ["myst.xref_missing"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
+viewcode_follow_imported_members = False
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 default_role = "code"  # docstrings are Markdown-like: `name` is code
@@ -56,9 +58,20 @@ def setup(app: Any) -> None:
     app.connect("autodoc-process-docstring", keep, priority=100)
     app.connect("autodoc-process-docstring", restore, priority=900)
 
-    def short(app: Any, what: str, name: str, obj: Any, options: Any, *signature: Any) -> Any:
-        return tuple(
-            text and re.sub(r"(jax\.)?jaxlib\._jax\.Array", "Array", text) for text in signature
-        )
+    def mend(app: Any, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
+        body = re.sub(r"(jax\.)?jaxlib\._jax\.Array", "Array", context.get("body", ""))
+        context["body"] = re.sub(r'href="#((?:\.\./)?[\w/.-]+)"', repository_link, body)
 
-    app.connect("autodoc-process-signature", short)
+    app.connect("html-page-context", mend)
+
+
+PAGES = {"ARCHITECTURE.md": "architecture", "CHANGELOG.md": "changelog"}
+
+
+def repository_link(match: re.Match[str]) -> str:
+    """Sphinx makes an anchor of a link to a file that is not a page: a page, or the repository."""
+    target = match[1].removeprefix("../")
+    if not (Path(__file__).parents[1] / target).exists():
+        return match[0]
+    page = PAGES.get(target)
+    return f'href="{page}.html"' if page else f'href="{REPOSITORY}/blob/main/{target}"'
