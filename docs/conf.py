@@ -25,6 +25,8 @@ extensions = [
 exclude_patterns = ["figures"]
 html_theme = "furo"
 html_title = "jaxsr"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 
 myst_heading_anchors = 3
 # Links to files of the repository, which are not pages of the site.

@@ -76,9 +76,9 @@ def _training() -> Iterator[str]:
     )
     yield "come first, then those that all tasks have. A preset changes some of these defaults;"
     yield "`python -m jaxsr.train TASK --preset NAME --help` shows its own."
-    yield from ("", "| option | values | default | meaning |", "|---|---|---|---|")
-    yield "| `--preset` | a name | the task's first | set of defaults |"
-    yield "| `--config` | path | | run folder or its config.json, whose options are the defaults |"
+    yield from ("", "| option | meaning | values | default |", "|---|---|---|---|")
+    yield "| `--preset` | Set of defaults. | a name | the task's first |"
+    yield "| `--config` | Run folder or its config.json, whose options are the defaults. | path | |"
     for name, kind in kinds.items():
         presets = ", ".join(f"`{preset}`" for preset in find_options(name).presets)
         yield from ("", f"## {name}", "", f"{kind.__doc__} Presets: {presets}.", "")
@@ -93,7 +93,7 @@ def _training() -> Iterator[str]:
 
 def _table(kind: type, fields: list[dataclasses.Field], prefix: str = "--") -> Iterator[str]:
     if prefix == "--":
-        yield from ("| option | values | default | meaning |", "|---|---|---|---|")
+        yield from ("| option | meaning | values | default |", "|---|---|---|---|")
     texts, types = field_texts(kind), get_type_hints(kind)
     for field in fields:
         declared, name = types[field.name], prefix + field.name.replace("_", "-")
@@ -101,7 +101,7 @@ def _table(kind: type, fields: list[dataclasses.Field], prefix: str = "--") -> I
             yield from _table(declared, list(dataclasses.fields(declared)), f"{name}.")
             continue
         text = texts.get(field.name, "").replace("|", "\\|")
-        yield f"| `{name}` | {_values(declared)} | {_default(field)} | {text} |"
+        yield f"| `{name}` | {text} | {_values(declared)} | {_default(field)} |"
 
 
 def _values(declared: Any) -> str:

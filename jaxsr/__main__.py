@@ -8,7 +8,7 @@ from jaxsr.runtime.cli import run_program, version
 from jaxsr.runtime.exit_status import ExitStatus
 
 COMMANDS = {
-    "train": "train a model family",
+    "train": "train a network",
     "restore": "enlarge or restore pictures and videos",
     "detect": "find small infrared targets",
     "evaluate": "test a detector on a data set's split",
