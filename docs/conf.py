@@ -23,6 +23,7 @@ extensions = [
     "sphinx.ext.viewcode",
 ]
 exclude_patterns = ["figures"]
+smartquotes_action = "qe"  # dashes are those of options
 html_theme = "furo"
 html_title = "jaxsr"
 html_static_path = ["static"]

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from jaxsr.__main__ import COMMANDS
 from jaxsr.completion import OPTIONS, load_options
-from jaxsr.runtime.help_page import field_texts, grouped_fields
+from jaxsr.runtime.help_page import field_texts, grouped_fields, is_positional
 from jaxsr.training.find_task import TASKS, find_options
 
 TITLES = {
@@ -100,6 +100,8 @@ def _table(kind: type, fields: list[dataclasses.Field], prefix: str = "--") -> I
         if dataclasses.is_dataclass(declared):
             yield from _table(declared, list(dataclasses.fields(declared)), f"{name}.")
             continue
+        if is_positional(kind, field.name):
+            name = field.name.upper()
         text = texts.get(field.name, "").replace("|", "\\|")
         yield f"| `{name}` | {text} | {_values(declared)} | {_default(field)} |"
 

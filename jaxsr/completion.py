@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from jaxsr.runtime.help_page import is_positional
 from jaxsr.training.find_task import TASKS, find_options
 
 OPTIONS = {
@@ -81,6 +82,8 @@ def _options(prefix: str, kind: Any) -> Iterator[tuple[str, list[str]]]:
     types = get_type_hints(kind)
     for field in dataclasses.fields(kind):
         name, declared = prefix + field.name.replace("_", "-"), types[field.name]
+        if is_positional(kind, field.name):
+            continue
         if dataclasses.is_dataclass(declared):
             yield from _options(f"{name}.", declared)
         else:

@@ -70,6 +70,14 @@ def field_texts(kind: type) -> dict[str, str]:
     return texts
 
 
+def is_positional(kind: type, name: str) -> bool:
+    """Whether a field is a word of the command line without a name."""
+    import tyro
+
+    declared = get_type_hints(kind, include_extras=True)[name]
+    return tyro.conf.Positional in getattr(declared, "__metadata__", ())
+
+
 def help_view(kind: type, default: Any = None, *, first: type | None = None) -> type:
     """A dataclass whose help tyro draws with a box for each group.
 
