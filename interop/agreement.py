@@ -3,7 +3,7 @@
 
 Processes that differ would wait for one another without end, or train on a mixture. They exchange
 short texts through the coordination service that `jax.distributed` starts, so nothing is computed
-and meshes may differ. In a process that is no part of a job, every function here does nothing.
+and meshes may differ. In a process that is not part of a job, every function here does nothing.
 """
 
 import hashlib

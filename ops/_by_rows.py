@@ -47,7 +47,7 @@ class RowsCall:
     def __call__(self, *operands: jax.Array) -> Any:
         """The result, or the list of results, by one call on each device."""
         # The partitioner's callback stands in the program as an address, which differs from process
-        # to process and is no part of a kept program's key. The options are, as an operand.
+        # to process and is not part of a kept program's key. The options are, as an operand.
         key = np.array([0, *(value for _, values in self.options for value in values)])
         ranks = tuple(operand.ndim for operand in operands)
         return _partitioned(self, ranks)(*operands, key)

@@ -44,7 +44,7 @@ def clahe(
       axes: the height and the width axis.
 
     Raises:
-      TypeError: an unsuitable dtype, a limit that is no number, tiles that are no integers.
+      TypeError: an unsuitable dtype, a limit that is not a number, tiles that are not integers.
       ValueError: limits that do not belong to the pictures, or a negative one.
 
     Example:

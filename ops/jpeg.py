@@ -50,7 +50,7 @@ def jpeg(
       channel: the axis of channels.
 
     Raises:
-      TypeError: an unsuitable dtype, or a quality that is no integer.
+      TypeError: an unsuitable dtype, or a quality that is not an integer.
       ValueError: qualities that do not belong to the pictures, another number of channels, or an
         unknown subsampling.
 

@@ -45,7 +45,7 @@ def nms(
       classes: integers; boxes of different classes drop each other not (`batched_nms`).
 
     Raises:
-      TypeError: thresholds that are no numbers, a number of results that is no integer.
+      TypeError: thresholds that are not numbers, a number of results that is not an integer.
       ValueError: shapes that do not belong together, or fewer than one result.
 
     Example:

@@ -28,7 +28,7 @@ ask() {
         ("jaxsr train span --pre", "--preset"),
         ("jaxsr train span --model.blo", "--model.block"),
         ("jaxsr compare tra", "trace traces"),
-        ("jaxsr compare traces --fold", "--folders"),
+        ("jaxsr compare traces --o", "--out"),
         ("jaxsr restore --engine ''", "jax torch"),
         ("jaxsr restore photo", ""),
     ],

@@ -70,7 +70,7 @@ def _gpu_advice(ahead: Ahead, program: GpuProgram) -> list[str]:
         )
     if program.narrow_convolutions:
         lines.append(
-            f"{program.narrow_convolutions} convolutions have channels that are no multiple of 8; "
+            f"{program.narrow_convolutions} convolutions have channels not divisible by 8; "
             "tensor cores then take padded copies or are not used"
         )
     return lines

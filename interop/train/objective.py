@@ -141,7 +141,7 @@ def checked_loss(result: Any, method: str) -> tuple[Any, dict[str, Any]]:
     for name, value in figures.items():
         if getattr(value, "ndim", None) != 0:
             raise InputError(
-                f"{method} of the objective reports {name!r}, which is no scalar tensor; report "
+                f"{method} of the objective reports {name!r}, which is not a scalar tensor; report "
                 "its mean"
             )
     return loss, figures

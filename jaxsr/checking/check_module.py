@@ -214,7 +214,7 @@ class _Check:
         args, kwargs = self.arguments.call(self.jax.inputs())
         static = [v for v in (*args, *kwargs.values()) if isinstance(v, (bool, str))]
         if static:
-            detail = "some arguments are no arrays"
+            detail = "some arguments are not arrays"
             return Row(name="jit of apply", status="skipped", detail=detail, required=False)
         jax.eval_shape(self.jax.converted.apply, *self.jax.state, *args, rng=self.key, **kwargs)
         return Row(name="jit of apply", status="ok")

@@ -8,7 +8,7 @@ from jaxsr.checking.measures import FACTOR, FLOOR_ULPS
 from jaxsr.checking.result import CheckResult, Row
 
 WIDTH = 110
-"""Columns where the output is no terminal."""
+"""Columns where the output is not a terminal."""
 _VERDICTS = {
     "ok": "computes the same in JAX as in torch",
     "differs": "DIFFERS",

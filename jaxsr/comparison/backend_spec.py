@@ -56,7 +56,7 @@ class BackendSpec:
             name, value = (name, value) if equals else ("engine", name)
             if name not in names or not value:
                 raise InputError(
-                    f"{text!r} is no side of a comparison: {part.strip()!r} is none of "
+                    f"{text!r} is not a side of a comparison: {part.strip()!r} is none of "
                     f"{', '.join(f'{n}=' for n in names)}; write torch, or "
                     "engine=jax,dtype=bfloat16"
                 )

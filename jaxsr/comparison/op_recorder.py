@@ -33,7 +33,7 @@ from jaxsr.interop.hooks import users_frame
 
 _FOLDER = Path(__file__).parent
 
-# Attributes that are tensors; reading any other attribute (`shape`, `grad`) is no operation.
+# Attributes that are tensors; reading any other attribute (`shape`, `grad`) is not an operation.
 _TENSOR_ATTRIBUTES = ("T", "mT", "H", "mH", "data", "real", "imag")
 _MEMORY = re.compile(r" at 0x[0-9a-f]+")
 
@@ -254,7 +254,7 @@ def replay_call(program: Program, tensors: list[torch.Tensor]) -> list[torch.Ten
 
 
 def operation_name(func: Any) -> str | None:
-    """How reports call a torch function; None for what is no operation."""
+    """How reports call a torch function; None for what is not an operation."""
     name = getattr(func, "__name__", type(func).__name__)
     if name == "__get__":
         name = getattr(func.__self__, "__name__", "")

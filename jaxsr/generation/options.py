@@ -225,7 +225,7 @@ def _parsed_bias(item: str) -> dict[tuple[int, ...], float]:
         try:
             entries = [(str(ids), value) for ids, value in json.loads(item).items()]
         except (ValueError, RecursionError) as error:
-            raise InputError(f"logit_bias is no JSON ({one_line(error)}): {item[:80]!r}") from None
+            raise InputError(f"logit_bias is not JSON ({one_line(error)}): {item[:80]!r}") from None
     else:
         ids, _, value = item.rpartition("=")
         entries = [(ids, value)]

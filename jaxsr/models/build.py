@@ -57,7 +57,7 @@ def build_network(
 
     Raises:
       InputError: a module cannot be imported, has no such class, refuses the options, fails, or
-        makes something that is no torch module.
+        makes something that is not a torch module.
     """
     options = dict(options or {})
     library, _, entry = name.partition(":")

@@ -29,7 +29,7 @@ def parse_json_object(text: str, name: str) -> JsonObject:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{name} is no JSON ({error}): {text[:80]!r}") from None
+        raise InputError(f"{name} is not JSON ({error}): {text[:80]!r}") from None
     if not isinstance(value, dict):
         raise InputError(
             f"{name} must be a JSON object such as '{{\"width\": 64}}', got {text[:80]!r}"

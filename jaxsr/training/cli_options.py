@@ -181,7 +181,7 @@ def _with_length(default: RunConfig, kind: str) -> RunConfig:
 def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """Options that decide which run's configuration is the default, and the other arguments.
 
-    Of the former `--preset` and `--config` are no options of the run: the rest has them not.
+    Of the former `--preset` and `--config` are not options of the run: the rest has them not.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--preset")

@@ -221,7 +221,7 @@ class _Run:
         fetched = dict(zip(steps, self.engine.fetch(list(self.waiting.values())), strict=True))
         self.waiting.clear()
         bad = _first_failure(fetched)
-        # An index tells of the data, not of the training: it is no metric.
+        # An index tells of the data, not of the training: it is not a metric.
         shown = {
             step: {name: value for name, value in metrics.items() if index_rule(name) is None}
             for step, metrics in fetched.items()

@@ -53,8 +53,8 @@ def try_network(
     expected: tuple[int, ...],
     mend: str,
 ) -> None:
-    """Runs the network in torch, in evaluation mode, and refuses what is no picture, or no result
-    of its parameters.
+    """Runs the network in torch, in evaluation mode; refuses a result that is not an image, or does
+    not depend on the parameters.
 
     Args:
       network: unchanged.
@@ -99,7 +99,7 @@ def try_losses(objective: Objective, batch: Mapping[str, Tensor], *, option: str
       option: how the user named the network, for errors.
 
     Raises:
-      InputError: a loss fails, is no scalar, or gives the network no gradient.
+      InputError: a loss fails, is not a scalar, or gives the network no gradient.
     """
     check_objective(objective)
     trial = copy_module(objective).train()

@@ -49,7 +49,7 @@ class TaskConfig(CacheOptions, RunConfig):
             is_value = isinstance(value, int | float | str | tuple | list | Path | None)
             if is_value and not (name in types or name in stated or name.startswith("_")):
                 raise InputError(
-                    f"{cls.__qualname__}.{name} = {value!r} is no option that every run has; give "
+                    f"{cls.__qualname__}.{name} = {value!r} is not a known run option; give "
                     f"one of your own a type ({name}: {type(value).__name__} = {value!r}), or "
                     "correct the name"
                 )

@@ -262,7 +262,7 @@ class TaskRun:
         """What a method of the evaluation gives for a batch, from the engine of the run."""
         if self.config.engine != "torch":
             return traced_result(self._evaluation, method, batch)
-        # A copy: what the figures write into buffers is no part of the training.
+        # A copy: what the figures write into buffers is not part of the training.
         network = copy_module(self.network).eval().requires_grad_(False)
         trial = Evaluation(self.task, network)
         with torch.random.fork_rng(devices=[]):

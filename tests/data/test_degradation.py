@@ -72,7 +72,7 @@ def test_noise_has_a_uniform_deviation():
 def test_both_orders_are_drawn_and_every_kind_comes_once(levels):
     damaged = _degraded(levels, jpeg=(50, 50), blur=1.0)
     last = [np.array_equal(_pillow(x, 50), x) for x in damaged]
-    assert 4 <= sum(last) <= 20  # 3 deviations of 24 draws; a blurred file is no file's pixels
+    assert 4 <= sum(last) <= 20  # 3 deviations of 24 draws; a blurred file is not a file's pixels
     assert damaged.dtype == np.uint8
     assert (damaged != levels).any((1, 2, 3)).all()
 

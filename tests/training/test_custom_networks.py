@@ -236,7 +236,7 @@ WRONG = {
         ["--network", f"{HERE}:NeedsWidth"],
         "does not take these arguments .*'width'.* --network-args",
     ),
-    "arguments no JSON": (["--network-args", "{width}"], "network_args is no JSON"),
+    "arguments no JSON": (["--network-args", "{width}"], "network_args is not JSON"),
     "another number of channels": (
         ["--channels", 1],
         r"on pictures \(1, 1, 8, 8\) failed: RuntimeError: .*channels.*\.py:\d+",

@@ -371,7 +371,7 @@ def test_an_error_of_torchs_step_is_not_hidden_by_the_search_for_an_index(folder
 
 
 def test_options_without_a_type_are_refused():
-    with pytest.raises(InputError, match=r"Config\.widht = 5 is no option .* \(widht: int = 5\)"):
+    with pytest.raises(InputError, match=r"Config\.widht = 5 is not a known .* \(widht: int = 5\)"):
 
         class Config(TaskConfig):
             widht = 5

@@ -25,7 +25,7 @@ def parse_weights(text: str, *, names: Iterable[str], option: str) -> dict[str, 
       option: whose text it is, for errors.
 
     Raises:
-      InputError: an unknown loss, one twice, or a weight that is no number above 0.
+      InputError: an unknown loss, one twice, or a weight that is not a number above 0.
     """
     weights: dict[str, float] = {}
     for part in text.split(","):
