@@ -35,7 +35,7 @@ class OptimizerConfig:
     warmup_steps: int = 0
     """Updates over which the learning rate rises linearly from 0."""
     final_lr: float = 0.0
-    """Where the cosine ends."""
+    """Learning rate at the end of the cosine."""
     clip_norm: float | None = None
     """Largest global norm of one network's gradient; None leaves gradients alone."""
 

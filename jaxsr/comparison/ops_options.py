@@ -19,15 +19,15 @@ class OpsOptions(CheckedOptions):
     """Resize of jaxsr, torch, torchvision, OpenCV, Pillow and jax.image: precision and time."""
 
     images: Path | None = None
-    """Folder of pictures. Default: photos that come with the installation."""
+    """Folder of images. Default: photos that are included in the installation."""
     limit: int = 4
-    """At most this many pictures, in order of their names."""
+    """Maximum number of images, in order of their names."""
     size: tuple[int, int] = (1080, 640)
     """Height and width of the result."""
     methods: tuple[Method, ...] = ("bilinear",)
     """Interpolation methods."""
     dtypes: tuple[Dtype, ...] = ("uint8", "float32", "bfloat16")
-    """Dtypes of the pictures that are resized."""
+    """Dtypes of the images that are resized."""
     antialias: bool = False
     """Stretch the filter when shrinking, where a library leaves the choice."""
     convention: Literal["torch", "opencv", "pillow", "matlab"] = "torch"

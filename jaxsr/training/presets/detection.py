@@ -18,7 +18,7 @@ class DetectionRun(NetworkOptions, DetectorRun):
     """Options of a run of a network that gives logit maps, (n, 1, h, w)."""
 
     multiple: int = number(32, most=2**12)
-    """The sides of the network's input must be multiples of so many pixels."""
+    """The sides of the network's input must be multiples of this many pixels."""
     loss: str = "bce=1,iou=1"
     """Losses and weights, as bce=1,dice=1: bce, dice, iou, focal, sls, or package.module:function
     of your own, which takes (logits, mask) and returns a scalar."""

@@ -23,7 +23,7 @@ class DetectorRun(PictureRunConfig):
     contrast: float = number(0.0, least=0, most=0.99)
     """Contrast changes by up to this share, at most 0.99, and brightness by half as much."""
     normalise: Literal["imagenet", "dataset"] = "imagenet"
-    """Mean and deviation of the input: ImageNet's, or those of the training images' gray values."""
+    """Mean and standard deviation of the input: ImageNet's, or those of the training images."""
     evaluate: Literal["base", "native"] = "base"
     """Validate at base_size, or each image as it is."""
     val_split: float = 0.1
@@ -33,7 +33,7 @@ class DetectorRun(PictureRunConfig):
     mask_threshold: int | None = None
     """Gray level above which a mask pixel is target. Default: masks must be binary."""
     cache: Literal["auto", "device", "host", "off"] = "auto"
-    """Where decoded images stay: on the device if they fit resident_gb, else in host memory."""
+    """Place of decoded images; auto: on the device if they fit resident_gb, else in host memory."""
     scenes: int = number(256, most=2**20)
     """Synthetic scenes to train on where there is no data; a quarter as many validate."""
 

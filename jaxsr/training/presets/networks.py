@@ -17,10 +17,10 @@ class NetworkOptions:
     network_args: str = "{}"
     """Keyword arguments of the class or function, as a JSON object."""
     channels: Literal[1, 3] = 3
-    """Channels of the network's pictures: 1 for luma (or gray), 3 for RGB."""
+    """Channels of the network's images: 1 for luma (or gray), 3 for RGB."""
     check: bool = True
     """Before training, compare the network's outputs and gradients in JAX with torch's, on small
-    pictures."""
+    images."""
 
     def describe(self, task: str) -> JsonObject:
         """What builds the network, for the metadata of its weights."""

