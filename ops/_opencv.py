@@ -62,7 +62,7 @@ def version_of(version: str) -> tuple[int, ...]:
 def shares_out(pixels: int, pictures: int) -> bool:
     """Whether OpenCV's threads should share each picture: it is large, and they are few.
 
-    Many are faster in threads of their own, with all that is done besides.
+    Many small images are faster one per thread.
     """
     return pixels > LARGE_PICTURE and pictures <= _FEW_PICTURES * _thread_count()
 

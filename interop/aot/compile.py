@@ -47,7 +47,7 @@ class Memory:
     arguments: int
     outputs: int
     aliased: int
-    """Of the outputs, what takes the place of arguments."""
+    """Output bytes aliased to donated arguments."""
     temporaries: int
     program: int
     """The compiled code itself."""

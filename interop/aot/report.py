@@ -50,7 +50,7 @@ def advice(ahead: Ahead) -> list[str]:
         room = "--remat or --accumulate 2" if ahead.training else "a smaller batch"
         lines.append(f"{ahead.memory.share:.0%} of the memory is taken: {room} gives room")
     if ahead.training and ahead.roofline.bound == "links":
-        lines.append("communication bounds it: more samples a device hide it")
+        lines.append("limited by communication: use a larger batch per device")
     return lines
 
 

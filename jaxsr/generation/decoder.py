@@ -338,7 +338,7 @@ def from_slot_zero(
 def ending_at(
     cache: np.ndarray, filled: np.ndarray, *, slots: int, window: int | None = None
 ) -> np.ndarray:
-    """`from_slot_zero` turned back: all rows end where the longest does.
+    """Inverse of `from_slot_zero`: all rows end where the longest does.
 
     Args:
       cache: (B, K, S, D), each row from slot 0.

@@ -84,7 +84,7 @@ class _Printable(logging.Formatter):
 
 
 def _open_closed_streams() -> None:
-    """Opens the standard streams that the caller closed: files would get their numbers."""
+    """Opens standard streams that the caller closed, so that files don't take descriptors 0–2."""
     descriptor = os.open(os.devnull, os.O_RDWR)
     while descriptor <= 2:
         descriptor = os.dup(descriptor)

@@ -117,7 +117,9 @@ class RunConfig(LaneFoldingOptions, AotOptions, StepConfig, OptimizerConfig):
           ValueError: the length is in epochs still.
         """
         if self.steps is None:
-            raise InputError(f"epochs={self.epochs} are not steps before the data is known")
+            raise InputError(
+                f"cannot convert epochs={self.epochs} to steps before the data set's size is known"
+            )
         return self.steps
 
     @property

@@ -1,4 +1,4 @@
-"""Networks of the user's in training: built by name, tried in torch, compared with torch in JAX.
+"""Training user-supplied networks: built by name, tried in torch, compared with torch in JAX.
 
 Before a run begins, one batch of random pictures goes through the network and its losses, in torch.
 What does not fit is then one line, not an error in the middle of a program. With the JAX engine,
