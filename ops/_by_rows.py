@@ -24,7 +24,7 @@ class RowsCall:
     kernel: str
     """Name of a registered kernel."""
     shape: tuple[int, ...]
-    """Of the result."""
+    """Shape of the result."""
     axes: tuple[str, ...]
     """Of each operand and each result: letters of the first axes, or dots. What lies at an index of
     a letter's axis can be computed by itself, on any device. n: rows of the batch. A result without
@@ -34,7 +34,7 @@ class RowsCall:
     options: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """Attributes of the call."""
     dtype: str | None = None
-    """Of the result. Default: that of the first operand."""
+    """Dtype of the result. Default: that of the first operand."""
     more: tuple[jax.ShapeDtypeStruct, ...] = ()
     """Further results. With any, the call gives a list."""
     in_place: bool = False

@@ -30,7 +30,7 @@ def opencv() -> Any:
 
 
 def opencv_version() -> tuple[int, ...] | None:
-    """Of the module; None where it cannot be imported."""
+    """Version of the module; None where it cannot be imported."""
     cv2 = opencv()
     return None if cv2 is None else version_of(cv2.__version__)
 

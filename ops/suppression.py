@@ -17,7 +17,7 @@ class Kept(NamedTuple):
     """What `nms` returns."""
 
     indices: Int[Array, "... most"]
-    """Of the boxes kept, the best first; -1 where there are no more."""
+    """Indices of the boxes kept, the best first; -1 in the places left over."""
     total: Int[Array, "..."]
     """How many boxes are kept."""
 

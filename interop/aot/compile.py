@@ -105,7 +105,7 @@ class Ahead:
     """Why it does not compile, in one line."""
     memory: Memory | None = None
     flops: float = 0.0
-    """Of one device, as the compiler counts them; a loop's body counts once."""
+    """Operations of one device, as the compiler counts them; a loop's body counts once."""
     bytes: float = 0.0
     """Between one device's main memory and the rest of it; on GPUs between its kernels."""
     collectives: Sequence[Collective] = ()
@@ -118,7 +118,7 @@ class Ahead:
     """Whose kernels compute it, on a GPU."""
     compile_s: float = 0.0
     compile_cpu_s: float = 0.0
-    """Of processors; unlike `compile_s` it is about the same beside other work."""
+    """Processor time; unlike `compile_s` it hardly depends on other work of the machine."""
     compiled: Any = None
     """JAX's compiled program, to be saved; it cannot run here."""
     text: str = field(default="", repr=False)

@@ -23,7 +23,7 @@ _PRODUCTS = ("dot", "convolution")
 
 @dataclass(frozen=True, kw_only=True)
 class GpuProgram:
-    """Of one device."""
+    """One device's compiled program."""
 
     flops: float
     bytes: float

@@ -38,7 +38,7 @@ class Gpu:
     cores: int
     """Streaming multiprocessors."""
     float32_units: int
-    """Of each core."""
+    """Units of each core."""
     clock_ghz: float
     memory_bytes: int
     memory_gbps: float
@@ -55,7 +55,7 @@ class Gpu:
     link_gbps: float
     """To the GPUs of a host, both directions: NVLink, or PCI Express where there is none."""
     network_gbps: float
-    """Of one GPU to other hosts, both directions, as NVIDIA's own servers are built."""
+    """Rate of one GPU to other hosts, both directions, as NVIDIA's own servers are built."""
     links: int = 0
     """NVLinks."""
 
@@ -308,5 +308,5 @@ def passes(gpu: Gpu) -> dict[str, float]:
 
 
 def peak_flops(gpu: Gpu) -> float:
-    """Of bfloat16 products, an addition and a multiplication counting as two."""
+    """Peak rate of bfloat16 products, an addition and a multiplication counting as two."""
     return (gpu.bfloat16_tflops or gpu.float32_tflops) * _TERA

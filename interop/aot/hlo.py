@@ -25,7 +25,7 @@ class Collective:
 
     kind: str
     bytes: int
-    """Of the whole arrays that take part: summed ones, gathered results, scattered inputs."""
+    """Size of the whole arrays that take part: summed ones, gathered results, scattered inputs."""
     dtypes: tuple[str, ...]
     """Element types, in XLA's words."""
     devices: int | None

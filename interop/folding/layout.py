@@ -33,7 +33,7 @@ from jaxsr.interop.lowerings.channel_moments import affine, channel_sums, moment
 from jaxsr.interop.lowerings.extremes import lowest, sharing
 
 LANES = 128
-"""Of a TPU."""
+"""Lanes of a TPU."""
 
 
 @functools.partial(
@@ -67,7 +67,7 @@ class Folded(DeferredArray):
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """Of the image: (N, C, H, W)."""
+        """Shape of the image: (N, C, H, W)."""
         return (self.array.shape[0], self.channels, self.array.shape[1], self.width)
 
     @property

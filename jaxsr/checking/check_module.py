@@ -122,7 +122,7 @@ class _Check:
         self.lane_folding = lane_folding
         self.jax: JaxRuns
         self.gradients: dict[bool, Program] = {}
-        """Of evaluation and of training, where they were computed."""
+        """Gradients in evaluation and in training, where they were computed."""
 
     def run(self, *, train: bool, vmap: bool, mesh: int, speed_s: float, modules: bool) -> None:
         """Everything, in the order of the page."""

@@ -193,7 +193,7 @@ class Record:
 
     call: Call
     figures: tuple[Figures, ...] = ()
-    """Of each result; empty where the value could not leave the program."""
+    """Figures of each result; empty where the value could not leave the program."""
     tensors: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
     """`in0`, `in1`, …, `out0`, …, for the operations that `keep` names."""
 

@@ -26,7 +26,7 @@ Runner: TypeAlias = "TorchBackend | JaxBackend"
 Progress = Callable[[str], None]
 
 FORMAT = 2
-"""Of trace files; another number is refused."""
+"""Version of trace files; another number is refused."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -176,7 +176,7 @@ def _weights(workload: Workload, runner: Runner) -> dict[str, tuple[str, Figures
 
 
 def versions() -> dict[str, str]:
-    """Of the libraries that compute."""
+    """Versions of the libraries that compute."""
     numbers = {"python": platform.python_version()}
     for name in ("jaxsr-torchax", "torch", "jax", "jaxlib", "torchax", "numpy"):
         with contextlib.suppress(metadata.PackageNotFoundError):

@@ -33,7 +33,7 @@ class Prompt:
     messages: tuple[Message, ...]
     """For the chat template."""
     seed: int | None = None
-    """Of its random draws; None for the command's."""
+    """Seed of its random draws; None for the command's."""
     tools: Sequence[Any] | None = None
     """Descriptions of functions, for the chat template."""
     documents: Sequence[Any] | None = None

@@ -40,7 +40,7 @@ class LoadedModel:
     metadata: Mapping[str, Any] | None = None
     """What its weights file says of itself, None where it says nothing."""
     channels: int | None = None
-    """Of the pictures that it takes, where something says so."""
+    """Channels of the images that it takes, where the file states them."""
     least_side: int = 1
     """Pixels of the smallest picture that it takes, along each side."""
     side_multiple: int = 1

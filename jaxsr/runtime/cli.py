@@ -154,7 +154,7 @@ def run_command(
 
 
 def version() -> str:
-    """Of jaxsr."""
+    """Version of jaxsr."""
     import jaxsr
 
     return jaxsr.__version__
