@@ -26,7 +26,7 @@ def install_extra(extra: str | None) -> str:
 
 
 def _libraries(extra: str) -> list[str]:
-    """What an extra adds, quoted for a shell."""
+    """The libraries of an extra, quoted for a shell."""
     from packaging.requirements import Requirement
 
     parsed = [Requirement(text) for text in importlib.metadata.requires(DISTRIBUTION) or []]

@@ -45,7 +45,7 @@ _CHUNKS = 16  # of an axis, added elementwise before the others are summed
 
 
 class Comparison(NamedTuple):
-    """What is compared of two images: checked options, axes from the front."""
+    """Two images to compare: checked options, axes from the front."""
 
     peak: float
     luma: Convention | None

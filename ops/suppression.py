@@ -14,7 +14,7 @@ from jaxsr.ops._types import Array, Int, Shaped
 
 
 class Kept(NamedTuple):
-    """What `nms` returns."""
+    """Result of `nms`."""
 
     indices: Int[Array, "... most"]
     """Indices of the boxes kept, the best first; -1 in the places left over."""

@@ -52,7 +52,7 @@ class Memory:
     program: int
     """The compiled code itself."""
     available: int
-    """What the compiler allows on this device."""
+    """Limit of the compiler on this device."""
     peak: int | None = None
     """XLA's own figure of what is in use at once, to compare: some of its compilers leave the code
     out of it. None where this jaxlib has none."""
@@ -93,7 +93,7 @@ class Roofline:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Ahead:
-    """What the compiler made of one program for one topology."""
+    """One program, compiled for one topology."""
 
     name: str
     topology: str

@@ -97,7 +97,7 @@ def collectives(program: str) -> list[Collective]:
 
 
 def padding(program: str) -> Padding:
-    """What the results of the main computation take in memory."""
+    """Memory of the results of the main computation."""
     arrays = [
         array
         for line in entry_of(program).splitlines()

@@ -14,7 +14,7 @@ _MUCH_TRANSPOSED = 0.25
 
 
 def advice(ahead: Ahead) -> list[str]:
-    """What would make the program smaller or faster, where that is plain from its figures."""
+    """Ways to make the program smaller or faster, as far as its figures show them."""
     if not ahead.compiles or ahead.memory is None:
         return []
     lines: list[str] = []

@@ -67,7 +67,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class StepConfig:
-    """What the step does beyond the objective itself."""
+    """Options of the step beyond the objective."""
 
     batch_norm: Literal["global", "local"] = "global"
     """Statistics over the global batch, or over each device's rows."""
@@ -76,7 +76,7 @@ class StepConfig:
     ema: float = 0.0
     """Decay of the moving average of the exported network's parameters; 0 keeps none."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """What the players' networks compute in; parameters, losses and updates stay float32."""
+    """Dtype that the players' networks compute in; parameters, losses and updates stay float32."""
     lane_folding: Literal["auto", "on", "off"] = "auto"
     """Narrow convolutions with columns folded into a TPU's lanes; auto: on TPUs, and channels last
     on CPUs."""

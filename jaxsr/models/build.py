@@ -121,7 +121,7 @@ def build_untrained(name: str, options: Mapping[str, Any] | None = None) -> nn.M
 
 
 def import_attribute(name: str, *, option: str) -> Any:
-    """What `package.module:attribute` names; modules in the current folder are found.
+    """The object that `package.module:attribute` names; modules in the current folder are found.
 
     Raises:
       InputError: the module cannot be imported, or has no such attribute.

@@ -38,7 +38,7 @@ class LoadedModel:
     value_range: tuple[float, float] = (0.0, 1.0)
     """Intensities of black and white in the pictures that it takes."""
     metadata: Mapping[str, Any] | None = None
-    """What its weights file says of itself, None where it says nothing."""
+    """Metadata of its weights file; None where there is none."""
     channels: int | None = None
     """Channels of the images that it takes, where the file states them."""
     least_side: int = 1
@@ -52,7 +52,7 @@ class Family:
     """One model family."""
 
     kind: Kind
-    """What its networks do."""
+    """Kind of its networks."""
     config: Callable[..., Any]
     """Frozen dataclass of a network's sizes."""
     network: Callable[[Any], nn.Module]
@@ -62,7 +62,7 @@ class Family:
     recognise: Callable[[Weights], Mapping[str, Any] | None] = lambda weights: None
     """Names and shapes of weights → the configuration's fields; None for another family's."""
     prefix: str = ""
-    """What this family's exported files put before each name."""
+    """Prefix of each name in this family's exported files."""
     finish: Callable[[Any], nn.Module] = lambda network: network
     """Turns the trained network into the one that is used."""
     value_range: tuple[float, float] = (-1.0, 1.0)

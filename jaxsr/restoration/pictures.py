@@ -62,7 +62,7 @@ class Picture:
     pixels: Shaped[np.ndarray, "h w c"]
     """uint8 or uint16 samples as stored."""
     kind: Kind
-    """What the channels are."""
+    """Meaning of the channels."""
     notes: Notes = field(default_factory=Notes)
     """Everything else."""
 

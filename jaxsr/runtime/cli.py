@@ -1,4 +1,4 @@
-"""What every command does alike: options from the command line, errors as one line."""
+"""Common behaviour of all commands: options from the command line, errors as one line."""
 
 import atexit
 import contextlib
@@ -269,7 +269,7 @@ _KINDS |= {"INT INT": "two whole numbers", "STR": "text", "PATH": "a path"}
 
 
 def _in_our_words(text: str, arguments: Sequence[str]) -> str:
-    """What tyro rejects, without its types and help texts."""
+    """An error of tyro without its types and help texts."""
     text = _unboxed(text)
     if match := re.match(r"Error parsing (--[\w.-]+): .*Argument helptext: \S+ (.*)", text):
         option, rest = match.groups()

@@ -48,7 +48,7 @@ class DetectorTask(Task):
     """The loss, for the summary."""
 
     def builder(self) -> JsonObject:
-        """What builds the network, for the metadata of its weights."""
+        """The builder of the network, for the metadata of its weights."""
         raise NotImplementedError
 
     def train_data(self) -> TaskData:

@@ -414,7 +414,7 @@ class _TorchNetwork:
 
 
 Engine = JaxEngine | TorchEngine
-"""What the loop drives."""
+"""An engine of the loop."""
 
 
 def make_engine(task: "TaskRun") -> Engine:

@@ -57,7 +57,7 @@ class PhotoTask(Task):
         raise NotImplementedError
 
     def builder(self) -> JsonObject:
-        """What builds the network, for the metadata of its weights."""
+        """The builder of the network, for the metadata of its weights."""
         raise NotImplementedError
 
     def train_data(self) -> PhotoCrops:

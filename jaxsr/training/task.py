@@ -60,10 +60,10 @@ class Task(TaskOptions):
     exported: ClassVar[str] = "network"
     """The objective's network that is validated and exported."""
     sample_name: ClassVar[str] = "samples"
-    """What samples are called in the rate: `images`, `rows`."""
+    """Name of samples in the rate: `images`, `rows`."""
     metadata: ClassVar[Mapping[str, Any]] = {}
-    """What the exported file tells `restore` and `detect`: `channels`, `value_range`, `multiple`
-    of the sides of pictures; `input` as a detector's run folder has it."""
+    """Metadata of the exported file for `restore` and `detect`: `channels`, `value_range`,
+    `multiple` of the sides of images; `input` as a detector's run folder has it."""
 
     def __init__(self, config: Any) -> None:
         """Keeps the options; a subclass that needs more calls this first."""
@@ -147,7 +147,7 @@ class Task(TaskOptions):
         return {}
 
     def optimizer(self, network: str) -> "OptimizerConfig | optax.GradientTransformation":
-        """What updates one of the objective's networks. Default: as the options say.
+        """The optimiser of one of the objective's networks. Default: as the options say.
 
         An `OptimizerConfig` works on both engines, for instance
         `dataclasses.replace(self.config.optimizer_config, lr=1e-3)`; a transformation of optax,
@@ -156,7 +156,7 @@ class Task(TaskOptions):
         return self.config.optimizer_config
 
     def inputs(self, phase: str) -> tuple:
-        """What the exported network takes after the images, to answer in this phase."""
+        """Further arguments of the exported network, after the images, in this phase."""
         return ()
 
     def validate(self, network: Network) -> ValidationResult:
@@ -167,7 +167,7 @@ class Task(TaskOptions):
         raise self._lacks("validate")
 
     def files(self) -> Mapping[str, str]:
-        """What is trained and validated on, by name: compared between hosts, and on resuming."""
+        """Samples of training and validation, by name: compared between hosts, and on resuming."""
         raise self._lacks("files")
 
     def describe(self) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """What a training run left."""
+    """The results of a training run."""
 
     folder: Path
     """With the weights, checkpoints, metrics and pictures; every command takes it as a model."""

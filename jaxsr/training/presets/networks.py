@@ -23,7 +23,7 @@ class NetworkOptions:
     images."""
 
     def describe(self, task: str) -> JsonObject:
-        """What builds the network, for the metadata of its weights."""
+        """The builder of the network, for the metadata of its weights."""
         return {
             "task": task,
             "builder": self.network,

@@ -63,7 +63,7 @@ class PhotoRun(PictureRunConfig):
 
     @property
     def picture(self) -> Any:
-        """What says the pictures' `scale` and `channels`: the family's `model`."""
+        """The object with the images' `scale` and `channels`: the family's `model`."""
         return self.model  # type: ignore[attr-defined]
 
     @property
