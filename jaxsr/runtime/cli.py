@@ -220,7 +220,10 @@ def parse_options(
     if {"-h", "--help"} & {*arguments}:
         width = shutil.get_terminal_size().columns
         for paragraph in (*description.split("\n\n"), _EVERYWHERE):
-            print(textwrap.fill(" ".join(paragraph.split()), width), end="\n\n")
+            print(
+                textwrap.fill(" ".join(paragraph.split()), width, break_on_hyphens=False),
+                end="\n\n",
+            )
         view = help_view(kind, options.pop("default", None), first=first)
         view.__doc__ = ""  # printed above, in the terminal's width
         tyro.cli(view, args=["--help"], config=(tyro.conf.DisallowNone,), **options)

@@ -41,9 +41,14 @@ def grouped_fields(kind: type) -> dict[str, list[dataclasses.Field]]:
         title: [fields.pop(name) for name in names if _is_option(kind, fields.get(name))]
         for title, names in GROUPS.items()
     }
-    order = [name for base in kind.__mro__ for name in vars(base).get("__annotations__", {})]
-    own = sorted(fields.values(), key=lambda field: order.index(field.name))
+    # Where a class only changes a default, the option is still that of the base.
+    rank = {name: n for n, base in enumerate(kind.__mro__) for name in _stated(base)}
+    own = sorted(fields.values(), key=lambda field: rank[field.name])
     return {"": own} | {title: members for title, members in groups.items() if members}
+
+
+def _stated(kind: type) -> dict[str, Any]:
+    return vars(kind).get("__annotations__", {})
 
 
 def _is_option(kind: type, field: dataclasses.Field | None) -> bool:
