@@ -24,7 +24,7 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
 class Text(jaxsr.Task):
     """Next-token prediction on rows of one document each; all weights are trained."""
 
-    remat_blocks = ("model.layers.*",)  # one layer is no list of equal modules
+    remat_blocks = ("model.layers.*",)  # one layer is not a list of equal modules
 
     class Config(jaxsr.TaskConfig):
         """Options of the task."""

@@ -92,7 +92,7 @@ _index_form("median", "nanmedian", "mode", place=1)
 
 
 FACTORISATIONS = ("svd_lowrank", "pca_lowrank")
-"""They draw to begin with, but their results are no draws."""
+"""They draw to begin with, but their results are not draws."""
 
 
 def _transposed(a: np.ndarray) -> np.ndarray:

@@ -155,7 +155,7 @@ def _trace(name: str, dtype: str, sample: Sample) -> "_Traced | Verdict":
 
 
 def _without_torch(sample: Sample, error: Exception) -> Verdict:
-    """Where torch's results are no arrays, as sparse tensors are, JAX has to refuse.
+    """Where torch's results are not arrays, as sparse tensors are, JAX has to refuse.
 
     Torch fails on a copy, too, where a sample reads memory beside its input, which no array has.
     """

@@ -34,7 +34,7 @@ bounds and equal elements, where slopes jump. Of slopes, the gradient is what is
 its own gradient compared."""
 _SINGULAR = "whole matrices are singular, where each library has infinities of its own"
 _REFLECTORS = (
-    "whole vectors are no Householder reflectors, which torch's gradient takes for granted"
+    "whole vectors are not Householder reflectors, which torch's gradient takes for granted"
 )
 NOT_ROUNDED = {
     "linalg.cholesky_ex": "of no positive definite matrix: torch leaves a part of the factor",

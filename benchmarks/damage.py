@@ -100,8 +100,8 @@ def run_kind(folder: Path) -> Kind:
     """The configuration of a run; without checkpoints a damaged one is refused."""
     from jaxsr.interop.atomic_write import atomic_write
     from jaxsr.interop.sealed_json import seal
-    from jaxsr.training import span
     from jaxsr.training.config_file import read_config, to_json
+    from jaxsr.training.presets import span
     from jaxsr.training.run_folder import read_run
 
     folder.mkdir()

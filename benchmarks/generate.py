@@ -384,7 +384,7 @@ def decode(network):
     return engine
 
 path = Path(sys.argv[1])
-load_model(path)  # what it imports is no part of the model
+load_model(path)  # what it imports is not part of the model
 config = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 64}
 config |= {"num_attention_heads": 1, "num_key_value_heads": 1, "max_position_embeddings": 256}
 decode(CausalLM(LlamaConfig.from_hf({"model_type": "llama", "rms_norm_eps": 1e-5, **config})))

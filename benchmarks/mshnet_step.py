@@ -36,7 +36,8 @@ def workload(options: Options) -> Workload:
     import numpy as np
 
     from jaxsr.interop.mesh import place_batch, replicated
-    from jaxsr.training.mshnet import MSHNetRun, MSHNetTask
+    from jaxsr.training.mshnet import MSHNetTask
+    from jaxsr.training.presets.mshnet import MSHNetRun
     from jaxsr.training.task_run import TaskRun
 
     task = TaskRun(

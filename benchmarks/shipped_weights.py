@@ -72,7 +72,7 @@ def measure(options: Options) -> None:
     from jaxsr.data.photos import open_training_photos
     from jaxsr.metrics.perceptual import lpips_if_installed
     from jaxsr.restoration.models import find_model
-    from jaxsr.training.span import RESTORE
+    from jaxsr.training.presets.span import RESTORE
 
     report = Report("shipped_weights", options)
     lpips = lpips_if_installed()

@@ -1,11 +1,16 @@
 """The documentation: `pip install -e '.[docs]' && sphinx-build -W docs build/docs`."""
 
-import subprocess
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import jaxsr
+from jaxsr.interop.install import REPOSITORY
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from generated_pages import write_commands, write_ops
 
 project = "jaxsr"
 author = "the jaxsr authors"
@@ -18,8 +23,11 @@ extensions = [
     "sphinx.ext.viewcode",
 ]
 exclude_patterns = ["figures"]
+smartquotes_action = "qe"  # dashes are those of options
 html_theme = "furo"
 html_title = "jaxsr"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 
 myst_heading_anchors = 3
 # Links to files of the repository, which are not pages of the site.
@@ -29,24 +37,44 @@ suppress_warnings = ["myst.xref_missing"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
+viewcode_follow_imported_members = False
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 default_role = "code"  # docstrings are Markdown-like: `name` is code
 
 
-COMMANDS = ("train", "restore", "evaluate", "detect", "generate", "check", "compare", "doctor")
-
-
-def write_help(app: Any) -> None:
-    """Writes every command's `--help` where `api/commands.md` includes it."""
-    del app
-    folder = Path(__file__).parent / "api" / "help"
-    folder.mkdir(exist_ok=True)
-    for command in COMMANDS:
-        program = [sys.executable, "-m", f"jaxsr.{command}", "--help"]
-        help_text = subprocess.run(program, capture_output=True, text=True, check=True).stdout
-        (folder / f"{command}.txt").write_text(help_text)
-
-
 def setup(app: Any) -> None:
-    app.connect("builder-inited", write_help)
+    """Writes pages before Sphinx looks for them; keeps texts and types of docstrings readable."""
+    pages = Path(__file__).parent / "generated"
+    write_commands(pages)
+    write_ops(pages)
+    attributes: dict[str, list[str]] = {}
+
+    # Napoleon would take what stands before a colon in an attribute's text for its type.
+    def keep(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+        if what in ("attribute", "data", "property"):
+            attributes[name] = lines[:]
+
+    def restore(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+        lines[:] = attributes.pop(name, lines)
+
+    app.connect("autodoc-process-docstring", keep, priority=100)
+    app.connect("autodoc-process-docstring", restore, priority=900)
+
+    def mend(app: Any, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
+        body = re.sub(r"(jax\.)?jaxlib\._jax\.Array", "Array", context.get("body", ""))
+        context["body"] = re.sub(r'href="#((?:\.\./)?[\w/.-]+)"', repository_link, body)
+
+    app.connect("html-page-context", mend)
+
+
+PAGES = {"ARCHITECTURE.md": "architecture", "CHANGELOG.md": "changelog"}
+
+
+def repository_link(match: re.Match[str]) -> str:
+    """Sphinx makes an anchor of a link to a file that is not a page: a page, or the repository."""
+    target = match[1].removeprefix("../")
+    if not (Path(__file__).parents[1] / target).exists():
+        return match[0]
+    page = PAGES.get(target)
+    return f'href="{page}.html"' if page else f'href="{REPOSITORY}/blob/main/{target}"'

@@ -1,9 +1,9 @@
 # pyright: reportUnknownMemberType=false
-"""What all processes of a job must have alike, compared before the first step.
+"""Facts that all processes of a job must share, compared before the first step.
 
 Processes that differ would wait for one another without end, or train on a mixture. They exchange
 short texts through the coordination service that `jax.distributed` starts, so nothing is computed
-and meshes may differ. In a process that is no part of a job, every function here does nothing.
+and meshes may differ. In a process that is not part of a job, every function here does nothing.
 """
 
 import hashlib

@@ -6,4 +6,4 @@ PyTree: TypeAlias = Any
 """Leaves in dictionaries, lists, tuples and registered classes, as `jax.tree` takes them."""
 
 JsonObject: TypeAlias = dict[str, Any]
-"""What `json` makes of an object: strings, numbers, booleans, None, lists and objects by name."""
+"""Values of a JSON object: strings, numbers, booleans, None, lists and objects by name."""

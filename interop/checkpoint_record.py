@@ -26,7 +26,7 @@ class NoDigestsError(CheckpointError):
 
 
 class SavedArray(NamedTuple):
-    """What a record says of one array."""
+    """Entry of a record for one array."""
 
     shape: list[int]
     dtype: str
@@ -36,7 +36,7 @@ class SavedArray(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What a checkpoint says of itself."""
+    """Record of a checkpoint."""
 
     step: int
     metrics: dict[str, float] | None
@@ -114,7 +114,7 @@ def _form(leaf: Any) -> tuple[list[int], str]:
 
 
 def read_record(path: Path) -> Record:
-    """What a checkpoint says of itself, see `Record`.
+    """The record of a checkpoint, see `Record`.
 
     Args:
       path: folder of one checkpoint.

@@ -23,7 +23,7 @@ def array_of(tensor: torch.Tensor) -> jax.Array:
         in memory, as with channels last.
 
     Raises:
-      InputTypeError: it is no tensor.
+      InputTypeError: it is not a tensor.
       InputError: it has gaps in memory, needs a gradient, or has 64 bits and JAX has only 32.
 
     >>> import torch
@@ -57,7 +57,7 @@ def tensor_of(array: jax.Array) -> torch.Tensor:
       array: on one device, a CPU or a CUDA device.
 
     Raises:
-      InputTypeError: it is no JAX array, or one of random keys.
+      InputTypeError: it is not a JAX array, or one of random keys.
       InputError: it lies on several devices, or on one that torch has not.
 
     >>> import jax.numpy as jnp

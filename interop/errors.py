@@ -122,7 +122,7 @@ def printable(text: object, longest: int | None = None) -> str:
     """What comes from outside (a name in a file, a file's name, another's message), for a terminal.
 
     One line: white space becomes a space, and characters that control a terminal, reverse the order
-    of others or are no text become escapes such as `\\x1b`.
+    of others or are not text become escapes such as `\\x1b`.
 
     Args:
       text: anything; its `str` is taken.

@@ -32,7 +32,7 @@ class OperatorExplanation:
     detail: str = ""
     """Why it is refused, or what else there is to say."""
     folding: str = ""
-    """What lane folding does with it; "" where it gets unfolded images."""
+    """How lane folding treats it; "" where it gets unfolded images."""
 
     def __str__(self) -> str:
         first = f"{self.name}: {self.who}" + (f" ({self.source})" if self.source else "")

@@ -25,6 +25,7 @@ from jaxsr.interop.aot.chips import quiet_libtpu
 from jaxsr.interop.aot.gpus import skip_library_check
 from jaxsr.interop.distributed import has_tpu
 from jaxsr.interop.errors import DeviceError, InputError
+from jaxsr.interop.install import install_extra
 from jaxsr.interop.mesh_shape import AXES, DATA_AXES, MeshShape
 from jaxsr.interop.sharding_rules import Rules, tensor_axis
 
@@ -65,7 +66,7 @@ def select_platform(platform: str, *, simulated_devices: int = 1) -> str:
     # JAX asserts where it knows the platform but finds no device of it.
     except (RuntimeError, AssertionError) as error:
         reason = (str(error).strip() or "JAX finds no such device.").splitlines()[0]
-        extra = f"pip install -e '.[{platform}]'"
+        extra = install_extra(platform) if platform in ("tpu", "cuda") else platform
         way_out = f"Use --platform auto or cpu, or install the extra for it: {extra}"
         if platform == "auto" and (chosen := os.environ.get("JAX_PLATFORMS")):
             way_out = f"JAX_PLATFORMS={chosen} asks for it: unset that, or use --platform cpu"

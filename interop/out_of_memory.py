@@ -35,7 +35,7 @@ class OutOfMemoryError(DeviceError):
 
 @dataclass(frozen=True)
 class Shortage:
-    """What an error says, in bytes."""
+    """Figures of an error, in bytes."""
 
     asked: int | None
     """At once, or by a whole program."""

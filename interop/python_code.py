@@ -1,4 +1,4 @@
-"""Code of Python: whose it is, what it names, and what of a class is no method."""
+"""Code of Python: whose it is, what it names, and what of a class is not a method."""
 
 import functools
 import sysconfig

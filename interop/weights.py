@@ -24,7 +24,7 @@ DIGEST = "jaxsr_digest"
 """The digest's name among a file's metadata."""
 
 LFS_POINTER = b"version https://git-lfs"
-"""What Git leaves in the place of a large file that it has not fetched."""
+"""Beginning of the file that Git leaves in place of a large one that it has not fetched."""
 
 _WRITER = ("written_by", "jaxsr")
 _ZEROS = "0" * DIGITS

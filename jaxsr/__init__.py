@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from jaxsr.restore import restore as restore
     from jaxsr.train import train as train
     from jaxsr.training.task import Task as Task
-    from jaxsr.training.task import TaskConfig as TaskConfig
+    from jaxsr.training.task_config import TaskConfig as TaskConfig
 
 __version__ = "0.2.0"
 
@@ -32,7 +32,7 @@ _MODULES = ("check", "interop", "ops", "restore", "train")
 """Modules that are loaded when they are used; `check`, `restore` and `train` can be called."""
 _HOME = {
     "Task": "jaxsr.training.task",
-    "TaskConfig": "jaxsr.training.task",
+    "TaskConfig": "jaxsr.training.task_config",
     "to_jax": "jaxsr.interop.module",
 }
 

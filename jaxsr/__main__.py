@@ -8,7 +8,7 @@ from jaxsr.runtime.cli import run_program, version
 from jaxsr.runtime.exit_status import ExitStatus
 
 COMMANDS = {
-    "train": "train a model family",
+    "train": "train a network",
     "restore": "enlarge or restore pictures and videos",
     "detect": "find small infrared targets",
     "evaluate": "test a detector on a data set's split",
@@ -27,7 +27,16 @@ def main() -> int:
     lines = [f"  {command:<10}{meaning}" for command, meaning in COMMANDS.items()]
     families = f"model families: {', '.join(FAMILIES)}; and torch modules of your own"
     usage = ["usage: jaxsr COMMAND [OPTIONS]", "", *lines, "", families]
-    text = "\n".join([*usage, "jaxsr COMMAND --help lists options; --version, --quiet: everywhere"])
+    ends = (
+        "jaxsr COMMAND --help lists options; --version, --quiet: everywhere",
+        'eval "$(jaxsr --completion)" completes words in bash and zsh',
+    )
+    text = "\n".join([*usage, *ends])
+    if name == "--completion":
+        from jaxsr.completion import completion_script
+
+        print(completion_script([*COMMANDS]), end="")
+        return ExitStatus.OK
     if name == "--version":
         print(f"jaxsr {version()}")
         return ExitStatus.OK

@@ -43,7 +43,7 @@ def _compare(arguments: list[str]) -> int | None:
         return None
     if name not in COMMANDS:
         raise InputError(
-            f"nothing called {name!r} to compare; choose one of {', '.join(COMMANDS)}, or give the "
+            f"unknown comparison {name!r}; choose one of {', '.join(COMMANDS)}, or give the "
             "folders of two traces"
         )
     module, function = COMMANDS[name][0].split(":")

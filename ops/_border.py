@@ -1,4 +1,4 @@
-"""What lies beyond the edge of an image, under the names that each library gives it.
+"""Values beyond the edge of an image, under the names that each library gives it.
 
 | ours | beyond the edge of `a b c d` | NumPy | torch | OpenCV | SciPy |
 |---|---|---|---|---|---|

@@ -24,7 +24,7 @@ class RowsCall:
     kernel: str
     """Name of a registered kernel."""
     shape: tuple[int, ...]
-    """Of the result."""
+    """Shape of the result."""
     axes: tuple[str, ...]
     """Of each operand and each result: letters of the first axes, or dots. What lies at an index of
     a letter's axis can be computed by itself, on any device. n: rows of the batch. A result without
@@ -34,7 +34,7 @@ class RowsCall:
     options: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """Attributes of the call."""
     dtype: str | None = None
-    """Of the result. Default: that of the first operand."""
+    """Dtype of the result. Default: that of the first operand."""
     more: tuple[jax.ShapeDtypeStruct, ...] = ()
     """Further results. With any, the call gives a list."""
     in_place: bool = False
@@ -47,7 +47,7 @@ class RowsCall:
     def __call__(self, *operands: jax.Array) -> Any:
         """The result, or the list of results, by one call on each device."""
         # The partitioner's callback stands in the program as an address, which differs from process
-        # to process and is no part of a kept program's key. The options are, as an operand.
+        # to process and is not part of a kept program's key. The options are, as an operand.
         key = np.array([0, *(value for _, values in self.options for value in values)])
         ranks = tuple(operand.ndim for operand in operands)
         return _partitioned(self, ranks)(*operands, key)

@@ -1,4 +1,4 @@
-"""What every kernel of pictures shares: dtypes and rounding, layouts, one parameter per picture.
+"""Shared parts of image kernels: dtypes and rounding, layouts, one parameter per picture.
 
 A parameter with leading axes holds one value for each index of the image's leading axes; without
 them it serves every picture. Inside, kernels see axes counted from the end, which `vmap` leaves.

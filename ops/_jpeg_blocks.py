@@ -38,7 +38,7 @@ TABLES = {"luma": np.array(_LUMA, np.int32), "chroma": np.array(_CHROMA, np.int3
 
 
 def quantised(plane: jax.Array, quality: jax.Array, table: str) -> jax.Array:
-    """What a file keeps of a plane of levels: (..., H, W) whole blocks, in int32.
+    """Quantised coefficients of a plane of levels: (..., H, W) whole blocks, in int32.
 
     Args:
       plane: levels from 0 to 255.

@@ -30,7 +30,7 @@ def opencv() -> Any:
 
 
 def opencv_version() -> tuple[int, ...] | None:
-    """Of the module; None where it cannot be imported."""
+    """Version of the module; None where it cannot be imported."""
     cv2 = opencv()
     return None if cv2 is None else version_of(cv2.__version__)
 
@@ -62,7 +62,7 @@ def version_of(version: str) -> tuple[int, ...]:
 def shares_out(pixels: int, pictures: int) -> bool:
     """Whether OpenCV's threads should share each picture: it is large, and they are few.
 
-    Many are faster in threads of their own, with all that is done besides.
+    Many small images are faster one per thread.
     """
     return pixels > LARGE_PICTURE and pictures <= _FEW_PICTURES * _thread_count()
 

@@ -139,7 +139,7 @@ METHODS: dict[str, Weights] = {"nearest": nearest, "bilinear": bilinear, "bicubi
 def at_fields(
     rows: jax.Array, columns: jax.Array
 ) -> tuple[Place, tuple[jax.Array, ...], tuple[int, int]]:
-    """What `sample` takes for positions that are known, of two axes each."""
+    """Arguments of `sample` for positions that are known, of two axes each."""
     fields = jnp.broadcast_arrays(rows, columns)
     height, width = fields[0].shape
 

@@ -43,7 +43,7 @@ def adjust_brightness(
       axes: the height and the width axis.
 
     Raises:
-      TypeError: an unsuitable dtype, or a factor that is no number.
+      TypeError: an unsuitable dtype, or a factor that is not a number.
       ValueError: factors that do not belong to the pictures.
 
     Example:
@@ -70,7 +70,7 @@ def adjust_contrast(
       channel: the axis of channels.
 
     Raises:
-      TypeError: an unsuitable dtype, or a factor that is no number.
+      TypeError: an unsuitable dtype, or a factor that is not a number.
       ValueError: factors that do not belong to the pictures, or channels that are not 1 or 3.
 
     Example:
@@ -100,7 +100,7 @@ def adjust_saturation(
       channel: the axis of channels.
 
     Raises:
-      TypeError: an unsuitable dtype, or a factor that is no number.
+      TypeError: an unsuitable dtype, or a factor that is not a number.
       ValueError: factors that do not belong to the pictures, or channels that are not 1 or 3.
 
     Example:
@@ -127,7 +127,7 @@ def adjust_hue(
       channel: the axis of channels.
 
     Raises:
-      TypeError: an unsuitable dtype, or a shift that is no number.
+      TypeError: an unsuitable dtype, or a shift that is not a number.
       ValueError: shifts that do not belong to the pictures, or channels that are not 3.
 
     Example:
@@ -153,7 +153,7 @@ def adjust_sharpness(
       axes: the height and the width axis.
 
     Raises:
-      TypeError: an unsuitable dtype, or a factor that is no number.
+      TypeError: an unsuitable dtype, or a factor that is not a number.
       ValueError: factors that do not belong to the pictures.
 
     Example:
@@ -191,7 +191,7 @@ def adjust_gamma(
       axes: the height and the width axis.
 
     Raises:
-      TypeError: an unsuitable dtype, or a gamma that is no number.
+      TypeError: an unsuitable dtype, or a gamma that is not a number.
       ValueError: exponents that do not belong to the pictures.
 
     Example:
@@ -254,7 +254,7 @@ def solarize(
       axes: the height and the width axis.
 
     Raises:
-      TypeError: an unsuitable dtype, or a threshold that is no number.
+      TypeError: an unsuitable dtype, or a threshold that is not a number.
       ValueError: thresholds that do not belong to the pictures.
 
     Example:
@@ -279,7 +279,7 @@ def posterize(
       axes: the height and the width axis.
 
     Raises:
-      TypeError: an unsuitable dtype, or bits that are no integers.
+      TypeError: an unsuitable dtype, or bits that are not integers.
       ValueError: bits that do not belong to the pictures.
 
     Example:

@@ -50,7 +50,7 @@ def augment(
       The changed batch.
 
     Raises:
-      TypeError: an unsuitable dtype, or a key that is none.
+      TypeError: an unsuitable dtype, or a key that is not a JAX random key.
       ValueError: shapes that do not belong together.
 
     Example:

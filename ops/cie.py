@@ -2,7 +2,7 @@
 
 Floats are 0…1 in RGB, linear light and XYZ; L* is 0…100. White is D65 seen by the 2° observer, and
 the numbers are scikit-image's. Integers are read as parts of their white and give float32, as these
-colours are no levels; float dtypes are kept. Nothing is clipped, so gradients pass: colours that
+colours are not levels; float dtypes are kept. Nothing is clipped, so gradients pass: colours that
 sRGB cannot show leave 0…1.
 
 The sRGB curve is IEC 61966-2-1's, L*a*b* and L*u*v* are CIE 15's.

@@ -44,7 +44,7 @@ def clahe(
       axes: the height and the width axis.
 
     Raises:
-      TypeError: an unsuitable dtype, a limit that is no number, tiles that are no integers.
+      TypeError: an unsuitable dtype, a limit that is not a number, tiles that are not integers.
       ValueError: limits that do not belong to the pictures, or a negative one.
 
     Example:
@@ -208,7 +208,7 @@ def _mixed(
 
 
 def _weights(extent: int, side: int) -> np.ndarray:
-    """Of the later of two tiles, for each pixel of an axis."""
+    """Weight of the later of two tiles, for each pixel of an axis."""
     pixel = np.arange(extent)
     position = pixel.astype(np.float32) * (np.float32(1) / np.float32(side)) - np.float32(0.5)
     return position - ((pixel + side // 2) // side - 1).astype(np.float32)

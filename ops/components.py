@@ -18,7 +18,7 @@ from jaxsr.ops._types import Array, Int, Shaped
 
 
 class Components(NamedTuple):
-    """What `connected_components` returns."""
+    """Result of `connected_components`."""
 
     labels: Int[Array, "*shape"]
     """0 outside the mask, and from 1 on the number of the region, in the order of rows."""

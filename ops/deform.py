@@ -138,7 +138,7 @@ def thin_plate_spline(
       The bent pictures. Points that coincide or lie on one line give NaN, and 0 in integers.
 
     Raises:
-      TypeError: an unsuitable dtype, or points that are no numbers.
+      TypeError: an unsuitable dtype, or points that are not numbers.
       ValueError: points of two shapes, fewer than three, or an unknown name.
 
     Example:

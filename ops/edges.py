@@ -121,7 +121,7 @@ def canny(
       axes: the height and the width axis.
 
     Raises:
-      TypeError: an unsuitable dtype, or thresholds that are no numbers.
+      TypeError: an unsuitable dtype, or thresholds that are not numbers.
       ValueError: other sizes, or thresholds that do not belong to the pictures.
 
     Example:

@@ -52,7 +52,7 @@ def box_filter(
       axes: the height and the width axis.
 
     Raises:
-      TypeError: an unsuitable dtype, or a size that is no integer.
+      TypeError: an unsuitable dtype, or a size that is not an integer.
       ValueError: an even window, or an unknown border.
 
     Example:
@@ -79,7 +79,7 @@ def median_filter(
       axes: the height and the width axis.
 
     Raises:
-      TypeError: an unsuitable dtype, or a size that is no integer.
+      TypeError: an unsuitable dtype, or a size that is not an integer.
       ValueError: an even window, or an unknown border.
 
     Example:
@@ -108,7 +108,7 @@ def dilate(
       axes: the height and the width axis.
 
     Raises:
-      TypeError: an unsuitable dtype, or a size that is no integer.
+      TypeError: an unsuitable dtype, or a size that is not an integer.
       ValueError: an even window, or an unknown border.
 
     Example:
@@ -136,7 +136,7 @@ def erode(
       axes: the height and the width axis.
 
     Raises:
-      TypeError: an unsuitable dtype, or a size that is no integer.
+      TypeError: an unsuitable dtype, or a size that is not an integer.
       ValueError: an even window, or an unknown border.
 
     Example:

@@ -162,7 +162,7 @@ def resize_frames(
 
 
 class Prepared(NamedTuple):
-    """What `preprocess` returns."""
+    """Result of `preprocess`."""
 
     frames: Float[Array, "..."]
     """Cut, resampled and in [-1, 1]."""

@@ -77,7 +77,7 @@ def rot90(
       axes: the height and the width axis.
 
     Raises:
-      TypeError: an unsuitable dtype, or turns that are no integer.
+      TypeError: an unsuitable dtype, or turns that are not integer.
 
     Example:
       >>> ops.rot90(np.arange(4).reshape(2, 2, 1).astype(np.uint8))[..., 0].tolist()
@@ -186,7 +186,7 @@ def crop(
       axes: the height and the width axis.
 
     Raises:
-      TypeError: an unsuitable dtype, or places that are no integers.
+      TypeError: an unsuitable dtype, or places that are not integers.
       ValueError: a window larger than the picture, or places that do not belong to the pictures.
 
     Example:

@@ -53,7 +53,7 @@ def rgb_to_gray(
       channel: the axis of channels.
 
     Raises:
-      TypeError: an unsuitable dtype, or weights that are no numbers.
+      TypeError: an unsuitable dtype, or weights that are not numbers.
       ValueError: channels or weights that are not 3, or an unknown convention.
 
     Example:

@@ -67,7 +67,7 @@ def autocontrast(
       axes: the height and the width axis.
 
     Raises:
-      TypeError: an unsuitable dtype, or a cutoff that is no number.
+      TypeError: an unsuitable dtype, or a cutoff that is not a number.
       ValueError: a negative cutoff.
 
     Example:

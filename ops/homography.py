@@ -23,7 +23,7 @@ def perspective_matrix(source: Parameter, target: Parameter) -> Float[Array, "..
       infinite or undefined entries.
 
     Raises:
-      TypeError: points that are no numbers.
+      TypeError: points that are not numbers.
       ValueError: points of another shape.
 
     Example:

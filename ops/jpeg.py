@@ -1,4 +1,4 @@
-"""What JPEG files keep of pictures, by libjpeg's rules and in its integers.
+"""The loss of JPEG files, by libjpeg's rules and in its integers.
 
 Images are RGB or grey, uint8, or 0…1 in floating point, which is rounded to 256 levels first;
 `axes` names height and width (NHWC by default), `channel` the channels.
@@ -50,7 +50,7 @@ def jpeg(
       channel: the axis of channels.
 
     Raises:
-      TypeError: an unsuitable dtype, or a quality that is no integer.
+      TypeError: an unsuitable dtype, or a quality that is not an integer.
       ValueError: qualities that do not belong to the pictures, another number of channels, or an
         unknown subsampling.
 
@@ -165,7 +165,7 @@ def _file(planes: list[jax.Array], quality: jax.Array, step: tuple[int, int]) ->
 
 
 def _without_rounding(planes: list[jax.Array], step: tuple[int, int]) -> list[jax.Array]:
-    """What colours would become if a file held real numbers."""
+    """The colours of a file that stored real numbers."""
     if len(planes) == 1 or step == (1, 1):
         return planes
     size = planes[0].shape[-2:]

@@ -42,7 +42,7 @@ Rule = tuple[float, tuple[int, int], float]
 
 
 class MaskCrop(NamedTuple):
-    """What `mask_crop` returns."""
+    """Result of `mask_crop`."""
 
     frames: Shaped[Array, "..."]
     masks: Shaped[Array, "..."]

@@ -33,7 +33,7 @@ def motion_blur(
       axes: the height and the width axis.
 
     Raises:
-      TypeError: an unsuitable dtype, or parameters that are no numbers.
+      TypeError: an unsuitable dtype, or parameters that are not numbers.
       ValueError: parameters that do not belong to the pictures, an even window, or an unknown
         border.
 

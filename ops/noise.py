@@ -33,7 +33,7 @@ def gaussian_noise(
       axes: the height and the width axis.
 
     Raises:
-      TypeError: an unsuitable dtype, a sigma that is no number, or a key that is none.
+      TypeError: an unsuitable dtype, a sigma that is not a number, or a key that is not JAX's.
       ValueError: sigmas that do not belong to the pictures.
 
     Example:
@@ -65,7 +65,7 @@ def sensor_noise(
       axes: the height and the width axis.
 
     Raises:
-      TypeError: an unsuitable dtype, amounts that are no numbers, or a key that is none.
+      TypeError: an unsuitable dtype, amounts that are not numbers, or a key that is not JAX's.
       ValueError: amounts that do not belong to the pictures.
 
     Example:
@@ -108,7 +108,7 @@ def poisson_noise(
       axes: the height and the width axis.
 
     Raises:
-      TypeError: an unsuitable dtype, photons that are no number, or a key that is none.
+      TypeError: an unsuitable dtype, photons that are not numbers, or a key that is not JAX's.
       ValueError: photons that do not belong to the pictures.
 
     Example:
@@ -145,7 +145,7 @@ def salt_and_pepper(
       axes: the height and the width axis.
 
     Raises:
-      TypeError: an unsuitable dtype, shares that are no numbers, or a key that is none.
+      TypeError: an unsuitable dtype, shares that are not numbers, or a key that is not JAX's.
       ValueError: shares that do not belong to the pictures.
 
     Example:

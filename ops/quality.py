@@ -45,7 +45,7 @@ _CHUNKS = 16  # of an axis, added elementwise before the others are summed
 
 
 class Comparison(NamedTuple):
-    """What is compared of two images: checked options, axes from the front."""
+    """Two images to compare: checked options, axes from the front."""
 
     peak: float
     luma: Convention | None
@@ -437,7 +437,7 @@ def _similarities(
     weights: tuple[float, ...],
     correction: float,
 ) -> tuple[jax.Array, jax.Array]:
-    """Of luminance, and of contrast and structure, at each position of the window."""
+    """Luminance, and contrast with structure, at each position of the window."""
     # Variances do not depend on the level, but float32's E[x²] - E[x]² does: take off half grey.
     level = 0.5
 

@@ -63,7 +63,7 @@ def bilateral_filter(
       channel: the axis of channels, which are compared together; None: each plane by itself.
 
     Raises:
-      TypeError: an unsuitable dtype, a sigma that is no number, a traced `sigma_space` without
+      TypeError: an unsuitable dtype, a sigma that is not a number, a traced `sigma_space` without
         `size`.
       ValueError: an even size, an unknown border, or sigmas that do not belong to the pictures.
 
@@ -115,7 +115,7 @@ def guided_filter(
       channel: the axis of channels.
 
     Raises:
-      TypeError: an unsuitable dtype, or an `eps` that is no number.
+      TypeError: an unsuitable dtype, or an `eps` that is not a number.
       ValueError: an even size, a guide that does not fit, an unknown border.
 
     Example:
@@ -162,7 +162,7 @@ def unsharp_mask(
       axes: the height and the width axis.
 
     Raises:
-      TypeError: an unsuitable dtype, or an amount that is no number.
+      TypeError: an unsuitable dtype, or an amount that is not a number.
       ValueError: as `gaussian_blur`, or amounts that do not belong to the pictures.
 
     Example:

@@ -14,10 +14,10 @@ from jaxsr.ops._types import Array, Int, Shaped
 
 
 class Kept(NamedTuple):
-    """What `nms` returns."""
+    """Result of `nms`."""
 
     indices: Int[Array, "... most"]
-    """Of the boxes kept, the best first; -1 where there are no more."""
+    """Indices of the boxes kept, the best first; -1 in the places left over."""
     total: Int[Array, "..."]
     """How many boxes are kept."""
 
@@ -45,7 +45,7 @@ def nms(
       classes: integers; boxes of different classes drop each other not (`batched_nms`).
 
     Raises:
-      TypeError: thresholds that are no numbers, a number of results that is no integer.
+      TypeError: thresholds that are not numbers, a number of results that is not an integer.
       ValueError: shapes that do not belong together, or fewer than one result.
 
     Example:

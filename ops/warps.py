@@ -204,7 +204,7 @@ def rotate(
       method, border, fill, axes: see `warp_affine`.
 
     Raises:
-      TypeError: an unsuitable dtype, or an angle that is no number.
+      TypeError: an unsuitable dtype, or an angle that is not a number.
       ValueError: angles that do not belong to the pictures, or an unknown name.
 
     Example:
@@ -259,7 +259,7 @@ def remap(
       method, border, fill, axes: see `warp_affine`.
 
     Raises:
-      TypeError: an unsuitable dtype, or positions that are no numbers.
+      TypeError: an unsuitable dtype, or positions that are not numbers.
       ValueError: positions of two shapes or without height and width, or an unknown name.
 
     Example:
@@ -369,7 +369,7 @@ def map_coordinates(
       axes: the height and the width axis.
 
     Raises:
-      TypeError: an unsuitable dtype, or an order that is no integer.
+      TypeError: an unsuitable dtype, or an order that is not an integer.
       ValueError: coordinates of another shape, an order beyond 5, or an unknown mode.
 
     Example:

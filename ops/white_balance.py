@@ -46,7 +46,7 @@ def white_balance(
       channel: the axis of channels.
 
     Raises:
-      TypeError: an unsuitable dtype, or a white that is no number.
+      TypeError: an unsuitable dtype, or a white that is not a number.
       ValueError: whites that do not belong to the pictures, a norm below 1, or channels that are
         not 3.
 

@@ -91,7 +91,7 @@ def test_a_tree_with_changes_is_refused(checkout):
 
 
 def test_a_file_is_complete_after_each_row(checkout):
-    """Results of an earlier benchmark are no change of the tree."""
+    """Results of an earlier benchmark do not change the tree."""
     (checkout / "benchmarks" / "results" / "other.json").write_text("{}")
     out = checkout / "benchmarks" / "results" / "ops.json"
     report = Report("ops", Options(out=out, rounds=5), device="cpu")

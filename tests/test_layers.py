@@ -38,6 +38,7 @@ INTEROP_OF_MODELS = {
     "jaxsr.interop.bounded_read",
     "jaxsr.interop.errors",
     "jaxsr.interop.host_arrays",
+    "jaxsr.interop.install",
     "jaxsr.interop.module_copy",
     "jaxsr.interop.python_state",
     "jaxsr.interop.train.objective",

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jaxsr.models.registry import TASKS
-from jaxsr.training.find_task import find_task
+from jaxsr.training.find_task import TASKS, find_options
 
 COMMANDS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     # Command: module, configuration, where the work begins, and what the command needs.
@@ -150,7 +149,7 @@ def test_options_of_training(family, monkeypatch, capsys, tmp_path):
     without_work(monkeypatch, "jaxsr.training.start:start", "jaxsr.training.aot:run")
     monkeypatch.chdir(tmp_path)
     main = import_module("jaxsr.train").main
-    names = [*option_names(find_task(family).Config), "--preset", "--config"]
+    names = [*option_names(find_options(family).Config), "--preset", "--config"]
 
     @FUZZ
     @given(line=command_lines(names, ()))

@@ -238,9 +238,9 @@ def test_a_resume_takes_the_options_of_its_run(capsys, finished, tmp_path):
     out = tmp_path / "run"
     shutil.copytree(finished, out)
     assert run("--resume", "--out", out, "--steps", 6, "--mesh", 1) == 0
-    said = capsys.readouterr().err
-    assert "resumed with steps=6, before steps=4" in said and "before mesh=2" in said
-    assert "resumed at step 4 of 6" in said
+    said = capsys.readouterr()
+    assert "resumed with steps=6, before steps=4" in said.err and "before mesh=2" in said.err
+    assert "resumed at step 4 of 6" in said.out
     options = json.loads((out / "config.json").read_text())["options"]
     assert (options["steps"], options["batch"], options["mesh"]) == (6, 4, "1")
     assert [r["step"] for r in records(out) if "generator/loss" in r] == [1, 2, 3, 4, 5, 6]
@@ -291,13 +291,13 @@ def test_a_branch_starts_from_another_run_with_other_options(capsys, finished, t
     assert "is at step 4 already; give the branch more than steps=4" in line
     shutil.rmtree(out)
     assert run(*branch, "--steps", 6, "--lr", 1e-5, "--batch", 8) == 0
-    assert f"branched from {finished} at step 4 of 6" in capsys.readouterr().err
+    assert f"branched from {finished} at step 4 of 6" in capsys.readouterr().out
     assert [r["step"] for r in records(out) if "generator/loss" in r] == [5, 6]
     options = json.loads((out / "config.json").read_text())["options"]
     assert (options["batch"], options["ema"], options["branch_from"]) == (8, 0.9, str(finished))
     assert sorted(str(path) for path in finished.rglob("*")) == before
     assert run("--resume", "--out", out, "--steps", 7) == 0
-    assert "resumed at step 6 of 7" in capsys.readouterr().err
+    assert "resumed at step 6 of 7" in capsys.readouterr().out
     line = refused(capsys, "--branch-from", tmp_path / "nothing", "--out", tmp_path / "x")
     assert "--branch-from found no run in" in line
     line = refused(capsys, "--branch-from", finished, "--preset", "quick", "--out", tmp_path / "x")

@@ -280,7 +280,7 @@ class Dispatcher(Trace):
         storage = parent.meta.untyped_storage()._cdata
         flat = _as_list(metas)
         if any(m.untyped_storage()._cdata != storage for m in flat):
-            raise AssertionError(f"{name_of(func)} is no view of its first argument")
+            raise AssertionError(f"{name_of(func)} is not a view of its first argument")
         try:
             views = make_views(func, form, parent, args, kwargs, flat)
         except NotImplementedError as e:

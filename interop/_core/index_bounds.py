@@ -150,7 +150,7 @@ def collecting_indices() -> Generator[dict[str, jax.Array]]:
 
 
 def worse(one: jax.Array, other: jax.Array) -> jax.Array:
-    """Of two such indices the one further from 0."""
+    """The one of two such indices that is further from 0."""
     return jnp.where(jnp.abs(other) > jnp.abs(one), other, one)
 
 

@@ -11,7 +11,7 @@ from jaxsr.interop.errors import UnsupportedTorchError
 
 
 def refuse_wrappers(module: nn.Module) -> None:
-    """Refuses modules that are no plain Python, are not made yet, or have gradient hooks."""
+    """Refuses modules that are not plain Python, are not made yet, or have gradient hooks."""
     refuse_backward_hooks(module)
     for name, sub in module.named_modules():
         where = f"submodule {name!r} ({type(sub).__name__})" if name else type(sub).__name__

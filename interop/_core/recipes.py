@@ -1,7 +1,7 @@
 """Values that depend on no input and are not evaluated while tracing, should Python need one.
 
 Two kinds are left to the compiled program: constants too large to be part of it, and whole-number
-buffers that are no part of the state_dict, which describe the configuration. A recipe says how
+buffers that are not part of the state_dict, which describe the configuration. A recipe says how
 torch computes such a value, so that `.item()`, `nonzero` or an index by a mask work on it and on
 what follows from it.
 """

@@ -171,7 +171,7 @@ class SharedMemory:
       arrays: all NumPy arrays.
 
     Raises:
-      UnsupportedTorchError: one overlaps a parameter in a way that is no view of it.
+      UnsupportedTorchError: one overlaps a parameter in a way that is not a view of it.
     """
 
     def __init__(

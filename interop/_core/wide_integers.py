@@ -29,7 +29,7 @@ _ARITHMETIC = {
     aten.mv, aten.addmm, aten.baddbmm, aten.scatter_add, aten.index_add, aten.index_put,
     aten.addbmm, aten.addmv, aten.lcm, aten.scatter_reduce, aten.scatter, aten.index_reduce,
 }  # fmt: skip
-"""Operators whose results are no elements of their arguments, and may be greater."""
+"""Operators whose results are not elements of their arguments, and may be greater."""
 
 
 def _first_of(extreme: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
@@ -180,7 +180,7 @@ def carried_by_buffer(value: JaxTensor, name: str) -> jax.Array:
     """What a buffer of int64 holds after a call: 32 bits, for the next call to find its dtype.
 
     Raises:
-      UnsupportedTorchError: it is no counter, but numbers that may need far more than 32 bits.
+      UnsupportedTorchError: it is not a counter, but numbers that may need far more than 32 bits.
     """
     array = value.array()
     if not is_wide([array]):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxsr.interop.errors import InputError
+from jaxsr.interop.install import install_extra
 
 
 @dataclass(frozen=True)
@@ -88,11 +89,12 @@ def tpu_devices(name: str) -> Sequence[Any]:
 def _why_no_topology(name: str, known: str, error: Exception) -> str:
     text = " ".join(str(error).split())
     if importlib.util.find_spec("libtpu") is None:
-        return f"compiling for {name} needs libtpu, which is not installed; pip install -e '.[aot]'"
+        missing = "which is not installed"
+        return f"compiling for {name} needs libtpu, {missing}; {install_extra('aot')}"
     if "libtpu" in text.lower() and "layout" not in text:
         return (
             f"compiling for {name} needs libtpu, which does not load here ({text[:200]}); "
-            "pip install -e '.[aot]'"
+            f"{install_extra('aot')}"
         )
     return f"libtpu has no topology {name!r} ({text[:200]}); there are {known}"
 

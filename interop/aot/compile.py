@@ -47,12 +47,12 @@ class Memory:
     arguments: int
     outputs: int
     aliased: int
-    """Of the outputs, what takes the place of arguments."""
+    """Output bytes aliased to donated arguments."""
     temporaries: int
     program: int
     """The compiled code itself."""
     available: int
-    """What the compiler allows on this device."""
+    """Limit of the compiler on this device."""
     peak: int | None = None
     """XLA's own figure of what is in use at once, to compare: some of its compilers leave the code
     out of it. None where this jaxlib has none."""
@@ -93,7 +93,7 @@ class Roofline:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Ahead:
-    """What the compiler made of one program for one topology."""
+    """One program, compiled for one topology."""
 
     name: str
     topology: str
@@ -105,7 +105,7 @@ class Ahead:
     """Why it does not compile, in one line."""
     memory: Memory | None = None
     flops: float = 0.0
-    """Of one device, as the compiler counts them; a loop's body counts once."""
+    """Operations of one device, as the compiler counts them; a loop's body counts once."""
     bytes: float = 0.0
     """Between one device's main memory and the rest of it; on GPUs between its kernels."""
     collectives: Sequence[Collective] = ()
@@ -118,7 +118,7 @@ class Ahead:
     """Whose kernels compute it, on a GPU."""
     compile_s: float = 0.0
     compile_cpu_s: float = 0.0
-    """Of processors; unlike `compile_s` it is about the same beside other work."""
+    """Processor time; unlike `compile_s` it hardly depends on other work of the machine."""
     compiled: Any = None
     """JAX's compiled program, to be saved; it cannot run here."""
     text: str = field(default="", repr=False)

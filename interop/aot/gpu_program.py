@@ -23,7 +23,7 @@ _PRODUCTS = ("dot", "convolution")
 
 @dataclass(frozen=True, kw_only=True)
 class GpuProgram:
-    """Of one device."""
+    """One device's compiled program."""
 
     flops: float
     bytes: float
@@ -33,7 +33,7 @@ class GpuProgram:
     transposed_bytes: int = 0
     """Written by transposes of arrays with three or more axes, alone or inside kernels."""
     narrow_convolutions: int = 0
-    """cuDNN convolutions of 16-bit types with channels that are no multiple of 8."""
+    """cuDNN convolutions of 16-bit types with channels that are not multiples of 8."""
 
     @property
     def needs_autotuning(self) -> bool:

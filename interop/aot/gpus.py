@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from jaxsr.interop.errors import InputError
+from jaxsr.interop.install import install_extra
 
 _TERA = 1e12
 _MEMORY_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
@@ -37,7 +38,7 @@ class Gpu:
     cores: int
     """Streaming multiprocessors."""
     float32_units: int
-    """Of each core."""
+    """Units of each core."""
     clock_ghz: float
     memory_bytes: int
     memory_gbps: float
@@ -54,7 +55,7 @@ class Gpu:
     link_gbps: float
     """To the GPUs of a host, both directions: NVLink, or PCI Express where there is none."""
     network_gbps: float
-    """Of one GPU to other hosts, both directions, as NVIDIA's own servers are built."""
+    """Rate of one GPU to other hosts, both directions, as NVIDIA's own servers are built."""
     links: int = 0
     """NVLinks."""
 
@@ -241,7 +242,7 @@ def skip_library_check() -> None:
 
 def _why_no_topology(name: str, error: Exception) -> str:
     text = " ".join(str(error).split())[:200]
-    install = "pip install -e '.[aot-gpu]'"
+    install = install_extra("aot-gpu")
     if importlib.util.find_spec("jax_cuda13_plugin") is None:
         return f"compiling for {name} needs JAX's CUDA plugin, which is not installed; {install}"
     if isinstance(error, NotImplementedError):
@@ -307,5 +308,5 @@ def passes(gpu: Gpu) -> dict[str, float]:
 
 
 def peak_flops(gpu: Gpu) -> float:
-    """Of bfloat16 products, an addition and a multiplication counting as two."""
+    """Peak rate of bfloat16 products, an addition and a multiplication counting as two."""
     return (gpu.bfloat16_tflops or gpu.float32_tflops) * _TERA

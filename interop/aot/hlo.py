@@ -25,7 +25,7 @@ class Collective:
 
     kind: str
     bytes: int
-    """Of the whole arrays that take part: summed ones, gathered results, scattered inputs."""
+    """Size of the whole arrays that take part: summed ones, gathered results, scattered inputs."""
     dtypes: tuple[str, ...]
     """Element types, in XLA's words."""
     devices: int | None
@@ -97,7 +97,7 @@ def collectives(program: str) -> list[Collective]:
 
 
 def padding(program: str) -> Padding:
-    """What the results of the main computation take in memory."""
+    """Memory of the results of the main computation."""
     arrays = [
         array
         for line in entry_of(program).splitlines()

@@ -14,7 +14,7 @@ _MUCH_TRANSPOSED = 0.25
 
 
 def advice(ahead: Ahead) -> list[str]:
-    """What would make the program smaller or faster, where that is plain from its figures."""
+    """Ways to make the program smaller or faster, as far as its figures show them."""
     if not ahead.compiles or ahead.memory is None:
         return []
     lines: list[str] = []
@@ -50,7 +50,7 @@ def advice(ahead: Ahead) -> list[str]:
         room = "--remat or --accumulate 2" if ahead.training else "a smaller batch"
         lines.append(f"{ahead.memory.share:.0%} of the memory is taken: {room} gives room")
     if ahead.training and ahead.roofline.bound == "links":
-        lines.append("communication bounds it: more samples a device hide it")
+        lines.append("limited by communication: use a larger batch per device")
     return lines
 
 
@@ -70,7 +70,7 @@ def _gpu_advice(ahead: Ahead, program: GpuProgram) -> list[str]:
         )
     if program.narrow_convolutions:
         lines.append(
-            f"{program.narrow_convolutions} convolutions have channels that are no multiple of 8; "
+            f"{program.narrow_convolutions} convolutions have channels not divisible by 8; "
             "tensor cores then take padded copies or are not used"
         )
     return lines

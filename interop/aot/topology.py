@@ -45,7 +45,7 @@ class Topology:
     devices: Sequence[Any]
     """JAX's compile-only devices, for a mesh."""
     device: Device
-    """What each of them can do."""
+    """Abilities of each of them."""
 
     @property
     def chips(self) -> int:

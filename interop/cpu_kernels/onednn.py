@@ -54,7 +54,7 @@ class _Argument(Structure):
 
 @functools.cache
 def version() -> str | None:
-    """Of the library that `convolve` calls, such as 3.2.0; None where there is none."""
+    """Version of the library that `convolve` calls, such as 3.2.0; None if it is absent."""
     library = _library()
     if library is None:
         return None
@@ -340,10 +340,10 @@ class _Plan:
 
     convolution: _Primitive
     indices: tuple[int, int, int]
-    """Of the arguments x, w and y."""
+    """Positions of the arguments x, w and y."""
     reorder: _Primitive | None
     packed_bytes: int
-    """Of weights in oneDNN's layout."""
+    """Size of the weights in oneDNN's layout."""
 
     def run(
         self, x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None

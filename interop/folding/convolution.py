@@ -82,7 +82,7 @@ class _Convolution:
 
     @property
     def fold(self) -> int:
-        """Of the result."""
+        """Fold of the result."""
         stride = self.stride[1]
         return self.x.fold // stride if self.x.fold % stride == 0 else self.x.fold
 

@@ -33,7 +33,7 @@ from jaxsr.interop.lowerings.channel_moments import affine, channel_sums, moment
 from jaxsr.interop.lowerings.extremes import lowest, sharing
 
 LANES = 128
-"""Of a TPU."""
+"""Lanes of a TPU."""
 
 
 @functools.partial(
@@ -67,7 +67,7 @@ class Folded(DeferredArray):
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """Of the image: (N, C, H, W)."""
+        """Shape of the image: (N, C, H, W)."""
         return (self.array.shape[0], self.channels, self.array.shape[1], self.width)
 
     @property
@@ -80,7 +80,7 @@ class Folded(DeferredArray):
 
     @property
     def padded(self) -> bool:
-        """Whether groups hold columns that are no part of the image."""
+        """Whether groups hold columns that are not part of the image."""
         return self.offset > 0 or self.width % self.fold != 0
 
     @property
@@ -142,7 +142,7 @@ class Folded(DeferredArray):
         return cut(self.array, [self.fold * c for c in self.parts])
 
     def cleaned(self, fill: float = 0.0) -> jax.Array:
-        """The array, with `fill` in the columns that are no part of the image."""
+        """The array, with `fill` in the columns that are not part of the image."""
         if not self.padded:
             return self.array
         return jnp.where(self._inside(), self.array, jnp.asarray(fill, self.dtype))

@@ -33,7 +33,7 @@ class Shuffled(DeferredArray):
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """Of the image: (N, C, H, W)."""
+        """Shape of the image: (N, C, H, W)."""
         n, height, groups, _ = self.array.shape
         return n, self.channels, height * self.factor, groups * self.fold * self.factor
 

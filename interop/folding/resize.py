@@ -34,7 +34,7 @@ MOST_SHIFTS = 5
 def enlarge(
     x: Folded, size: Sequence[int], *, method: str, align: bool, scales: Sequence[float | None]
 ) -> Folded | None:
-    """torch's interpolation; None where the factors are no powers of two."""
+    """torch's interpolation; None where the factors are not powers of two."""
     from jaxsr.ops._resize.conventions.torch import torch_passes
 
     _, _, height, width = x.shape

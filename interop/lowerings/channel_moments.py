@@ -110,7 +110,7 @@ def _plain_dots(g: jax.Array, x: jax.Array, mean: jax.Array, *, axis: int) -> ja
 
 
 def _pixels(x: jax.Array, axis: int, by_row: bool) -> int:
-    """Of each channel."""
+    """Pixels of each channel."""
     return x.size // x.shape[axis] // (x.shape[0] if by_row else 1)
 
 

@@ -1,1 +1,1 @@
-"""What trains a converted module: the step, its optimisers, and the same step in plain PyTorch."""
+"""Training a converted module: the step, its optimisers, and the same step in plain PyTorch."""

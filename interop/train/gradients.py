@@ -81,7 +81,7 @@ _cut_off.defvjp(_cut_off_forward, _cut_off_backward)
 
 
 class Shared(NamedTuple):
-    """What the players of a phase have in common on one batch."""
+    """Values that the players of a phase share on one batch."""
 
     tensors: PyTree
     """Result of the phase's `share`."""
@@ -94,7 +94,7 @@ class Shared(NamedTuple):
 
 
 class PlayerGradients(NamedTuple):
-    """What one player's loss gives."""
+    """Result of one player's loss."""
 
     grads: Arrays
     """By parameter of the player's network."""

@@ -1,4 +1,4 @@
-"""What a model family tells the training loop: its players, their phases and their losses.
+"""Objectives of training: players, their phases and their losses.
 
 An objective is a torch module that holds every network of its family (each as an attribute) and
 the losses as methods. Both engines run it as it stands: the JAX engine as pure functions of its
@@ -28,7 +28,7 @@ from jaxsr.interop.errors import InputError
 Batch = Mapping[str, Tensor]
 
 STEP_METRICS = ("loss", "grad_norm", "param_norm", "update_norm", "lr")
-"""What a step reports of each player beside what its loss does."""
+"""Metrics that a step reports of each player, in addition to its loss's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +141,7 @@ def checked_loss(result: Any, method: str) -> tuple[Any, dict[str, Any]]:
     for name, value in figures.items():
         if getattr(value, "ndim", None) != 0:
             raise InputError(
-                f"{method} of the objective reports {name!r}, which is no scalar tensor; report "
+                f"{method} of the objective reports {name!r}, which is not a scalar tensor; report "
                 "its mean"
             )
     return loss, figures

@@ -7,72 +7,14 @@ each against torch. References: Kingma & Ba 2015; Loshchilov & Hutter 2019; Duch
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxsr.interop.errors import InputError
+from jaxsr.interop.train.options import OptimizerConfig
 from jaxsr.interop.train.packing import norm
-
-OPTIMIZERS = ("adam", "adamw", "sgd", "adagrad")
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
-    """An optimiser, its schedule and its clipping; both engines build theirs from it."""
-
-    optimizer: Literal["adam", "adamw", "sgd", "adagrad"] = "adamw"
-    """Update rule, as torch.optim defines it."""
-    lr: float = 1e-4
-    """Peak learning rate."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    """Decay of Adam's first and second moments."""
-    eps: float | None = None
-    """Added to the denominator. Default: torch's, 1e-8 for Adam and 1e-10 for Adagrad."""
-    weight_decay: float = 0.0
-    """Decay of the weights: decoupled in adamw, part of the gradient in the others, as in torch."""
-    momentum: float = 0.0
-    """SGD's momentum."""
-    dampening: float = 0.0
-    """SGD's dampening of the momentum."""
-    nesterov: bool = False
-    """SGD with Nesterov's momentum."""
-    schedule: Literal["constant", "cosine"] = "constant"
-    """Learning rate over the run: constant, or a half cosine down to `final_lr`."""
-    warmup_steps: int = 0
-    """Updates over which the learning rate rises linearly from 0."""
-    final_lr: float = 0.0
-    """Where the cosine ends."""
-    clip_norm: float | None = None
-    """Largest global norm of one network's gradient; None leaves gradients alone."""
-
-    def __post_init__(self) -> None:
-        if self.optimizer not in OPTIMIZERS:
-            raise InputError(
-                f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}"
-            )
-        if not self.lr > 0:
-            raise InputError(f"lr must be positive, got {self.lr}")
-        if self.schedule not in ("constant", "cosine"):
-            raise InputError(f"schedule must be constant or cosine, got {self.schedule!r}")
-        for name in ("weight_decay", "momentum", "warmup_steps", "final_lr"):
-            if getattr(self, name) < 0:
-                raise InputError(f"{name} must not be negative, got {getattr(self, name)}")
-        if not all(0 <= b < 1 for b in self.betas):
-            raise InputError(f"betas must lie in [0, 1), got {self.betas}")
-        if self.nesterov and (self.momentum == 0 or self.dampening != 0):
-            raise InputError("nesterov needs a momentum above 0 and a dampening of 0")
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise InputError(f"clip_norm must be positive, got {self.clip_norm}")
-
-    @property
-    def epsilon(self) -> float:
-        if self.eps is not None:
-            return self.eps
-        return 1e-10 if self.optimizer == "adagrad" else 1e-8
 
 
 class Elementwise(optax.GradientTransformationExtraArgs):

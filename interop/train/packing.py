@@ -50,7 +50,7 @@ class Packing:
     """
 
     structure: Any
-    """Of the tree, as `jax.tree` has it."""
+    """Structure of the tree, as `jax.tree` has it."""
     small: dict[int, jax.ShapeDtypeStruct]
     """The packed leaves by number; nothing is packed where there are none."""
 

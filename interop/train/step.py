@@ -19,10 +19,9 @@ sums in bfloat16, as it does with those split over `tensor`.
 """
 
 import contextlib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import flax.struct
 import jax
@@ -33,12 +32,13 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxsr.interop import mesh as meshes
 from jaxsr.interop._core.index_bounds import worse
 from jaxsr.interop.annotations import PyTree
-from jaxsr.interop.errors import InputError, UnsupportedTorchError
+from jaxsr.interop.errors import UnsupportedTorchError
 from jaxsr.interop.module import JaxModule
 from jaxsr.interop.module_copy import copy_module
 from jaxsr.interop.train.gradients import Arrays, Gradients, select_network
 from jaxsr.interop.train.objective import Objective, Phase
 from jaxsr.interop.train.optimizers import Elementwise, updates_done
+from jaxsr.interop.train.options import StepConfig
 from jaxsr.interop.train.packing import Packing, norm
 
 if TYPE_CHECKING:
@@ -70,57 +70,6 @@ class TrainState(flax.struct.PyTreeNode):
     ema: Arrays
     key: jax.Array
     failed_step: jax.Array
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepConfig:
-    """What the step does beyond the objective itself."""
-
-    batch_norm: Literal["global", "local"] = "global"
-    """Statistics over the global batch, or over each device's rows."""
-    accumulate: int = 1
-    """Slices a batch is cut into; gradients are averaged over them before the update."""
-    ema: float = 0.0
-    """Decay of the moving average of the exported network's parameters; 0 keeps none."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """What the players' networks compute in; parameters, losses and updates stay float32."""
-    lane_folding: Literal["auto", "on", "off"] = "auto"
-    """Narrow convolutions with columns folded into a TPU's lanes; auto: on TPUs, and channels last
-    on CPUs."""
-
-    def __post_init__(self) -> None:
-        if self.batch_norm not in ("global", "local"):
-            raise InputError(f"batch_norm must be global or local, got {self.batch_norm!r}")
-        if self.accumulate < 1:
-            raise InputError(f"accumulate must be at least 1, got {self.accumulate}")
-        if not 0 <= self.ema < 1:
-            raise InputError(f"ema must lie in [0, 1), got {self.ema}")
-        if self.lane_folding not in ("auto", "on", "off"):
-            raise InputError(f"lane_folding must be auto, on or off, got {self.lane_folding!r}")
-        if self.dtype not in ("float32", "bfloat16"):
-            raise InputError(f"dtype must be float32 or bfloat16, got {self.dtype!r}")
-
-    def per_device(self, *, model_devices: int) -> bool:
-        """Whether the step is written out for each device, rather than partitioned by XLA.
-
-        Args:
-          model_devices: devices that share one replica of the parameters.
-        """
-        return self.batch_norm == "local" or (self.dtype != "float32" and model_devices == 1)
-
-    def check_fits(self, mesh: Mapping[str, int]) -> None:
-        """Refuses a mesh of these sizes where the step cannot run on it.
-
-        Raises:
-          ValueError: local BatchNorm with parameters that are split.
-        """
-        split = {axis: size for axis, size in mesh.items() if axis != "data" and size > 1}
-        if self.batch_norm == "local" and split:
-            listed = ", ".join(f"{axis}={size}" for axis, size in split.items())
-            raise InputError(
-                f"batch_norm=local needs whole parameters on every device, but the mesh has "
-                f"{listed}; use batch_norm=global, or --mesh {math.prod(mesh.values())}"
-            )
 
 
 def init_state(

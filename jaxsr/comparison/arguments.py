@@ -21,7 +21,7 @@ class Arguments:
     """Tensors on the CPU, and whatever else there is."""
     structure: pytree.TreeSpec
     names: Sequence[str]
-    """Of all leaves: `input`, `input[1]`, `attention_mask`."""
+    """Names of all leaves: `input`, `input[1]`, `attention_mask`."""
 
     @classmethod
     def of(cls, args: Sequence, kwargs: Mapping[str, PyTree]) -> "Arguments":

@@ -14,11 +14,11 @@ class BackendSpec:
     engine: Literal["jax", "torch"] = "jax"
     """Engine that computes."""
     platform: Literal["auto", "tpu", "cuda", "cpu"] = "auto"
-    """Where; `auto` takes the first that the engine finds: TPU (JAX only), CUDA, CPU."""
+    """Platform; `auto` takes the first that the engine finds: TPU (JAX only), CUDA, CPU."""
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
-    """Of weights, activations and cache. float64 is torch's alone, as a reference."""
+    """Dtype of weights, activations and cache. float64 is for torch alone, as a reference."""
     precision: Literal["default", "high", "highest", "bfloat16"] = "highest"
-    """Of float32 products; `default` lets TPUs multiply in bfloat16 and GPUs in TF32, the
+    """Precision of float32 products; `default` lets TPUs multiply in bfloat16 and GPUs in TF32, the
     likeliest reason why two platforms differ. `bfloat16` (JAX) emulates a TPU on any platform."""
 
     def __post_init__(self) -> None:
@@ -56,7 +56,7 @@ class BackendSpec:
             name, value = (name, value) if equals else ("engine", name)
             if name not in names or not value:
                 raise InputError(
-                    f"{text!r} is no side of a comparison: {part.strip()!r} is none of "
+                    f"{text!r} is not a side of a comparison: {part.strip()!r} is none of "
                     f"{', '.join(f'{n}=' for n in names)}; write torch, or "
                     "engine=jax,dtype=bfloat16"
                 )

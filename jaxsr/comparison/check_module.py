@@ -121,7 +121,7 @@ class _Check:
         self.lane_folding = lane_folding
         self.jax: JaxRuns
         self.gradients: dict[bool, Program] = {}
-        """Of evaluation and of training, where they were computed."""
+        """Gradients in evaluation and in training, where they were computed."""
 
     def run(self, *, train: bool, vmap: bool, mesh: int, speed_s: float, modules: bool) -> None:
         """Everything, in the order of the page."""
@@ -213,7 +213,7 @@ class _Check:
         args, kwargs = self.arguments.call(self.jax.inputs())
         static = [v for v in (*args, *kwargs.values()) if isinstance(v, (bool, str))]
         if static:
-            detail = "some arguments are no arrays"
+            detail = "some arguments are not arrays"
             return Row(name="jit of apply", status="skipped", detail=detail, required=False)
         jax.eval_shape(self.jax.converted.apply, *self.jax.state, *args, rng=self.key, **kwargs)
         return Row(name="jit of apply", status="ok")

@@ -17,7 +17,7 @@ class CheckConfig(ModelOptions, LaneFoldingOptions, AotOptions):
 
     input: tuple[str, ...] = ()
     """Inputs as [NAME=][DTYPE:]SIZES[:LIMIT]: 1,3,224,224 or ids=int64:2,16:1000, whole numbers
-    below LIMIT. Default: what the model's library or family says."""
+    below LIMIT. Default: those of the model's library or family."""
     forward_only: bool = False
     """Leave gradients out."""
     eval_only: bool = False

@@ -104,7 +104,7 @@ class CheckResult:
 
     @property
     def exit_status(self) -> ExitStatus:
-        """Of the command."""
+        """Exit status of the command."""
         if self.status == "refused":
             return ExitStatus.WRONG_INPUT
         return ExitStatus.OK if self.ok else ExitStatus.FAILED

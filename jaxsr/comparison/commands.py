@@ -26,7 +26,7 @@ class TraceOptions(BackendSpec, WorkloadOptions):
     """One run to record."""
 
     granularity: Literal["module", "operation"] = "operation"
-    """Record every torch function, or what every module returns."""
+    """Record every torch function, or the outputs of every module."""
     alone: bool = False
     """In JAX, run every operation by itself instead of the program that users run."""
     keep: tuple[str, ...] = ()

@@ -90,7 +90,7 @@ def compare_engines(
     ]
     if within and within not in dict(workload.network.named_modules()):
         raise InputError(
-            f"within={within!r} is no module of {type(workload.network).__name__}; there are "
+            f"within={within!r} is not a module of {type(workload.network).__name__}; there are "
             + ", ".join(name for name, _ in workload.network.named_children())
         )
     trace_a = make_trace(workload, runners[0], check=check, progress=progress)

@@ -81,7 +81,7 @@ class Timing:
 
     @property
     def median(self) -> float:
-        """Of the cached runs."""
+        """Median of the cached runs."""
         return median(self.cached)
 
 

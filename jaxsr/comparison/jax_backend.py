@@ -45,7 +45,7 @@ from jaxsr.interop.module_copy import copy_module
 from jaxsr.interop.train.gradients import Arrays
 
 RECORD_BYTES = 1 << 30
-"""Tensors that one run of a recording program returns at most; more are recorded in more runs."""
+"""Byte limit of the tensors that one run returns; larger recordings are split."""
 
 
 class JaxBackend:

@@ -33,7 +33,7 @@ from jaxsr.interop.hooks import users_frame
 
 _FOLDER = Path(__file__).parent
 
-# Attributes that are tensors; reading any other attribute (`shape`, `grad`) is no operation.
+# Attributes that are tensors; reading any other attribute (`shape`, `grad`) is not an operation.
 _TENSOR_ATTRIBUTES = ("T", "mT", "H", "mH", "data", "real", "imag")
 _MEMORY = re.compile(r" at 0x[0-9a-f]+")
 
@@ -194,7 +194,7 @@ class Record:
 
     call: Call
     figures: tuple[Figures, ...] = ()
-    """Of each result; empty where the value could not leave the program."""
+    """Figures of each result; empty where the value could not leave the program."""
     tensors: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
     """`in0`, `in1`, …, `out0`, …, for the operations that `keep` names."""
 
@@ -266,7 +266,7 @@ def _written(
 
 
 def operation_name(func: Any) -> str | None:
-    """How reports call a torch function; None for what is no operation."""
+    """How reports call a torch function; None for what is not an operation."""
     name = getattr(func, "__name__", type(func).__name__)
     if name == "__get__":
         name = getattr(func.__self__, "__name__", "")

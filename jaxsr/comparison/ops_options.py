@@ -23,9 +23,9 @@ class OpsOptions(CheckedOptions):
     operation: Operation = "resize"
     """What the libraries compute."""
     images: Path | None = None
-    """Folder of pictures. Default: photos that come with the installation."""
+    """Folder of images. Default: photos that are included in the installation."""
     limit: int = 4
-    """At most this many pictures, in order of their names."""
+    """Maximum number of images, in order of their names."""
     size: tuple[int, int] = (1080, 640)
     """Height and width of the result of resize and mask_crop."""
     sigma: float = 1.5
@@ -33,7 +33,7 @@ class OpsOptions(CheckedOptions):
     methods: tuple[Method, ...] = ("bilinear",)
     """Interpolation methods of resize."""
     dtypes: tuple[Dtype, ...] = ("uint8", "float32", "bfloat16")
-    """Dtypes of the pictures."""
+    """Dtypes of the images."""
     antialias: bool = False
     """Stretch the filter when shrinking, where a library leaves the choice."""
     convention: Literal["torch", "opencv", "pillow", "matlab"] = "torch"

@@ -20,7 +20,7 @@ class Local:
     """One operation on both sides with equal inputs."""
 
     error: ErrorMetrics
-    """Of the second side's result."""
+    """Errors of the second side's result."""
     threshold: float
     """What rounding explains, by dtype, reduction length and, if need be, by trial."""
     tried: bool = False
@@ -58,7 +58,7 @@ class Row:
     exact: tuple[float, float] | None = None
     """Total error of each side against float64, relative."""
     first_figures: tuple[Figures, ...] = field(default=(), repr=False)
-    """Of the results on the first side; empty where they could not leave the program."""
+    """Figures of the results on the first side; empty where they could not leave the program."""
     second_figures: tuple[Figures, ...] = field(default=(), repr=False)
 
     @property
@@ -121,10 +121,10 @@ class Comparison:
     findings: list[Finding]
     """In order of execution."""
     outputs: list[ErrorMetrics]
-    """Of the results of every step, whole tensors."""
+    """Errors of the results of every step, whole tensors."""
     outputs_threshold: float
     steps: list[Step]
-    """Of language models."""
+    """Steps of language models."""
     weights: list[tuple[str, float]]
     """Parameters and buffers that are not equal, with their relative difference, worst first."""
     nan_steps: list[int]

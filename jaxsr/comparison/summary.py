@@ -134,7 +134,7 @@ def condition(row: Row) -> float:
 
 
 def ill_conditioned(comparison: Comparison) -> list[Row]:
-    """Operations that are no findings, and amplify what rounding explains beyond it.
+    """Operations that are not findings, and amplify what rounding explains beyond it.
 
     The largest condition comes first.
     """

@@ -49,7 +49,7 @@ NEVER_ROUNDING = 0.25
 
 
 def roundoff_of(dtypes: Sequence[str]) -> float:
-    """Of the coarsest floating dtype named; 0 where none is."""
+    """Rounding error of the coarsest floating dtype named; 0 where none is."""
     return max((ROUNDOFF.get(name, 0.0) for name in dtypes), default=0.0)
 
 

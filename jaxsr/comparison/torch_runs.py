@@ -35,7 +35,7 @@ class Run:
 
     outputs: Arrays
     gradients: Arrays = field(default_factory=dict)
-    """Of trainable parameters by name, and of inputs as `∂ NAME`."""
+    """Gradients of trainable parameters by name, and of inputs as `∂ NAME`."""
     buffers: Arrays = field(default_factory=dict)
     """After the run, only those that floats or integers can be compared in."""
     draws: int = 0

@@ -26,7 +26,7 @@ Backend: TypeAlias = "TorchBackend | JaxBackend"
 Progress = Callable[[str], None]
 
 FORMAT = 2
-"""Of trace files; another number is refused."""
+"""Version of trace files; another number is refused."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -169,7 +169,7 @@ def _weights(workload: Workload, runner: Backend) -> dict[str, tuple[str, Figure
 
 
 def versions() -> dict[str, str]:
-    """Of the libraries that compute."""
+    """Versions of the libraries that compute."""
     numbers = {"python": platform.python_version()}
     for name in ("jaxsr-torchax", "torch", "jax", "jaxlib", "torchax", "numpy"):
         with contextlib.suppress(metadata.PackageNotFoundError):

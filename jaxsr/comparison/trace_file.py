@@ -85,7 +85,7 @@ def load_trace(folder: Path) -> Trace:
         ) from error
     except (KeyError, TypeError) as error:
         reason = f"({type(error).__name__}: {error}); record it again"
-        raise InputError(f"{folder / JSON} is no trace {reason}") from error
+        raise InputError(f"{folder / JSON} is not a trace {reason}") from error
     if format_ != FORMAT:
         raise InputError(
             f"{folder / JSON} has format {format_!r}, this jaxsr reads {FORMAT}; record it again"

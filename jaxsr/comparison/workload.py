@@ -233,7 +233,7 @@ class _LanguageRollout:
 
 
 class _OwnRollout(_LanguageRollout):
-    """Of a network of `jaxsr.models.llama`."""
+    """Rollout of a network of `jaxsr.models.llama`."""
 
     padding = "right"
 
@@ -255,7 +255,7 @@ class _OwnRollout(_LanguageRollout):
 
 
 class _LibraryRollout(_LanguageRollout):
-    """Of a network of `jaxsr.models.hugging_face`."""
+    """Rollout of a network of `jaxsr.models.hugging_face`."""
 
     padding = "left"
 

@@ -13,15 +13,15 @@ class WorkloadOptions(ModelOptions):
     """What is run: a model, or the name of a family for a small one with random weights."""
 
     image: Path | None = None
-    """Picture for networks that take one. Default: one that comes with the installation."""
+    """Image for networks that take one. Default: one that is included in the installation."""
     input: tuple[str, ...] = ()
-    """Inputs as [NAME=][DTYPE:]SIZES[:LIMIT], for networks that take no picture: 2,4,32,32 or
-    ids=int64:2,16:1000, whole numbers below LIMIT. Default: a picture, or what the model's library
-    says."""
+    """Inputs as [NAME=][DTYPE:]SIZES[:LIMIT], for networks that do not take an image: 2,4,32,32 or
+    ids=int64:2,16:1000, whole numbers below LIMIT. Default: an image, or the inputs that the
+    model's library states."""
     size: int = number(64, most=2**14)
-    """Side in pixels of the picture's middle that is used. Detectors resize the picture to it."""
+    """Side in pixels of the crop from the image's middle. Detectors resize the image to it."""
     prompt: str = "What is the capital of France?"
-    """For language models."""
+    """Prompt of a language model."""
     raw: bool = False
     """Feed the prompt without the model's chat template."""
     steps: int = number(4, most=2**14)

@@ -27,7 +27,7 @@ class Together:
     numbers: tuple[int, ...]
     """The pictures in it, by their place in the list."""
     rows: int
-    """Of the batch; those beyond its pictures are filled up."""
+    """Rows of the batch; those beyond its images are filled up."""
     mixed: bool
     """Whether some pictures that share this shape of batch are smaller than the canvas."""
 

@@ -27,7 +27,7 @@ class Listing:
     files: list[Path] = field(default_factory=list)
     """Regular files, sorted by name."""
     passed_over: list[tuple[Path, str]] = field(default_factory=list)
-    """(path, reason) of what is no regular file, or a folder that is listed under another name."""
+    """(path, reason) of each irregular file, and each folder that is listed under another name."""
     unreadable: list[tuple[Path, str]] = field(default_factory=list)
     """(path, reason) of folders that cannot be listed, and of broken links."""
 

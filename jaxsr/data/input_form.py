@@ -42,7 +42,7 @@ class InputForm:
     evaluate: Form = "base"
     """Whether pictures are resized, or taken as they are."""
     channels: Literal[1, 3] = 3
-    """Of the network's input; 1 is luma, normalised as the first of the three."""
+    """Channels of the network's input; 1 is luma, normalised as the first of the three."""
     multiple: int = 32
     """Pixels that the sides of native pictures are padded to multiples of."""
 

@@ -89,7 +89,7 @@ def read_mask(path: Path, *, threshold: int | None = None) -> Mask:
 
 
 def _has_soft_edges(values: np.ndarray) -> bool:
-    """Whether few pixels are neither background nor target: other gray pictures are no masks."""
+    """Whether few pixels are neither background nor target: other gray pictures are not masks."""
     if not np.issubdtype(values.dtype, np.integer) or values.min() < 0:
         return False
     target = values.max()

@@ -71,7 +71,7 @@ class Photos:
     """Decoded photos, shared by everything that was split from one scan."""
     skipped: tuple[BadFile, ...] = ()
     fractions: tuple[float, ...] = ()
-    """Of its file's size, for each photo, where some are shrunk; empty where none is."""
+    """Size of each photo relative to its file's, where some are shrunk; else empty."""
     _twins: dict[str, str] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:

@@ -47,7 +47,7 @@ class Inputs:
         """Lines about what was left out, for a person."""
         lines = [f"passed over: {line}" for line in self.passed_over]
         if self.ignored:
-            which = "files in folders that are no pictures or videos by name"
+            which = "files in folders that are not pictures or videos by name"
             lines.append(f"passed over: {self.ignored} {which}")
         return lines
 

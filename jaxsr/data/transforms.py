@@ -24,7 +24,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Num, UInt8
 
-from jaxsr.data.degradation import Degradation, degrade
+from jaxsr.data.degradation import degrade
+from jaxsr.data.degradation_options import Degradation
 from jaxsr.data.device_cache import ResidentPhotos
 from jaxsr.errors import InputError
 from jaxsr.ops.colour import rgb_to_y

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from jaxtyping import Float32, UInt8
 
-from jaxsr.data.degradation import Degradation
+from jaxsr.data.degradation_options import Degradation
 from jaxsr.data.photos import Photos
 from jaxsr.errors import InputError
 

@@ -16,6 +16,7 @@ import numpy as np
 from jaxsr.data.picture_limits import MAX_PIXELS, too_large
 from jaxsr.errors import InputError, first_of, one_line
 from jaxsr.interop.atomic_write import atomic_path
+from jaxsr.interop.install import install_extra
 
 # Encoders for what people's videos are coded in; a video of another codec comes out as H.264.
 _ENCODERS = {
@@ -65,7 +66,7 @@ _FRAME_NOTES = {
 
 
 class UnreadableVideo(InputError):
-    """A file that is no video, or that cannot be decoded or encoded; the message is the reason."""
+    """A file that is not a video, or cannot be decoded or encoded; the message is the reason."""
 
 
 @contextlib.contextmanager
@@ -80,9 +81,9 @@ def open_video(path: Path, *, max_pixels: int = MAX_PIXELS) -> Iterator[Any]:
     try:
         import av
     except ImportError as error:
-        raise UnreadableVideo("videos need PyAV: pip install av") from error
+        raise UnreadableVideo(f"videos need PyAV: {install_extra('video')}") from error
     logging.getLogger("libav").setLevel(logging.ERROR)
-    # Titles that are no UTF-8 are no fault of the video; from PyAV 19 on they never are.
+    # Titles that are not UTF-8 are not a fault of the video; from PyAV 19 on they never are.
     is_strict = int(av.__version__.partition(".")[0]) < 19
     options: dict[str, Any] = {"metadata_errors": "replace"} if is_strict else {}
     try:
@@ -101,7 +102,7 @@ def open_video(path: Path, *, max_pixels: int = MAX_PIXELS) -> Iterator[Any]:
 
 
 def main_stream(container: Any) -> Any:
-    """The video's stream: the first that is no cover picture.
+    """The video's stream: the first that is not a cover picture.
 
     Raises:
       UnreadableVideo: there is none.

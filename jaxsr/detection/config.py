@@ -26,7 +26,7 @@ class DetectorOptions(ModelOptions, LaneFoldingOptions, ComputeOptions):
     threshold: float = 0.5
     """Probability above which a pixel belongs to a target."""
     size: Form | None = None
-    """Look at pictures resized to base × base, or at their native size. Default: as trained."""
+    """Resize images to base × base, or take their native size. Default: as trained."""
     base: int | None = number(None, most=2**14)
     """Side in pixels for size=base. Default: as trained."""
     batch: int = number(8, most=2**14)

@@ -12,7 +12,7 @@ class DoctorConfig:
     """Checks libraries, devices, the compiler, arithmetic and models on this machine."""
 
     platform: Platform = "auto"
-    """What to check; auto takes TPU, then CUDA, then CPU, as the other commands do."""
+    """Platform to check; auto takes TPU, then CUDA, then CPU, as the other commands do."""
     verbose: bool = False
     """Print every check. Otherwise those that found something, and how many did not."""
     json: bool = False

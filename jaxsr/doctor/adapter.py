@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from jaxsr.doctor.checks import Finding, judged, raised, relative_error
+from jaxsr.interop.install import install_extra
 
 # Float32 rounding through a few layers, in units of the largest value.
 _TOLERANCE = 2e-5
 _BROKEN = (
-    "install the versions that jaxsr asks for (pip install -e .); docs/conformance.md says what "
-    "is known, pytest tests/interop tells more"
+    f"install the versions that jaxsr asks for ({install_extra(None)}); docs/conformance.md says "
+    "what is known, pytest tests/interop tells more"
 )
 
 

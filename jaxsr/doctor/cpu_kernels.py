@@ -8,6 +8,7 @@ from statistics import median
 import numpy as np
 
 from jaxsr.doctor.checks import Finding, judged, relative_error
+from jaxsr.interop.install import install_extra
 
 _SHAPES = ((4, 96, 96, 64), (64, 64, 3, 3))
 _ROUNDS = 7
@@ -54,7 +55,7 @@ def check_cpu_kernels() -> Iterator[Finding]:
     elif (version := onednn.version()) is not None:
         yield Finding("oneDNN", "ok", f"{version}, called directly")
     else:
-        advice = "pip install onednn-cpu-gomp (Linux, x86-64) makes convolutions 3 to 10 % faster"
+        advice = f"{install_extra('cpu')} (Linux, x86-64) makes convolutions 3 to 10 % faster"
         yield Finding("oneDNN", "note", "called by torch, with a copy of each result", advice)
     if is_native():
         yield _check_products()
@@ -78,7 +79,7 @@ def _check_products() -> Finding:
 
     if not panel_product.available():
         detail = "XLA multiplies where text is generated: no llvmlite, or no AVX2"
-        advice = "pip install llvmlite (x86-64) makes generating text faster"
+        advice = f"{install_extra('cpu')} (x86-64) makes generating text faster"
         return Finding("LLVM's products", "note", detail, advice)
     panel_product.register()
     rng = np.random.default_rng(0)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from jaxsr.data.photos import available_cpus
 from jaxsr.doctor.checks import Finding
 from jaxsr.interop.annotations import JsonObject
+from jaxsr.interop.install import install_extra
 from jaxsr.runtime.xla_flags import without_ynn_flag
 
 # A TPU takes up to half a minute to start; beyond this somebody else holds it.
@@ -84,8 +85,8 @@ def _why(platform: str, why: str) -> str:
             "if there is none, remove /tmp/libtpu_lockfile"
         )
     if platform in ("tpu", "cuda"):
-        return f"pip install -e '.[{platform}]' on a machine that has one, or use --platform cpu"
-    return "JAX itself does not start: reinstall with pip install -e ."
+        return f"{install_extra(platform)} on a machine that has one, or use --platform cpu"
+    return f"JAX itself does not start: {install_extra(None)}"
 
 
 def _overlooked(backend: str) -> Iterator[Finding]:
@@ -94,9 +95,9 @@ def _overlooked(backend: str) -> Iterator[Finding]:
 
     if has_tpu() and backend != "tpu":
         detail = "the machine has one, JAX does not use it"
-        yield Finding("TPU", "fail", detail, "pip install -e '.[tpu]'")
+        yield Finding("TPU", "fail", detail, install_extra("tpu"))
     if os.path.exists("/dev/nvidia0") and backend not in ("cuda", "tpu"):
-        advice = "pip install -e '.[cuda]', and a driver for CUDA 13 (nvidia-smi shows its version)"
+        advice = f"{install_extra('cuda')}, and a driver for CUDA 13 (nvidia-smi shows its version)"
         yield Finding("CUDA", "fail", "the machine has an NVIDIA GPU, JAX does not use it", advice)
 
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from jaxsr.doctor.checks import Finding, judged
+from jaxsr.interop.install import DISTRIBUTION, install_extra
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-DISTRIBUTION = "jaxsr-torchax"
 # What each extra is for.
 EXTRAS = {
     "tpu": "running on a TPU",
@@ -31,7 +31,7 @@ def check_installation() -> Iterator[Finding]:
         parsed = [Requirement(text) for text in importlib.metadata.requires(DISTRIBUTION) or []]
     except importlib.metadata.PackageNotFoundError:
         detail = "is not installed; jaxsr is imported from its folder alone"
-        yield Finding(DISTRIBUTION, "fail", detail, "pip install -e . in the checkout")
+        yield Finding(DISTRIBUTION, "fail", detail, install_extra(None))
         return
     optional = [r for r in parsed if r.marker is not None and not r.marker.evaluate({"extra": ""})]
     for requirement in parsed:
@@ -53,7 +53,7 @@ def check_installation() -> Iterator[Finding]:
                 f"extra {extra}",
                 "note",
                 f"not installed ({', '.join(missing)}): needed for {purpose}",
-                f"pip install -e '.[{extra}]', if you want that",
+                f"{install_extra(extra)}, if you want that",
             )
         elif needed:
             yield Finding(f"extra {extra}", "ok", f"installed, for {purpose}")

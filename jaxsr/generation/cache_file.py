@@ -78,7 +78,7 @@ def load_snapshot(
     arrays, notes = read_weights(Path(path))
     if notes.get("format") != FORMAT:
         raise InputError(
-            f"{path} has format {notes.get('format')!r}, not {FORMAT!r}: it is no saved cache of "
+            f"{path} has format {notes.get('format')!r}, not {FORMAT!r}: not a saved cache of "
             "this version; --resume takes what --save-cache wrote"
         )
     if notes.get("fingerprint") != fingerprint:

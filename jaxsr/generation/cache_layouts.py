@@ -150,7 +150,7 @@ class CacheLayout(ABC):
         """`on_host` turned back: the cache on the devices, filled slots and first slots."""
 
     def cache_sharding(self, heads: int) -> NamedSharding:
-        """Of arrays with `heads` in axis 1: split by heads where they divide."""
+        """Sharding of arrays with `heads` in axis 1: split by heads where they divide."""
         return sharding.head_sharding(heads, self.mesh)
 
 

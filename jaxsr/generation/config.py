@@ -25,8 +25,8 @@ class GenerateConfig(SamplingOptions, AotOptions):
     """Hugging Face folder (config.json, safetensors, tokenizer.json), .gguf file, or a name on the
     hub: ORG/NAME, ORG/NAME@REVISION, hf:ORG/NAME:FILE.gguf."""
     implementation: Literal["auto", "own", "transformers"] = "auto"
-    """Who computes: `own`, jaxsr's networks for Llama and Qwen3; or `transformers`, the code of
-    the model's own family. `auto`: own where there is one, which is faster."""
+    """`own`: jaxsr's networks for Llama and Qwen3. `transformers`: the code of the model's own
+    family. `auto`: own where there is one, which is faster."""
     draft_model: Path | None = None
     """A smaller model with the same tokenizer, folder or .gguf file. It proposes tokens, of which
     the model checks several in one forward; greedy tokens stay the same."""
@@ -40,13 +40,13 @@ class GenerateConfig(SamplingOptions, AotOptions):
     system: str | None = None
     """System message put before every prompt; needs the chat template."""
     model_sampling: bool = False
-    """Take what the model's generation_config.json says about choosing tokens; options that the
-    command names go before it."""
+    """Choose tokens as the model's generation_config.json says; options of the command take
+    precedence."""
     batch_size: tuple[int, ...] = number((1,), most=4096)
     """Prompts that run together; the next takes the place of one that ends. Several values run
     everything once with each."""
     stop: tuple[str, ...] = ()
-    """What else ends an output: texts, special tokens by their name, token ids."""
+    """Further ends of an output: texts, special tokens by name, or token ids."""
     ignore_eos: bool = False
     """Go on after the model's own end tokens."""
     deterministic: bool = False
@@ -57,7 +57,7 @@ class GenerateConfig(SamplingOptions, AotOptions):
     quantize: Literal["int8", "int4"] | None = None
     """Quantise the blocks' weights on loading; computation stays in `dtype`."""
     packed: Literal["exact", "fast", "off"] = "exact"
-    """How a GGUF file's weights are multiplied. `exact`: from their blocks, with 17 bits or more.
+    """Products with a GGUF file's weights. `exact`: from their blocks, with 17 bits or more.
     `fast`: on one CPU, with activations and results rounded to bfloat16. `off`: unpacked on
     loading, which takes up to eight times the memory."""
     stream: Literal["auto", "on", "off"] = "auto"

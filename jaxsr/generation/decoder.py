@@ -22,7 +22,7 @@ NO_TOKEN = -2
 """Ends a row's outputs where its logits are NaN or infinite, so that no token can be chosen."""
 
 LOGPROBS = ("logprobs", "top_logprobs", "top_tokens")
-"""Of the chosen tokens (B, N), of the likeliest ones (B, N, K), and their ids."""
+"""Log-probabilities of the chosen tokens (B, N) and of the likeliest (B, N, K), and their ids."""
 
 MOST_PACKED = 16
 """Prompts that `Engine.admit_packed` takes at most."""
@@ -338,7 +338,7 @@ def from_slot_zero(
 def ending_at(
     cache: np.ndarray, filled: np.ndarray, *, slots: int, window: int | None = None
 ) -> np.ndarray:
-    """`from_slot_zero` turned back: all rows end where the longest does.
+    """Inverse of `from_slot_zero`: all rows end where the longest does.
 
     Args:
       cache: (B, K, S, D), each row from slot 0.

@@ -119,7 +119,7 @@ def complete(
       stop_text: texts that end an output.
       deterministic: outputs bit-equal in any company, see above.
       padding: side on which the shorter prompts of a batch are padded; in deterministic mode there
-        is no batch, and nothing is padded on the left.
+        is not a batch, and nothing is padded on the left.
       seeds: of the prompts; one that has none draws by the options' and its number.
       skip: numbers of prompts that have their outputs already.
       chunk: tokens between two calls of `on_tokens`. Default: 8 with `on_tokens` or `stop_text`,

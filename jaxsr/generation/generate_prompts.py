@@ -6,6 +6,7 @@ from jaxsr.errors import InputError
 from jaxsr.generation.config import GenerateConfig
 from jaxsr.generation.prompts import all_prompts, check_rows_path
 from jaxsr.interop.atomic_write import check_file
+from jaxsr.interop.install import install_extra
 from jaxsr.models.hub import fetched
 from jaxsr.models.llama.gguf_file import find_gguf
 from jaxsr.runtime.activity import now
@@ -58,5 +59,5 @@ def check_packages(config: GenerateConfig) -> None:
     if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
         raise InputError(
             f"generating needs {', '.join(missing)}, which is not installed; "
-            "pip install -e '.[generate]'"
+            f"{install_extra('generate')}"
         )

@@ -189,7 +189,7 @@ def _marked(tokens: jax.Array, vocabulary: int) -> jax.Array:
 
 
 def _index(tokens: jax.Array, vocabulary: int) -> jax.Array:
-    """Tokens as indices; what is no token lies outside, and is dropped."""
+    """Tokens as indices; what is not a token lies outside, and is dropped."""
     return jnp.where(tokens >= 0, tokens, vocabulary)
 
 

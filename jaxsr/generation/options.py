@@ -67,7 +67,7 @@ class SamplingOptions(CheckedOptions):
     min_new_tokens: int = 0
     """Tokens before which no stop token is chosen and no stop text ends an output."""
     temperature: float = 0.0
-    """What logits are divided by; 0 is greedy, and top_k, top_p, min_p, typical_p do nothing."""
+    """Sampling temperature; 0 is greedy and disables top_k, top_p, min_p and typical_p."""
     top_k: int | None = None
     """Only this many of the likeliest tokens stay; None keeps all."""
     top_p: float | None = None
@@ -97,15 +97,15 @@ class SamplingOptions(CheckedOptions):
     """With beams. true: stop at num_beams ended outputs; false: when better ones are unlikely;
     never: when better ones are impossible."""
     num_return_sequences: int = number(1, most=1024)
-    """With beams: so many of the best outputs are reported."""
+    """With beams: number of the best outputs to report."""
     prompt_lookup: int | None = number(None, most=1024)
-    """Propose so many tokens at each step where prompt or output repeat themselves; greedy tokens
-    stay the same."""
+    """Tokens to propose at each step where prompt or output repeat themselves; greedy tokens stay
+    the same."""
     num_draft_tokens: int | None = number(None, most=1024)
     """Tokens that the draft model proposes at each step; greedy tokens stay the same. Default: 4
     with a draft model."""
     seed: int = 0
-    """Of the random draws; each request draws with its own key, made of this and its number."""
+    """Seed of the random draws; each request draws with a key made of the seed and its number."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -225,7 +225,7 @@ def _parsed_bias(item: str) -> dict[tuple[int, ...], float]:
         try:
             entries = [(str(ids), value) for ids, value in json.loads(item).items()]
         except (ValueError, RecursionError) as error:
-            raise InputError(f"logit_bias is no JSON ({one_line(error)}): {item[:80]!r}") from None
+            raise InputError(f"logit_bias is not JSON ({one_line(error)}): {item[:80]!r}") from None
     else:
         ids, _, value = item.rpartition("=")
         entries = [(ids, value)]

@@ -33,7 +33,7 @@ class Prompt:
     messages: tuple[Message, ...]
     """For the chat template."""
     seed: int | None = None
-    """Of its random draws; None for the command's."""
+    """Seed of its random draws; None for the command's."""
     tools: Sequence[Any] | None = None
     """Descriptions of functions, for the chat template."""
     documents: Sequence[Any] | None = None
@@ -97,7 +97,7 @@ def read_prompts(path: Path, *, system: str | None = None) -> list[Prompt]:
 def _from_json(line: str, where: str, system: str | None) -> Prompt:
     try:
         value = json.loads(line)
-        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
+        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is not text
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where} is not JSON: {one_line(error)}") from error
     if isinstance(value, str):

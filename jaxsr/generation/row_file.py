@@ -30,7 +30,7 @@ class RowFile:
       settings: what every row of this run has, by column.
 
     Raises:
-      InputError: the file holds rows of another run, or lines that are no rows or were changed; or
+      InputError: the file holds rows of another run, or lines that are not rows or were changed; or
         another run is writing it.
     """
 
@@ -77,7 +77,7 @@ class RowFile:
         if not begins_sealed(content[len(complete) :]):
             number = complete.count(b"\n") + 1
             raise InputError(
-                f"{path} line {number} is no row of this command; give another --out, or remove "
+                f"{path} line {number} is not a row of this command; give another --out, or remove "
                 "the file"
             )
         rows = [self._row(path, n, line) for n, line in enumerate(complete.splitlines(), 1)]
@@ -87,7 +87,7 @@ class RowFile:
         try:
             row = unseal(line, source=path)
         except (DamagedFileError, RecursionError):
-            what = "was changed" if begins_sealed(line) else "is no row of this command"
+            what = "was changed" if begins_sealed(line) else "is not a row of this command"
             raise InputError(
                 f"{path} line {number} {what}; give another --out, or remove the file"
             ) from None

@@ -93,7 +93,7 @@ def stops(
             continue
         if token >= vocabulary:
             raise InputError(
-                f"stop {text!r} is no token of this model, which knows {vocabulary}; give a "
+                f"stop {text!r} is not a token of this model, which knows {vocabulary}; give a "
                 "smaller id, or text"
             )
         ids += (token,)

@@ -28,7 +28,7 @@ def request_keys(seed: int | jax.Array, requests_B: jax.Array) -> jax.Array:
 
 
 _PARTS = 64
-"""Of a vocabulary, whose maxima XLA's CPU computes side by side."""
+"""Parts of a vocabulary, whose maxima XLA's CPU computes side by side."""
 
 
 def greedy(logits_BV: jax.Array) -> jax.Array:

@@ -76,7 +76,7 @@ class Session:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of the model, for files of its cache."""
+        """Fingerprint of the model, for files of its cache."""
         return fingerprint(self.model.network)
 
     def _engine(self, platform: str) -> Any:
@@ -194,7 +194,7 @@ class Session:
         }
 
     def _digest(self, ids: Sequence[Sequence[int]]) -> str:
-        """Of what else decides the outputs: weights, the prompts' tokens, the seed."""
+        """Digest of all else that decides the outputs: weights, the prompts' tokens, the seed."""
         parts = (self.fingerprint, list(map(list, ids)), self.options.seed)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 

@@ -102,7 +102,7 @@ def ruled_shardings(
 
 
 def head_sharding(heads: int, mesh: Mesh) -> NamedSharding:
-    """Of keys and values, heads in axis 1: split by heads where they divide."""
+    """Sharding of keys and values, heads in axis 1: split by heads where they divide."""
     return NamedSharding(mesh, PartitionSpec(None, _axes_of(heads, mesh)))
 
 

@@ -21,7 +21,7 @@ class Evaluation:
     split: str
     images: int
     list_sha256: str
-    """Of the sorted names, a line each: two figures with one hash are of the same images."""
+    """Hash of the sorted names, a line each: figures with one hash are of the same images."""
     sized: str
     """How pictures and masks were sized."""
     figures: DetectionReport

@@ -58,7 +58,7 @@ def build_network(
 
     Raises:
       InputError: a module cannot be imported, has no such class, refuses the options, fails, or
-        makes something that is no torch module.
+        makes something that is not a torch module.
     """
     options = dict(options or {})
     library, _, entry = name.partition(":")
@@ -122,7 +122,7 @@ def build_untrained(name: str, options: Mapping[str, Any] | None = None) -> nn.M
 
 
 def import_attribute(name: str, *, option: str) -> Any:
-    """What `package.module:attribute` names; modules in the current folder are found.
+    """The object that `package.module:attribute` names; modules in the current folder are found.
 
     Raises:
       InputError: the module cannot be imported, or has no such attribute.

@@ -143,7 +143,7 @@ def load_model(
     if path.is_dir():
         path = exported_weights(path)
     elif path.suffix not in READERS:
-        raise InputError(f"{path} is no model: {_accepted(random_weights)}")
+        raise InputError(f"{path} is not a model: {_accepted(random_weights)}")
     return _from_weights(path, name, kind, trust_builder)
 
 

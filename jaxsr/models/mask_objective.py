@@ -68,7 +68,7 @@ def pooled_mask(mask_B1HW: Tensor, logits: Tensor) -> Tensor:
     """The mask at the size of a logit map: a pixel is target where any that it covers is.
 
     Raises:
-      ValueError: the map is not (B, 1, h, w), or its sides are no integer times smaller.
+      ValueError: the map is not (B, 1, h, w), or its sides are not integer times smaller.
     """
     if logits.ndim != 4 or logits.shape[:2] != mask_B1HW.shape[:2]:
         raise InputError(

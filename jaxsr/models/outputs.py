@@ -1,4 +1,4 @@
-"""What a network of the user's may return: a tensor, a list of them, or one in a container.
+"""Outputs of user-supplied networks: a tensor, a list of them, or one in a container.
 
 The container is a dictionary or a dataclass, whose other values are None; those of a list or tuple
 that are None do not count.

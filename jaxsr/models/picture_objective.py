@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from jaxsr.errors import InputError
 from jaxsr.interop.train.objective import Batch, Objective, Phase, Player
 from jaxsr.models.losses.adversarial import logit_loss
-from jaxsr.models.losses.terms import ADVERSARIAL, Term, register_losses, weighted_sum
+from jaxsr.models.losses.terms import Term, register_losses, weighted_sum
+from jaxsr.models.losses.weights import ADVERSARIAL
 from jaxsr.models.outputs import answer_of, tensors_of
 
 PRETRAIN = Phase(name="pretrain", players=(Player(network="generator", loss="pretrain_loss"),))
@@ -109,5 +110,5 @@ class PictureObjective(Objective):
                 f"--discriminator returned {1 + len(others)} tensors; wrap it in a module that "
                 "returns one, of logits for each picture"
             )
-        # One logit a picture, or several that are no map: each against its picture's label.
+        # One logit a picture, or several that are not map: each against its picture's label.
         return logits if logits.ndim == 4 else logits.reshape(len(logits), -1, 1, 1)

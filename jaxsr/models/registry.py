@@ -3,7 +3,7 @@
 To add a family, make a folder here whose `family.py` defines `FAMILY`, add its line to
 `jaxsr/models/families.py`, and list the new package in pyproject.toml. All commands and the doctor
 then know it, and `tests/models/test_registry.py` covers it. Where it trains, its task has a line in
-`TASKS`.
+`TASKS` of `jaxsr/training/find_task.py`.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,15 +16,6 @@ from torch import Tensor, nn
 
 from jaxsr.errors import InputError
 from jaxsr.models.families import FAMILIES
-
-TASKS = {
-    "fast-srgan": "jaxsr.training.fast_srgan:FastSRGANTask",
-    "span": "jaxsr.training.span:SpanTask",
-    "mshnet": "jaxsr.training.mshnet:MSHNetTask",
-    "super-resolution": "jaxsr.training.super_resolution:SuperResolutionTask",
-    "detection": "jaxsr.training.detection:DetectionTask",
-}
-"""The subclass of `jaxsr.Task` that each name trains; the last two train a network of a user."""
 
 Kind = Literal["restorer", "detector", "language model"]
 Weights = Mapping[str, Tensor]
@@ -47,9 +38,9 @@ class LoadedModel:
     value_range: tuple[float, float] = (0.0, 1.0)
     """Intensities of black and white in the pictures that it takes."""
     metadata: Mapping[str, Any] | None = None
-    """What its weights file says of itself, None where it says nothing."""
+    """Metadata of its weights file; None where there is none."""
     channels: int | None = None
-    """Of the pictures that it takes, where something says so."""
+    """Channels of the images that it takes, where the file states them."""
     least_side: int = 1
     """Pixels of the smallest picture that it takes, along each side."""
     side_multiple: int = 1
@@ -61,7 +52,7 @@ class Family:
     """One model family."""
 
     kind: Kind
-    """What its networks do."""
+    """Kind of its networks."""
     config: Callable[..., Any]
     """Frozen dataclass of a network's sizes."""
     network: Callable[[Any], nn.Module]
@@ -71,7 +62,7 @@ class Family:
     recognise: Callable[[Weights], Mapping[str, Any] | None] = lambda weights: None
     """Names and shapes of weights → the configuration's fields; None for another family's."""
     prefix: str = ""
-    """What this family's exported files put before each name."""
+    """Prefix of each name in this family's exported files."""
     finish: Callable[[Any], nn.Module] = lambda network: network
     """Turns the trained network into the one that is used."""
     value_range: tuple[float, float] = (-1.0, 1.0)

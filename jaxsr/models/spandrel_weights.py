@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from jaxsr.errors import InputError, first_of, one_line
+from jaxsr.interop.install import install_extra
 from jaxsr.models.libraries import import_library
 from jaxsr.models.registry import FAMILIES, LoadedModel, Weights
 
@@ -45,7 +46,7 @@ def load_by_spandrel(
         spandrel = import_library("spandrel")
     except InputError as error:
         raise InputError(
-            f"{unknown}; {workaround}; or install jaxsr's extra spandrel, which knows many "
+            f"{unknown}; {workaround}; or {install_extra('spandrel')}, which knows many "
             f"architectures ({error})"
         ) from error
     try:

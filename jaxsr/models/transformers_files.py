@@ -12,6 +12,7 @@ from typing import Any
 
 from jaxsr.errors import InputError, printable
 from jaxsr.interop.annotations import JsonObject
+from jaxsr.interop.install import install_extra
 from jaxsr.models.libraries import import_transformers
 
 _CODE = ("auto_map", "custom_generate")
@@ -27,8 +28,8 @@ def transformers_library() -> Any:
     """
     if importlib.util.find_spec("transformers") is None:
         raise InputError(
-            "this model is computed by transformers' own code, which is not installed; install "
-            "jaxsr's extra generate"
+            "this model is computed by transformers' own code, which is not installed; "
+            f"{install_extra('generate')}"
         )
     transformers = import_transformers()
     transformers.utils.logging.disable_progress_bar()

@@ -61,7 +61,7 @@ def run(config: RestoreConfig) -> int:
 
 
 def _sizes(sources: Iterable[Source], config: RestoreConfig) -> tuple[list[Size], list[Size]]:
-    """Of the pictures, and of each video's frames; what cannot be read is named in a line."""
+    """Sizes of the images, and of each video's frames; a line names unreadable files."""
     stills: list[Size] = []
     videos: list[Size] = []
     for source in sources:

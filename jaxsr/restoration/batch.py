@@ -36,7 +36,7 @@ _TALL_BAND = 512
 
 @dataclass
 class Outcome:
-    """What became of the files."""
+    """Outcome of the files."""
 
     restored: list[tuple[Path, Path]] = field(default_factory=list)
     """(source, result)."""

@@ -1,4 +1,4 @@
-"""What a network sees of a picture, and how a picture is made of what it returns.
+"""An image as the network's input, and an image from the network's output.
 
 Networks take one channel (luma or gray) or three (RGB), pictures have one to four:
 

@@ -18,35 +18,32 @@ FORMATS = {"png": "PNG", "jpeg": "JPEG", "webp": "WEBP", "tiff": "TIFF"}
 
 @dataclass(frozen=True, kw_only=True)
 class RestoreConfig(ModelOptions, LaneFoldingOptions, AotOptions):
-    """Restores pictures and videos with a torch network, on JAX or on torch.
-
-    Without --model, with weights that come with jaxsr: clean, or photo for what was saved as JPEG
-    (auto looks at each file).
-    """
+    """Restores images and videos with a torch network, on JAX or on torch. Without --model it uses
+    weights that are included: photo for files with JPEG artefacts, clean for all others."""
 
     model_required: ClassVar[bool] = False
 
     inputs: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Pictures, videos, folders (searched through, their structure kept) and globs."""
+    """Images, videos, folders (searched recursively, their structure kept) and globs."""
     out: Path = Path("restored")
     """Folder for the results, made if need be."""
     channels: Literal[1, 3] | None = None
-    """What the network takes: 1 (luma, gray) or 3 (RGB). Default: from the network."""
+    """Channels of the network's input: 1 (luma, gray) or 3 (RGB). Default: from the network."""
     value_range: tuple[float, float] | None = None
-    """Intensities of black and white in the network's pictures. Default: the family's, else 0 1."""
+    """Intensities of black and white in the network's images. Default: the family's, else 0 1."""
     outscale: float | None = None
     """Size of the result relative to the source. Default: the network's own scale."""
     suffix: str = ""
     """Added to each name, before its ending."""
     format: Literal["png", "jpeg", "webp", "tiff"] | None = None
-    """Of the results. Default: each picture's own."""
+    """Output format. Default: that of each input."""
     quality: int = 95
-    """Of JPEG and lossy WebP, 1 to 100."""
+    """Quality of JPEG and lossy WebP, 1 to 100."""
     overwrite: bool = False
     """Replace results that exist. Otherwise they are left alone, and counted."""
     tiling: Literal["auto", "approximate", "off"] = "auto"
-    """auto: cut where that changes nothing, refuse where it would and the picture is too large to
-    be treated whole. approximate: cut in any case. off: never cut."""
+    """auto: cut images into tiles only where the result stays the same; refuse an image that is too
+    large to be treated whole. approximate: cut in any case. off: never cut."""
     tile: int | None = number(None, most=2**16)
     """Side of the largest tile in pixels. Default: from the network's memory needs."""
     batch: int | None = number(None, most=2**14)
@@ -54,9 +51,9 @@ class RestoreConfig(ModelOptions, LaneFoldingOptions, AotOptions):
     ensemble: bool = False
     """Average over the eight flips and turns of each tile: eight times the work."""
     max_pixels: int = number(MAX_PIXELS, most=2**40)
-    """A picture that claims more is refused before it is decoded."""
+    """Most pixels of an image; larger ones are refused before they are decoded."""
     truth: Path | None = None
-    """Folder with what the results should be, under the same relative names; reports figures."""
+    """Folder of reference images under the same relative names; reports PSNR and SSIM."""
     report: Path | None = None
     """Folder for the figures. Default: `report` in the folder of the results."""
     benchmark: tuple[str, ...] = ()

@@ -92,7 +92,7 @@ def _nothing(call: Call) -> Any:
 
 
 def _moved(call: Call) -> Any:
-    """A view that is no reshape: the operator itself, on ranges expanded without memory."""
+    """A view that is not a reshape: the operator itself, on ranges expanded without memory."""
     source = call.args[0]
 
     def move(values: Tensor) -> Any:

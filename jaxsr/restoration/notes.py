@@ -1,4 +1,4 @@
-"""What picture files hold besides samples: read whole, and handed to whoever writes the result.
+"""Contents of image files other than samples: read whole, and handed to whoever writes the result.
 
 docs/formats.md lists all that a format may hold, and what becomes of it.
 """
@@ -43,7 +43,7 @@ _SEGMENTS = (b"http://ns.adobe.com/xap/1.0/\0", b"Exif\0\0", b"ICC_PROFILE\0", b
 
 @dataclass(frozen=True, kw_only=True)
 class Notes:
-    """What a picture file holds besides samples."""
+    """Contents of an image file other than samples."""
 
     format: str = "PNG"
     """`PNG`, `JPEG`, `WEBP` or `TIFF`; anything else is written as PNG."""

@@ -52,7 +52,7 @@ _FORMATS = ("PNG", "JPEG", "WEBP", "TIFF", "BMP", "GIF", "AVIF")
 
 
 class PictureError(UnreadablePicture):
-    """A file that is no picture this reads or writes; the message is the reason, a short phrase."""
+    """An image file that cannot be read or written; the message is the reason, a short phrase."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class Picture:
     pixels: Shaped[np.ndarray, "h w c"]
     """uint8 or uint16 samples as stored."""
     kind: Kind
-    """What the channels are."""
+    """Meaning of the channels."""
     notes: Notes = field(default_factory=Notes)
     """Everything else."""
 

@@ -51,7 +51,7 @@ class Work:
     pixels: Shaped[np.ndarray, "h w c"]
     """uint8 or uint16 samples."""
     kind: Kind
-    """What the channels are."""
+    """Meaning of the channels."""
     sink: Sink
     """Gets the result."""
 

@@ -42,7 +42,7 @@ class Figures:
     """dB; infinite where nothing differs."""
     ssim: float
     bicubic_psnr: float | None
-    """Of the source enlarged bicubically (Pillow's), for comparison."""
+    """PSNR of the source enlarged bicubically (Pillow's), for comparison."""
     lpips: float | None
 
 

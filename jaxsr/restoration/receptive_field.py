@@ -44,7 +44,7 @@ _LOCAL = ("convolution", "avg_pool2d", "max_pool2d", "_unsafe_view", "view")
 _PROBED = (32, 64, 128, 256, 512)
 """Lengths of the probed strips."""
 _WIDTHS = (32, 64)
-"""Of the pictures and strips; the second where a network does not take the first."""
+"""Widths of the images and strips; the second where a network does not take the first."""
 _MOST_PERIOD = 128
 # Sums of a deep network differ by this much, relative to its largest value.
 _ROUNDING = 1e-5

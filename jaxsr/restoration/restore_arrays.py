@@ -29,7 +29,7 @@ def as_picture(image: Any, index: int) -> Picture:
 
     Raises:
       TypeError: not an array, Pillow image or path, or samples of another type.
-      ValueError: a shape that is no picture's, or a file that cannot be read.
+      ValueError: a shape that is not a picture's, or a file that cannot be read.
     """
     if isinstance(image, str | Path):
         try:

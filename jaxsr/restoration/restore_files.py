@@ -58,8 +58,8 @@ def run(config: RestoreConfig) -> int:
     model = works[0][0]
     if config.chooses and not config.benchmark and is_shipped("photo"):
         print(
-            "photo suits JPEG files and pictures with their traces, clean all others; --model "
-            "clean or photo takes one for all",
+            "weights are chosen per file: photo for JPEG artefacts, clean otherwise; --model clean "
+            "or photo takes one for all",
             flush=True,
         )
     now(f"starting {config.engine}")

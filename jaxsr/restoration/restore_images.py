@@ -50,7 +50,7 @@ def restore(
       An array for a single picture, a list for several; depth and channels as they came.
 
     Raises:
-      InputTypeError: something that is no picture.
+      InputTypeError: something that is not a picture.
       InputError: a picture or the model is not usable; the message says which and why.
     """
     from jaxsr.restoration.config import AUTO, RestoreConfig

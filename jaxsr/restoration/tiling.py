@@ -59,9 +59,9 @@ class Plan:
     """A picture's tiles, in rows from top to bottom."""
 
     size: Size
-    """Of the picture, after padding to the period."""
+    """Size of the image, after padding to the period."""
     shape: Size
-    """Of every tile."""
+    """Size of every tile."""
     compiled: bool
     """Whether the shape is one of those that the accelerator has a program for."""
     rows: tuple[tuple[Tile, ...], ...]

@@ -1,1 +1,1 @@
-"""What every command shares: command line, set-up of JAX, errors, the allocator."""
+"""Common parts of all commands: command line, set-up of JAX, errors, the allocator."""

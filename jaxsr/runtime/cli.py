@@ -1,4 +1,4 @@
-"""What every command does alike: options from the command line, errors as one line."""
+"""Common behaviour of all commands: options from the command line, errors as one line."""
 
 import atexit
 import contextlib
@@ -10,7 +10,9 @@ import itertools
 import logging
 import os
 import re
+import shutil
 import sys
+import textwrap
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,15 +20,17 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args, get_type_hints
 
 from jaxsr.errors import InputError, UserError, printable
+from jaxsr.interop.install import install_extra
 from jaxsr.interop.lost_process import LostProcessError, lost_process_error
 from jaxsr.interop.out_of_memory import out_of_memory_error
 from jaxsr.runtime import activity
 from jaxsr.runtime.allocator import keep_freed_memory
 from jaxsr.runtime.environment import check_environment
 from jaxsr.runtime.exit_status import ExitStatus
+from jaxsr.runtime.help_page import help_view
 from jaxsr.runtime.interrupts import end_on_signals, ignore_signals
 
-_EVERYWHERE = "--quiet: no progress, only results and problems. --version: of jaxsr."
+_EVERYWHERE = "Everywhere: --quiet prints no progress, --version the version of jaxsr."
 _SMALLER = "use smaller inputs, fewer at once, or --dtype bfloat16 where the command has it"
 
 
@@ -80,7 +84,7 @@ class _Printable(logging.Formatter):
 
 
 def _open_closed_streams() -> None:
-    """Opens the standard streams that the caller closed: files would get their numbers."""
+    """Opens standard streams that the caller closed, so that files don't take descriptors 0–2."""
     descriptor = os.open(os.devnull, os.O_RDWR)
     while descriptor <= 2:
         descriptor = os.dup(descriptor)
@@ -137,6 +141,8 @@ def run_command(
         return _say_interrupt(interrupt)
     except Exception as error:
         shown = out_of_memory_error(error, advice=_SMALLER) or lost_process_error(error) or error
+        if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("jaxsr"):
+            shown = InputError(f"{error.name} is not installed; {install_extra(None)}")
         of_system = isinstance(shown, OSError) and shown.errno is not None
         if not isinstance(shown, UserError) and not of_system:
             raise  # from Python code
@@ -148,7 +154,7 @@ def run_command(
 
 
 def version() -> str:
-    """Of jaxsr."""
+    """Version of jaxsr."""
     import jaxsr
 
     return jaxsr.__version__
@@ -188,6 +194,7 @@ def parse_options(
     prog: str,
     description: str | None = None,
     replaced: Mapping[str, str] | None = None,
+    first: type | None = None,
     **options: Any,
 ) -> Any:
     """`tyro.cli`, with what it rejects as an `InputError` of one line instead of a drawn box.
@@ -198,6 +205,7 @@ def parse_options(
       prog: the command as its help names it.
       description: first paragraph of the help. Default: the docstring of `kind`.
       replaced: options of earlier releases → what to give instead.
+      first: a dataclass of options that were read before, for the help alone.
       **options: further ones for `tyro.cli`, `default` for example.
 
     Raises:
@@ -206,22 +214,30 @@ def parse_options(
     import tyro
 
     _check_not_empty(kind, arguments)
-    box = io.StringIO()
     if description is None:
         description = inspect.cleandoc(kind.__doc__ or "")
-    description = f"{description.strip()}\n\n{_EVERYWHERE}"
+    options["prog"] = prog
+    if {"-h", "--help"} & {*arguments}:
+        width = shutil.get_terminal_size().columns
+        for paragraph in (*description.split("\n\n"), _EVERYWHERE):
+            print(
+                textwrap.fill(" ".join(paragraph.split()), width, break_on_hyphens=False),
+                end="\n\n",
+            )
+        view = help_view(kind, options.pop("default", None), first=first)
+        view.__doc__ = ""  # printed above, in the terminal's width
+        tyro.cli(view, args=["--help"], config=(tyro.conf.DisallowNone,), **options)
+    box = io.StringIO()
     try:
         with contextlib.redirect_stderr(box):
-            return tyro.cli(
-                kind, args=list(arguments), prog=prog, description=description, **options
-            )
+            return tyro.cli(kind, args=list(arguments), **options)
     except SystemExit as stop:
         if stop.code in (0, None):
             raise  # --help
         for option, successor in (replaced or {}).items():
             if any(word.partition("=")[0] == option for word in arguments):
                 raise InputError(f"{option} is now {successor}; see {prog} --help") from None
-        raise InputError(f"{_unboxed(box.getvalue())}; see {prog} --help") from None
+        raise InputError(f"{_in_our_words(box.getvalue(), arguments)}; see {prog} --help") from None
 
 
 def _check_not_empty(kind: Any, arguments: Sequence[str]) -> None:
@@ -249,6 +265,40 @@ def _unboxed(text: str) -> str:
     # The first line is the box's title; who calls says where the help is.
     lines = [line for line in lines[1:] if not line.endswith("--help")] or lines
     return re.sub(r"^Error parsing [\w.]+: ", "", " ".join(lines))
+
+
+_KINDS = {"FLOAT": "a number", "INT": "a whole number", "FLOAT FLOAT": "two numbers"}
+_KINDS |= {"INT INT": "two whole numbers", "STR": "text", "PATH": "a path"}
+
+
+def _in_our_words(text: str, arguments: Sequence[str]) -> str:
+    """An error of tyro without its types and help texts."""
+    text = _unboxed(text)
+    if match := re.match(r"Error parsing (--[\w.-]+): .*Argument helptext: \S+ (.*)", text):
+        option, rest = match.groups()
+        kind = re.match(r"(?:\{None\}\|)?[\[{]?((?:(?:FLOAT|INT|STR|PATH)\b ?)*)", rest)
+        name = kind[1].strip() if kind else ""
+        names = [word.partition("=")[0].replace("_", "-") for word in arguments]
+        start = names.index(option)
+        equals, value = arguments[start].partition("=")[1:]
+        given = itertools.takewhile(lambda word: not word.startswith("--"), arguments[start + 1 :])
+        value = value if equals else " ".join(given)
+        many = "numbers" if "..." in rest.partition(")")[0] else _KINDS.get(name, name)
+        return f"{option} must be {many}, got {value!r}"
+    if match := re.match(
+        r"invalid choice (.*) for argument '(.*)'\. Expected one of \((.*)\)", text
+    ):
+        value, option, choices = match.groups()
+        return f"{option} must be one of {choices.replace(chr(39), '').strip(',')}, got {value}"
+    if match := re.match(r"Missing value for argument '(.*?)'", text):
+        return f"{match[1]} needs a value"
+    if match := re.match(r"Missing from .*?: (--\S+ )?(\S+) (.*?)\.? \(required\)", text):
+        return f"{(match[1] or match[2]).strip()} is missing: {match[3]}"
+    if match := re.match(r"Unrecognized options: (\S+)", text):
+        near = re.search(r"Perhaps you meant: (--[\w.-]+)", text)
+        end = f"; did you mean {near[1]}?" if near else ""
+        return f"unknown option {match[1].strip(',').partition('=')[0]}{end}"
+    return text
 
 
 def _one_line(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""What XLA puts into CUDA graphs on GPUs, as options of one program's compilation."""
+"""Operations that XLA puts into CUDA graphs on GPUs, as options of one program's compilation."""
 
 _COMMANDS = (
     "FUSION", "CUBLAS", "CUBLASLT", "CUSTOM_CALL", "CUDNN", "DYNAMIC_SLICE_FUSION",

@@ -1,4 +1,4 @@
-"""What of a process's surroundings would end a command later, without a line: said first."""
+"""Checks of the process's surroundings that would otherwise end a command without a line."""
 
 import os
 import sys

@@ -4,7 +4,7 @@ import enum
 
 
 class ExitStatus(enum.IntEnum):
-    """What a command returns to its caller."""
+    """Exit status of a command."""
 
     OK = 0
     """Everything was done; a comparison found no difference beyond rounding."""

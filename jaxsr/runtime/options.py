@@ -29,7 +29,7 @@ def parse_json_object(text: str, name: str) -> JsonObject:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{name} is no JSON ({error}): {text[:80]!r}") from None
+        raise InputError(f"{name} is not JSON ({error}): {text[:80]!r}") from None
     if not isinstance(value, dict):
         raise InputError(
             f"{name} must be a JSON object such as '{{\"width\": 64}}', got {text[:80]!r}"
@@ -102,7 +102,7 @@ class ComputeOptions(CheckedOptions):
     """Devices, simulated on a CPU: a number, or axes such as data=4,fsdp=2. A batch is split over
     them; generate splits weights and cache instead."""
     dtype: Dtype = "float32"
-    """What networks compute in; training keeps parameters, losses and updates in float32."""
+    """Dtype that networks compute in; training keeps parameters, losses and updates in float32."""
     matmul_precision: Precision = "default"
     """JAX's precision of float32 products. default, in every command, is the device's fastest: CPUs
     compute in float32, TPUs round the inputs to bfloat16, GPUs to TF32. highest is float32 on all,
@@ -145,7 +145,7 @@ class LaneFoldingOptions(CheckedOptions):
 
     lane_folding: LaneFolding = "auto"
     """Fold columns of narrow images into a TPU's lanes: same values, less time and memory. auto:
-    fold on TPUs, hold images with channels last elsewhere. on: fold everywhere. off: never."""
+    fold on TPUs, store images with channels last elsewhere. on: fold everywhere. off: never."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ Around = Callable[[Any, Callable[[Any], Any], Any], Any]
 
 @runtime_checkable
 class Runner(Protocol):
-    """What `JaxRunner` and `TorchRunner` offer."""
+    """Interface of `JaxRunner` and `TorchRunner`."""
 
     platform: str
     """`tpu`, `cuda` or `cpu`."""

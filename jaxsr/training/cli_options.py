@@ -7,22 +7,36 @@ run that is resumed has its own, and only some may be changed.
 import argparse
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jaxsr.errors import InputError
-from jaxsr.models.named_code import check_run_names
-from jaxsr.models.registry import TASKS
+from jaxsr.runtime.activity import is_quiet
 from jaxsr.runtime.cli import parse_options
 from jaxsr.training.config import RunConfig
 from jaxsr.training.config_file import PER_RUN, ConfigFile, read_config
-from jaxsr.training.find_task import find_task, presets_of
+from jaxsr.training.find_task import TASKS, find_options, find_task, presets_of
 from jaxsr.training.run_folder import check_changes, newest_run, read_run
-from jaxsr.training.task import Task
+from jaxsr.training.task_config import TaskOptions
+
+if TYPE_CHECKING:
+    from jaxsr.training.task import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """Options that decide the defaults of all others."""
+
+    preset: str | None = None
+    """Name of a set of defaults. Default: the task's first, or the one that it has for --data."""
+    config: Path | None = None
+    """Run folder, or its config.json, whose options are the defaults."""
 
 
 def parse_command_line(
-    arguments: Sequence[str], kind: type[Task] | None = None
-) -> tuple[str, type[Task], RunConfig]:
+    arguments: Sequence[str], kind: "type[Task] | None" = None
+) -> "tuple[str, type[Task], RunConfig]":
     """The task's name, its class and the run's configuration.
 
     Args:
@@ -32,6 +46,13 @@ def parse_command_line(
     Raises:
       InputError: there is no such task or preset, or an option cannot be used.
     """
+    name, config = _name_and_config(arguments, kind)
+    return name, kind or find_task(name), config  # which loads the frameworks
+
+
+def _name_and_config(
+    arguments: Sequence[str], kind: type[TaskOptions] | None
+) -> tuple[str, RunConfig]:
     words = arguments = list(arguments)
     named = bool(arguments) and not arguments[0].startswith("-")
     name = arguments[0].replace(".py:", ":") if named else None
@@ -49,46 +70,53 @@ def parse_command_line(
         out = sources.out or newest_run(name)
         run = read_run(out)
         if run is not None:
-            check_run_names(out, (run.family, *run.options.values()), words)
+            _check_run_names(out, run, words)
             return _resumed(out, run, name, kind, sources, rest)
     if other is not None:
         file = read_config(other) if other == sources.config else read_run(other, sealed=False)
         if file is None:
             raise InputError(f"--branch-from found no run in {other}; give the folder of one")
-        check_run_names(other, (file.family, *file.options.values()), words)
+        _check_run_names(other, file, words)
         _check_family(name, file, other)
-        task = kind or find_task(file.family)
+        task = kind or find_options(file.family)
         default = file.run_config(task.Config)
-        return file.family, task, _parse(task, file.family, rest, default, other)
+        return file.family, _parse(task, file.family, rest, default, other)
     name = name or next(iter(TASKS))
-    task = kind or find_task(name)
-    return name, task, _parse_preset(task, name, rest, sources.preset)
+    task = kind or find_options(name)
+    return name, _parse_preset(task, name, rest, sources.preset)
+
+
+def _check_run_names(source: Path, run: ConfigFile, words: list[str]) -> None:
+    """Refuses a run whose code the command does not name, before anything of it is imported."""
+    from jaxsr.models.named_code import check_run_names
+
+    check_run_names(source, (run.family, *run.options.values()), words)
 
 
 def _resumed(
     out: Path,
     run: ConfigFile,
     name: str | None,
-    kind: type[Task] | None,
+    kind: type[TaskOptions] | None,
     sources: argparse.Namespace,
     rest: list[str],
-) -> tuple[str, type[Task], RunConfig]:
+) -> tuple[str, RunConfig]:
     """The run's own configuration, changed by those options that may change."""
     _check_family(name, run, out)
-    task = kind or find_task(run.family)
+    task = kind or find_options(run.family)
     default = run.run_config(task.Config, without=PER_RUN)
     config = _parse(task, run.family, rest, default, out)
     if sources.preset is not None:
         check_changes(out, run, _parse_preset(task, run.family, rest, sources.preset))
     elif sources.config is not None:
         file = read_config(sources.config)
-        check_run_names(sources.config, (file.family, *file.options.values()), [run.family, *rest])
+        _check_run_names(sources.config, file, [run.family, *rest])
         _check_family(run.family, file, sources.config)
         default = file.run_config(task.Config)
         check_changes(out, run, _parse(task, run.family, rest, default, sources.config))
     config = dataclasses.replace(config, out=out)
     check_changes(out, run, config)
-    return run.family, task, config
+    return run.family, config
 
 
 def _check_family(name: str | None, file: ConfigFile, source: Path) -> None:
@@ -98,20 +126,22 @@ def _check_family(name: str | None, file: ConfigFile, source: Path) -> None:
         )
 
 
-def _parse_preset(task: type[Task], name: str, rest: list[str], preset: str | None) -> RunConfig:
+def _parse_preset(
+    task: type[TaskOptions], name: str, rest: list[str], preset: str | None
+) -> RunConfig:
     has_data = any(_is_option(a, "--data") for a in rest)
     plain, chosen = task.default_presets[False], task.default_presets[has_data]
     presets = presets_of(task)
     if (preset or chosen) not in presets:
         raise InputError(f"no preset {preset!r}; there are {', '.join(presets)}")
     config = _parse(task, name, rest, presets[preset or chosen], f"--preset {preset or chosen}")
-    if preset is None and chosen != plain:
+    if preset is None and chosen != plain and not is_quiet():
         print(f"preset {chosen}, for --data; --preset {plain} is the one without", flush=True)
     return config
 
 
 def _parse(
-    task: type[Task], name: str, rest: list[str], default: RunConfig, source: object
+    task: type[TaskOptions], name: str, rest: list[str], default: RunConfig, source: object
 ) -> RunConfig:
     """The run's configuration: the default's values, changed by the options."""
     # A length in steps replaces the default's in epochs, and the other way round.
@@ -123,9 +153,14 @@ def _parse(
         rest,
         default=default,
         prog=f"python -m jaxsr.train {name}",
+        first=Preset,
         description=(
-            f"Trains {name}. Defaults are those of {source}; presets: "
-            f"{', '.join(presets_of(task))}. --config FILE takes another run's configuration."
+            f"Trains {name}, with the defaults of {source}; its presets are "
+            f"{', '.join(presets_of(task))}.\n\n"
+            "The word after train is one of fast-srgan (the default), span and mshnet; "
+            "super-resolution or detection, which train a network of yours (--network "
+            "package.module:Class); or a task of yours, module:Class. Each has options of its "
+            "own: python -m jaxsr.train TASK --help."
         ),
     )
 
@@ -146,7 +181,7 @@ def _with_length(default: RunConfig, kind: str) -> RunConfig:
 def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """Options that decide which run's configuration is the default, and the other arguments.
 
-    Of the former `--preset` and `--config` are no options of the run: the rest has them not.
+    Of the former `--preset` and `--config` are not options of the run: the rest has them not.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--preset")

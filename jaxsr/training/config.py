@@ -8,8 +8,7 @@ from typing import Literal, Self, TypeVar
 
 from jaxsr.errors import InputError
 from jaxsr.fields import number
-from jaxsr.interop.train.optimizers import OptimizerConfig
-from jaxsr.interop.train.step import StepConfig
+from jaxsr.interop.train.options import OptimizerConfig, StepConfig
 from jaxsr.runtime.options import AotOptions, CheckedOptions, LaneFoldingOptions
 
 Part = TypeVar("Part", StepConfig, OptimizerConfig)
@@ -23,7 +22,7 @@ class RunConfig(LaneFoldingOptions, AotOptions, StepConfig, OptimizerConfig):
     """With the torch engine: run the networks through torch.compile."""
 
     data: Path | None = None
-    """Folder to train on. Default: what the family ships or makes."""
+    """Folder to train on. Default: the task's included photos, or scenes that it draws."""
     val: Path | None = None
     """Folder to validate on. Default: a part of the data is held out."""
     steps: int | None = number(None, most=2**31 - 1)
@@ -41,13 +40,13 @@ class RunConfig(LaneFoldingOptions, AotOptions, StepConfig, OptimizerConfig):
     """Weights to start from: a safetensors file, one of torch.save, or a run folder. Tensors that
     fit by name and shape are loaded; the others are listed."""
     freeze: tuple[str, ...] = ()
-    """Patterns (encoder.*) of parameters of the exported network that are not trained. BatchNorm
-    whose statistics match (encoder.bn.running_mean) keeps and normalises with them."""
+    """Patterns (encoder.*) of parameters of the exported network that are not trained. A BatchNorm
+    whose statistics match (encoder.bn.running_mean) keeps them fixed and normalises with them."""
     lr_factor: tuple[str, ...] = ()
     """PATTERN=FACTOR (head.*=10): learning rate of parameters of the exported network, relative to
     lr. The first pattern that matches counts."""
     seed: int = number(0, most=2**32 - 1)
-    """Of the weights, the order of the data and every random number in the step."""
+    """Seed for initial weights, data order and all randomness in the step."""
     deterministic: bool = False
     """On GPUs, use only kernels that repeat bit for bit, some of which are slower. The jax engine
     repeats on CPUs and TPUs without it."""
@@ -118,7 +117,9 @@ class RunConfig(LaneFoldingOptions, AotOptions, StepConfig, OptimizerConfig):
           ValueError: the length is in epochs still.
         """
         if self.steps is None:
-            raise InputError(f"epochs={self.epochs} are not steps before the data is known")
+            raise InputError(
+                f"cannot convert epochs={self.epochs} to steps before the data set's size is known"
+            )
         return self.steps
 
     @property
@@ -174,4 +175,4 @@ class PictureRunConfig(CacheOptions, RunConfig):
     """Options of runs on picture files."""
 
     on_bad_file: Literal["error", "skip"] = "error"
-    """What to do with unreadable or too small files: stop before training, or leave them out."""
+    """Unreadable or too small files: stop before training, or leave them out."""

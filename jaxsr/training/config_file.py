@@ -31,7 +31,7 @@ _ENTRIES = {"family", "model", "options", "data", "cpu_threads", "kernel_threads
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigFile:
-    """What a configuration file holds."""
+    """Content of a configuration file."""
 
     family: str
     options: Mapping[str, Any]
@@ -42,7 +42,7 @@ class ConfigFile:
     kernel_threads: int | None = None
     """Torch's, which kernels of torch and oneDNN share out: OMP_NUM_THREADS sets them."""
     computed_by: Mapping[str, Any] | None = None
-    """What else the results depend on: `code`, digests of the user's modules by name, and
+    """Further facts that the results depend on: `code`, digests of the user's modules by name, and
     environment variables."""
 
     @classmethod

@@ -15,6 +15,7 @@ from typing import Any
 
 from jaxsr.data.prefetch import HostBatch
 from jaxsr.errors import InputError, UserError, one_line
+from jaxsr.interop.install import install_extra
 
 _AHEAD = 2
 """Batches that each worker makes ahead."""
@@ -55,7 +56,7 @@ class Workers:
             from absl import flags
         except ImportError as error:
             raise InputError(
-                f"--workers {workers} needs Grain ({error}); install jaxsr's extra data, or use "
+                f"--workers {workers} needs Grain ({error}); {install_extra('data')}, or use "
                 "--workers 0"
             ) from error
         try:

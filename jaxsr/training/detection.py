@@ -3,79 +3,30 @@
 Data and validation are those of every detector, `detector_task.py`.
 """
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from jaxsr.errors import InputError
-from jaxsr.fields import number
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.models.losses.masks import MASK_LOSSES
-from jaxsr.models.losses.terms import make_terms, parse_weights
+from jaxsr.models.losses.terms import make_terms
 from jaxsr.models.mask_objective import MaskObjective
-from jaxsr.runtime.options import parse_json_object
-from jaxsr.training import detector_task
-from jaxsr.training.detector_task import DetectorRun, DetectorTask
+from jaxsr.training.detector_task import DetectorTask
 from jaxsr.training.network_options import (
-    NetworkOptions,
+    build,
     check_in_jax,
     check_side,
     random_pictures,
     try_losses,
     try_network,
 )
+from jaxsr.training.presets.detection import DetectionPresets, DetectionRun
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-@dataclass(frozen=True, kw_only=True)
-class DetectionRun(NetworkOptions, DetectorRun):
-    """Options of a run of a network that gives logit maps, (n, 1, h, w)."""
-
-    multiple: int = number(32, most=2**12)
-    """The sides of the network's input must be multiples of so many pixels."""
-    loss: str = "bce=1,iou=1"
-    """Losses and weights, as bce=1,dice=1: bce, dice, iou, focal, sls, or package.module:function
-    of your own, which takes (logits, mask) and returns a scalar."""
-    scale_weights: tuple[float, ...] | None = None
-    """Weights of the network's logit maps, in its order, where it gives several. Default: equal."""
-
-    def __post_init__(self) -> None:
-        self.check_at_least(1, "multiple")
-        parse_json_object(self.network_args, "network_args")
-        _ = self.loss_weights  # checks itself
-        weights = self.scale_weights
-        if weights is not None and not (weights and min(weights) >= 0 and sum(weights) > 0):
-            raise InputError(
-                f"scale_weights must be numbers from 0, one above 0, got {weights}; give one for "
-                "each logit map"
-            )
-        super().__post_init__()
-
-    @property
-    def loss_weights(self) -> dict[str, float]:
-        """Weights of the losses by name."""
-        return parse_weights(self.loss, names=MASK_LOSSES, option="--loss")
-
-    @property
-    def side_multiple(self) -> int:
-        return self.multiple
-
-    @property
-    def input_channels(self) -> Literal[1, 3]:
-        return self.channels
-
-
-TOOLBOX = DetectionRun(epochs=400, **detector_task.TOOLBOX)
-QUICK = DetectionRun(epochs=25, **detector_task.QUICK)
-
-
-class DetectionTask(DetectorTask):
+class DetectionTask(DetectionPresets, DetectorTask):
     """A network of the user's that gives logit maps, (n, 1, h, w)."""
 
-    Config = DetectionRun
-    presets = {"quick": QUICK, "toolbox": TOOLBOX}  # noqa: RUF012
-    default_presets = ("quick", "toolbox")
     config: DetectionRun
 
     @property
@@ -93,7 +44,7 @@ class DetectionTask(DetectorTask):
           InputError: the network or a loss cannot be used.
         """
         config = self.config
-        network = config.build()
+        network = build(config)
         option = f"--network {config.network}"
         _try(config, network, option)
         terms = make_terms(config.loss_weights, MASK_LOSSES, option="--loss")

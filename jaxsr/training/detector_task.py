@@ -9,8 +9,7 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,12 +20,11 @@ from jaxsr.data.infrared_items import InfraredItems
 from jaxsr.data.input_form import IMAGENET, InputForm
 from jaxsr.data.photos import available_cpus
 from jaxsr.data.scenes import open_scenes
-from jaxsr.errors import InputError, counted
-from jaxsr.fields import number
+from jaxsr.errors import counted
 from jaxsr.interop.annotations import JsonObject, PyTree
 from jaxsr.interop.train.objective import Objective
-from jaxsr.training.config import PictureRunConfig
 from jaxsr.training.phases import phases_in_words
+from jaxsr.training.presets.detectors import DetectorRun
 from jaxsr.training.task import Task
 from jaxsr.training.task_data import TaskData
 from jaxsr.training.validation import Network, ValidationResult
@@ -34,86 +32,6 @@ from jaxsr.training.validation import Network, ValidationResult
 _PICTURED = 4  # validation images that the picture shows
 _PICTURED_PX = 192
 _NATIVE_MULTIPLE_PX = 32  # of native pictures, as BasicIRSTD pads them
-
-
-@dataclass(frozen=True, kw_only=True)
-class DetectorRun(PictureRunConfig):
-    """Options of every detector's run."""
-
-    base_size: int = number(256, most=2**14)
-    """Side in pixels that images are scaled about, and evaluated at with evaluate=base."""
-    crop_size: int = number(256, most=2**14)
-    """Side in pixels of the square that the network trains on."""
-    augment: Literal["scale", "patch"] = "scale"
-    """scale: the paper's rescaling, flip and blur. patch: crops of the image as it is, turned."""
-    zoom: float = number(1.0, least=1, most=4)
-    """With augment=patch: each image is scaled by a factor between 1/zoom and zoom, at most 4."""
-    contrast: float = number(0.0, least=0, most=0.99)
-    """Contrast changes by up to this share, at most 0.99, and brightness by half as much."""
-    normalise: Literal["imagenet", "dataset"] = "imagenet"
-    """Mean and deviation of the input: ImageNet's, or those of the training images' gray values."""
-    evaluate: Literal["base", "native"] = "base"
-    """Validate at base_size, or each image as it is."""
-    val_split: float = 0.1
-    """Fraction of the training list to validate on, unless val names a list of its own."""
-    lists: str | None = None
-    """Folder of the split lists within the data set, where it has several."""
-    mask_threshold: int | None = None
-    """Gray level above which a mask pixel is target. Default: masks must be binary."""
-    cache: Literal["auto", "device", "host", "off"] = "auto"
-    """Where decoded images stay: on the device if they fit resident_gb, else in host memory."""
-    scenes: int = number(256, most=2**20)
-    """Synthetic scenes to train on where there is no data; a quarter as many validate."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("base_size", "crop_size"):
-            value, multiple = getattr(self, name), self.side_multiple
-            if value < 1 or value % multiple:
-                raise InputError(f"{name} must be a positive multiple of {multiple}, got {value}")
-        if self.zoom > 1 and self.augment != "patch":
-            raise InputError(
-                f"zoom={self.zoom:g} goes with augment=patch; augment={self.augment} scales "
-                "images by itself"
-            )
-        if self.scenes < 4:
-            raise InputError(f"scenes must be at least 4, got {self.scenes}")
-
-    @property
-    def side_multiple(self) -> int:
-        """Pixels that the sides of the network's input are multiples of."""
-        return 16
-
-    @property
-    def input_channels(self) -> Literal[1, 3]:
-        """Channels of the network's input; gray images fill three."""
-        return 3
-
-    def phases(self, samples: int) -> tuple[tuple[str, int], ...]:
-        """Names of the phases with their steps, an epoch being of `samples` images."""
-        return (("main", self.total_steps),)
-
-
-TOOLBOX: dict[str, Any] = {
-    "batch": 16,
-    "optimizer": "adam",
-    "lr": 5e-4,
-    "augment": "patch",
-    "normalise": "dataset",
-    "evaluate": "native",
-}
-"""Options in the manner of the BasicIRSTD toolbox, whose runs take 400 epochs."""
-
-QUICK = TOOLBOX | {
-    "batch": 8,
-    "lr": 1e-3,
-    "schedule": "cosine",
-    "evaluate": "base",
-    "base_size": 128,
-    "crop_size": 128,
-    "scenes": 128,
-}
-"""Options for minutes on two CPU cores, on synthetic scenes."""
 
 
 class DetectorTask(Task):
@@ -130,7 +48,7 @@ class DetectorTask(Task):
     """The loss, for the summary."""
 
     def builder(self) -> JsonObject:
-        """What builds the network, for the metadata of its weights."""
+        """The builder of the network, for the metadata of its weights."""
         raise NotImplementedError
 
     def train_data(self) -> TaskData:

@@ -423,7 +423,7 @@ class _TorchNetwork:
 
 
 Engine = JaxEngine | TorchEngine
-"""What the loop drives."""
+"""An engine of the loop."""
 
 
 def make_engine(task: TaskRun) -> Engine:

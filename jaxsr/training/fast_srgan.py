@@ -4,7 +4,7 @@ Data and validation are those of every super-resolution family, `photo_task.py`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 
 from jaxsr.errors import InputError
@@ -13,20 +13,12 @@ from jaxsr.models.fast_srgan.config import FastSRGANConfig
 from jaxsr.models.fast_srgan.discriminator import Discriminator
 from jaxsr.models.fast_srgan.generator import Generator
 from jaxsr.models.losses.pictures import PICTURE_LOSSES
-from jaxsr.models.losses.terms import ADVERSARIAL, Term
+from jaxsr.models.losses.terms import Term
+from jaxsr.models.losses.weights import ADVERSARIAL
 from jaxsr.models.perceptual import PerceptualLoss, perceptual_loss
 from jaxsr.models.picture_objective import ADVERSARIAL_PHASE, PRETRAIN, PictureObjective
-from jaxsr.training import photo_task
-from jaxsr.training.adversarial import AdversarialRun
 from jaxsr.training.photo_task import PhotoTask
-
-
-@dataclass(frozen=True, kw_only=True)
-class FastSRGANRun(AdversarialRun):
-    """Options of a Fast-SRGAN run."""
-
-    model: FastSRGANConfig = field(default_factory=FastSRGANConfig)
-    """The networks and the losses' weights."""
+from jaxsr.training.presets.fast_srgan import FastSRGANPresets, FastSRGANRun
 
 
 def fast_srgan_objective(
@@ -80,62 +72,9 @@ def fast_srgan_objective(
     )
 
 
-# No normalisation, so that nothing has to settle, and a network that only adds to the bicubic
-# picture.
-QUICK = FastSRGANRun(
-    model=FastSRGANConfig(
-        width=24, depth=4, norm="none", predict="residual", perceptual_weight=0.0
-    ),
-    lr=2e-3,
-    **photo_task.QUICK,
-)
-
-# The published forms. Their sources give no lengths: these are what some thousand photos take.
-# Weight decay of the first is torch's default for AdamW, which the public code leaves alone.
-SUPER_RESOLUTION = FastSRGANRun(
-    model=FastSRGANConfig(),
-    steps=200_000,
-    adversarial_share=0.5,
-    batch=24,
-    crop=96,
-    optimizer="adamw",
-    lr=1e-4,
-    weight_decay=1e-2,
-)
-
-# The source names no warm-up that leaves steps for the second phase: a tenth here.
-RESTORATION = FastSRGANRun(
-    model=FastSRGANConfig(
-        scale=1,
-        channels=1,
-        discriminator_layers=4,
-        discriminator_layout="strided",
-        pixel_weight=1.0,
-        perceptual_weight=1.0,
-        adversarial_weight=1e-3,
-    ),
-    steps=100_000,
-    adversarial_share=0.9,
-    batch=8,
-    crop=96,
-    optimizer="adam",
-    lr=1e-4,
-    weight_decay=1e-4,
-    schedule="cosine",
-)
-
-
-class FastSRGANTask(PhotoTask):
+class FastSRGANTask(FastSRGANPresets, PhotoTask):
     """Fast-SRGAN on photos."""
 
-    Config = FastSRGANRun
-    presets = {  # noqa: RUF012
-        "quick": QUICK,
-        "super-resolution": SUPER_RESOLUTION,
-        "restoration": RESTORATION,
-    }
-    # The published forms need weights that are installed separately: they are asked for by name.
-    default_presets = ("quick", "quick")
     config: FastSRGANRun
     title = "fast-srgan"
 

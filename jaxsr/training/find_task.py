@@ -1,23 +1,51 @@
 """Tasks by name: those of jaxsr, and `package.module:Class` of a user's."""
 
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jaxsr.errors import InputError, printable
-from jaxsr.models.build import import_attribute
-from jaxsr.models.registry import TASKS
 from jaxsr.training.config import RunConfig
-from jaxsr.training.task import Task
+from jaxsr.training.task_config import TaskOptions
 from jaxsr.training.user_code import located
 
+if TYPE_CHECKING:
+    from jaxsr.training.task import Task
 
-def find_task(name: str) -> type[Task]:
+TASKS = {
+    "fast-srgan": ("fast_srgan", "FastSRGAN"),
+    "span": ("span", "Span"),
+    "mshnet": ("mshnet", "MSHNet"),
+    "super-resolution": ("super_resolution", "SuperResolution"),
+    "detection": ("detection", "Detection"),
+}
+"""Where each name's task is, `NAMETask` of a module here, and its options, `NAMEPresets` of the
+module of `presets` that is called the same; the last two train a network of the user's."""
+
+
+def find_options(name: str) -> type[TaskOptions]:
+    """The options of the task of a name; no framework is loaded for a task of jaxsr's own.
+
+    Raises:
+      InputError: as `find_task`.
+    """
+    if name not in TASKS:
+        return find_task(name)
+    module, kind = TASKS[name]
+    return getattr(import_module(f"jaxsr.training.presets.{module}"), f"{kind}Presets")
+
+
+def find_task(name: str) -> "type[Task]":
     """The task of a name.
 
     Raises:
       InputError: there is none, it is not a task, or its options are not a `RunConfig`.
     """
-    module, colon, kind = (TASKS.get(name) or name).partition(":")
+    if name in TASKS:
+        module, kind = TASKS[name]
+        return getattr(import_module(f"jaxsr.training.{module}"), f"{kind}Task")
+    module, colon, kind = name.partition(":")
     if not colon:
         with_network = "super-resolution", "detection"
         families = (family for family in TASKS if family not in with_network)
@@ -28,15 +56,19 @@ def find_task(name: str) -> type[Task]:
         )
     if Path(module).is_file() and Path(module) == Path(Path(module).name):
         module = module.removesuffix(".py")
+    from jaxsr.models.build import import_attribute
+
     return check_task(import_attribute(f"{module}:{kind}", option="the task"), name)
 
 
-def check_task(task: object, name: str) -> type[Task]:
+def check_task(task: object, name: str) -> "type[Task]":
     """The task itself.
 
     Raises:
       InputError: it is not one, or its options are not a `RunConfig`.
     """
+    from jaxsr.training.task import Task
+
     if not (isinstance(task, type) and issubclass(task, Task)):
         raise InputError(
             f"{name} is not a task; make it a subclass of jaxsr.Task, see docs/own-task.md"
@@ -46,7 +78,7 @@ def check_task(task: object, name: str) -> type[Task]:
     return task
 
 
-def presets_of(task: type[Task]) -> Mapping[str, RunConfig]:
+def presets_of(task: type[TaskOptions]) -> Mapping[str, RunConfig]:
     """The options' defaults by preset."""
     if task.presets:
         return task.presets

@@ -1,4 +1,4 @@
-"""What a training run left, for those who called it from Python."""
+"""The results of a training run, for those who called it from Python."""
 
 import json
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from jaxsr.models.weight_files import exported_weights
 
 @dataclass(frozen=True)
 class Run:
-    """What a training run left."""
+    """The results of a training run."""
 
     folder: Path
     """With the weights, checkpoints, metrics and pictures; every command takes it as a model."""

@@ -21,7 +21,7 @@ def to_array(value: Any, where: str) -> np.ndarray:
       where: what it is, for errors.
 
     Raises:
-      InputError: it is no array of numbers, holds NaN, or integers beyond 32 bits.
+      InputError: it is not an array of numbers, holds NaN, or integers beyond 32 bits.
     """
     if isinstance(value, torch.Tensor):
         if value.layout != torch.strided:

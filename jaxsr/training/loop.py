@@ -88,7 +88,7 @@ def train(task: TaskRun, out: Path, record: RunRecord | None = None) -> bool:
             records.say(line)
         records.say(summarize(config, presets_of(type(task.task))))
         for line in record.remarks if record else ():
-            records.say(line)
+            records.warn(line)
         if origin:
             records.say(f"{origin} at step {start} of {total}")
         stopping.listen()
@@ -177,8 +177,9 @@ class _Run:
                 validating = done % validate_every == 0 or last
                 saving = config.save_every is not None and done % config.save_every == 0
                 stop = stopping.is_due(done)
-                if done % config.log_every == 0 or validating or saving or stop:
-                    self._report(done, phase)
+                line = done % config.log_every == 0 or last or stop
+                if line or validating or saving:
+                    self._report(done, phase, line=line)
                 if validating or saving or stop:
                     self._check_folder(done)
                 if validating:
@@ -212,21 +213,21 @@ class _Run:
         if done and jax.process_count() == 1:
             self.checkpoints.save(done, self.engine.state(), None)
             self.checkpoints.wait()
-            self.records.say(f"the state of step {done} is saved")
+            self.records.warn(f"the state of step {done} is saved")
 
-    def _report(self, done: int, phase: str) -> None:
+    def _report(self, done: int, phase: str, *, line: bool = True) -> None:
         """Brings the waiting metrics to the host and stops at the first that is not finite."""
         steps = list(self.waiting)
         fetched = dict(zip(steps, self.engine.fetch(list(self.waiting.values())), strict=True))
         self.waiting.clear()
         bad = _first_failure(fetched)
-        # An index tells of the data, not of the training: it is no metric.
+        # An index tells of the data, not of the training: it is not a metric.
         shown = {
             step: {name: value for name, value in metrics.items() if index_rule(name) is None}
             for step, metrics in fetched.items()
         }
         if bad is None:
-            self.records.steps(done, phase, shown)
+            self.records.steps(done, phase, shown, line=line)
             return
         step, name, value = bad
         self.records.steps(step, phase, {s: m for s, m in shown.items() if s <= step})
@@ -280,7 +281,7 @@ class _Run:
             return
         best = newest.with_suffix(".best.safetensors")
         if math.isnan(self.figures.get(self.task.metric or "", 0.0)):
-            self.records.say(
+            self.records.warn(
                 f"{self.task.metric!r} is NaN in the validation of step {done}; that ranks below "
                 "every number"
             )
@@ -297,7 +298,7 @@ class _Run:
         try:
             best = float(read_weights(path)[1]["validation"][metric])
         except (InputError, KeyError, TypeError) as error:
-            self.records.say(
+            self.records.warn(
                 f"{path} is damaged ({one_line(error)}); renamed to {set_aside(path)}, and the "
                 "weights of this validation take its place"
             )

@@ -1,6 +1,7 @@
-"""What a run leaves to read: `metrics.jsonl`, TensorBoard events, a bar or lines of text."""
+"""A run's records: `metrics.jsonl`, `log.txt`, TensorBoard events; lines and a bar to look at."""
 
 import functools
+import importlib.util
 import logging
 import math
 import sys
@@ -8,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -22,6 +23,8 @@ log = logging.getLogger(__name__)
 
 class Records:
     """Writes figures as they come; a killed run loses at most the line being written.
+
+    Lines for a person go to standard output and `log.txt`, a bar to standard error.
 
     Each line of `metrics.jsonl` has a digest of itself. Where a resumed run finds damaged lines, it
     leaves them out; the file as it was is renamed to `metrics.jsonl.damaged`.
@@ -59,11 +62,13 @@ class Records:
             self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=start_step + 1)
         self._total, self._batch, self._samples = total_steps, batch, sample_name
         self._began = (time.perf_counter(), start_step)
+        self._log = (folder / "log.txt").open("a", encoding="utf-8")
+        notebook = "ipykernel" in sys.modules
         self._bar = None
-        if sys.stderr.isatty() and not is_quiet():
-            from tqdm import tqdm
-
-            self._bar = tqdm(total=total_steps, initial=start_step, unit="step", dynamic_ncols=True)
+        if (sys.stderr.isatty() or notebook) and not is_quiet():
+            self._bar = _make_bar(total_steps, start_step)
+        # A bar that is in the same place shows what the lines of steps say.
+        self._prints_steps = self._bar is None or not (sys.stdout.isatty() or notebook)
 
     def _drop_after(self, step: int, *, branched: bool) -> None:
         if not self._path.exists():
@@ -98,9 +103,25 @@ class Records:
         """Leaves the time until now, in which a step was compiled, out of the rate."""
         now(None)
         self._began = (time.perf_counter(), done - 1)
+        if self._bar is not None:
+            self._bar.unpause()
 
-    def steps(self, done: int, phase: str, records: Mapping[int, Mapping[str, float]]) -> None:
-        """Records the metrics of several steps; the last of them goes to the terminal."""
+    def steps(
+        self,
+        done: int,
+        phase: str,
+        records: Mapping[int, Mapping[str, float]],
+        *,
+        line: bool = True,
+    ) -> None:
+        """Records the metrics of several steps.
+
+        Args:
+          done: the last of them.
+          phase: its phase.
+          records: metrics by step.
+          line: say those of the last step in a line.
+        """
         elapsed = time.perf_counter() - self._began[0]
         rate = (done - self._began[1]) * self._batch / max(elapsed, 1e-9)
         rate_name = f"{self._samples}_per_s"
@@ -108,16 +129,15 @@ class Records:
             self._write(step, {"phase": phase, rate_name: round(rate, 2), **metrics})
         figures = list(records.values())[-1]
         self._began = (time.perf_counter(), done)
-        text = "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
+        first, *others = [f"{name} {value:.4g}" for name, value in _loss_first(figures).items()]
+        speed = f"{rate:.1f} {self._samples}/s"
         if self._bar is not None:
+            self._bar.set_postfix_str(f"{first}  {speed}", refresh=False)
             self._bar.update(done - self._bar.n)
-            self._bar.set_postfix_str(f"{phase}  {rate:.1f} {self._samples}/s  {text}")
-        elif not is_quiet():
+        if line:
             left = (self._total - done) * self._batch / max(rate, 1e-9)
-            self.say(
-                f"step {done}/{self._total}  {phase}  {rate:.1f} {self._samples}/s  "
-                f"ETA {_clock(left)}  {text}"
-            )
+            words = [f"step {done}/{self._total}", first, *others[:1], speed, f"ETA {_clock(left)}"]
+            self._line("  ".join([*words, phase, *others[1:]]), printed=self._prints_steps)
 
     def validation(
         self, step: int, metrics: Mapping[str, float], picture: np.ndarray | None
@@ -127,8 +147,7 @@ class Records:
         if picture is not None:
             self._event("add_image", "validation", picture, step, dataformats="HWC")
         text = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-        if not is_quiet():
-            self.say(f"validation at step {step}:  {text}")
+        self.say(f"validation at step {step}:  {text}")
         self._began = (time.perf_counter(), step)
 
     def _write(self, step: int, figures: Mapping[str, Any]) -> None:
@@ -151,20 +170,55 @@ class Records:
             getattr(self._writer, method)(*arguments, **options)
         except OSError as error:
             self._writer = None
-            self.say(f"TensorBoard's events end here: {error.strerror or error}")
+            self.warn(f"TensorBoard's events end here: {error.strerror or error}")
 
     def say(self, line: str) -> None:
-        """A line for the person at the terminal."""
+        """A line for a person, on standard output and in `log.txt`."""
+        self._line(line)
+
+    def warn(self, line: str) -> None:
+        """A line on standard error, with `--quiet` as well, and in `log.txt`."""
+        self._line(line, sys.stderr)
+
+    def _line(self, line: str, stream: TextIO | None = None, *, printed: bool = True) -> None:
+        self._log.write(line + "\n")
+        self._log.flush()
+        if not printed or (stream is None and is_quiet()):
+            return
+        stream = stream or sys.stdout
         if self._bar is not None:
-            self._bar.write(line, file=sys.stderr)
+            self._bar.write(line, file=stream)
         else:
-            print(line, file=sys.stderr, flush=True)
+            print(line, file=stream, flush=True)
 
     def close(self) -> None:
         self._event("close")
         self._file.close()
+        self._log.close()
         if self._bar is not None:
             self._bar.close()
+
+
+def _make_bar(total: int, start: int) -> Any:
+    """A bar that keeps its place beside the loss and the rate, also where 80 columns are all."""
+    if "ipykernel" in sys.modules and importlib.util.find_spec("ipywidgets"):
+        from tqdm.notebook import tqdm
+    else:
+        from tqdm import tqdm
+    shape = "{n_fmt}/{total_fmt} {bar:20} {elapsed}<{remaining}{postfix}"
+    return tqdm(total=total, initial=start, bar_format=shape, dynamic_ncols=True)
+
+
+def _loss_first(figures: Mapping[str, float]) -> dict[str, float]:
+    """The figures as a line has them: losses, learning rates, the rest.
+
+    Where all are of one network, its name is left out.
+    """
+    order = {"loss": 0, "lr": 1}
+    names = sorted(figures, key=lambda name: order.get(name.rpartition("/")[2], 2))
+    networks = {name.partition("/")[0] for name in names if "/" in name}
+    short = len(networks) == 1 and all("/" in name for name in names)
+    return {name.partition("/")[2] if short else name: figures[name] for name in names}
 
 
 class NoRecords:

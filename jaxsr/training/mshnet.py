@@ -4,19 +4,17 @@ Data and validation are those of every detector, `detector_task.py`.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 
 from torch import Tensor
 
-from jaxsr.errors import InputError
-from jaxsr.fields import number
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.train.objective import Batch, Objective, Phase, Player
 from jaxsr.models.losses.sls import deep_supervision, warmup_loss
 from jaxsr.models.mshnet.config import MSHNetConfig
 from jaxsr.models.mshnet.network import MSHNet
-from jaxsr.training import detector_task
-from jaxsr.training.detector_task import DetectorRun, DetectorTask
+from jaxsr.training.detector_task import DetectorTask
+from jaxsr.training.presets.mshnet import MSHNetPresets, MSHNetRun
 
 Terms = tuple[Tensor, dict[str, Tensor]]
 
@@ -59,74 +57,9 @@ class MSHNetObjective(Objective):
         return terms.pop("loss"), terms
 
 
-@dataclass(frozen=True, kw_only=True)
-class MSHNetRun(DetectorRun):
-    """Options of an MSHNet run."""
-
-    model: MSHNetConfig = field(default_factory=MSHNetConfig)
-    """The network and the form of its loss."""
-    warmup_epochs: float = number(5, most=1e6)
-    """Epochs that train the finest head alone, before the main phase."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.warmup_epochs < 0:
-            raise InputError(f"warmup_epochs must not be negative, got {self.warmup_epochs}")
-
-    @property
-    def side_multiple(self) -> int:
-        return self.model.multiple
-
-    def phases(self, samples: int) -> tuple[tuple[str, int], ...]:
-        """Both phases in steps, an epoch being of `samples` images.
-
-        Raises:
-          ValueError: the warm-up leaves no step to the main phase.
-        """
-        if self.warmup_epochs == 0:
-            return (("main", self.total_steps),)
-        # At least one, where a batch holds more than these epochs' images.
-        warmup = max(round(self.warmup_epochs * samples / self.batch), 1)
-        if warmup >= self.total_steps:
-            raise InputError(
-                f"warmup_epochs={self.warmup_epochs:g} takes {warmup} steps for {samples} images "
-                f"and leaves none of steps={self.total_steps} to the main phase; give the run "
-                "more steps, or a smaller warmup_epochs (0: no warm-up)"
-            )
-        return (("warmup", warmup), ("main", self.total_steps - warmup))
-
-
-# The paper's recipe: the defaults above are its augmentation, sizes and warm-up.
-PAPER = MSHNetRun(
-    model=MSHNetConfig(loss="paper"),
-    epochs=400,
-    batch=4,
-    optimizer="adagrad",
-    lr=0.05,
-)
-
-# The toolbox takes the same DNA-Net from 87 to 94 IoU on NUDT-SIRST.
-TOOLBOX = MSHNetRun(
-    model=MSHNetConfig(loss="corrected"),
-    epochs=400,
-    **detector_task.TOOLBOX,
-)
-
-# Shows that training works, and no more.
-QUICK = MSHNetRun(
-    model=MSHNetConfig(loss="corrected"),
-    epochs=6,
-    warmup_epochs=1,
-    **detector_task.QUICK,
-)
-
-
-class MSHNetTask(DetectorTask):
+class MSHNetTask(MSHNetPresets, DetectorTask):
     """MSHNet on infrared images; synthetic scenes where there are none."""
 
-    Config = MSHNetRun
-    presets = {"quick": QUICK, "mshnet-paper": PAPER, "mshnet-toolbox": TOOLBOX}  # noqa: RUF012
-    default_presets = ("quick", "mshnet-paper")
     config: MSHNetRun
     title = "mshnet"
 

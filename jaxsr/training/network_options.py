@@ -1,4 +1,4 @@
-"""Networks of the user's in training: built by name, tried in torch, compared with torch in JAX.
+"""Training user-supplied networks: built by name, tried in torch, compared with torch in JAX.
 
 Before a run begins, one batch of random pictures goes through the network and its losses, in torch.
 What does not fit is then one line, not an error in the middle of a program. With the JAX engine,
@@ -6,22 +6,20 @@ What does not fit is then one line, not an error in the middle of a program. Wit
 """
 
 import inspect
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from jaxsr.errors import InputError
-from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.module_copy import copy_module
 from jaxsr.interop.train.objective import Objective, check_objective
 from jaxsr.models.build import build_network
 from jaxsr.models.outputs import answer_of
+from jaxsr.runtime.activity import is_quiet
 from jaxsr.runtime.options import parse_json_object
 from jaxsr.training.config import RunConfig
+from jaxsr.training.presets.networks import NetworkOptions
 from jaxsr.training.task_methods import PhaseTrial
 from jaxsr.training.user_code import located
 
@@ -32,42 +30,19 @@ _CHECK_PX = 32
 """Least side of the pictures that JAX and torch are compared on: small, to compile in seconds."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class NetworkOptions:
-    """Options of runs that train a network of the user's."""
+def build(config: NetworkOptions) -> nn.Module:
+    """The network, with the initial values that its own code gives it.
 
-    network: str | None = None
-    """The network, needed: package.module:Class or :function (modules in the current folder are
-    found), timm:NAME, torchvision:NAME, smp:NAME, spandrel:ARCHITECTURE."""
-    network_args: str = "{}"
-    """Keyword arguments of the class or function, as a JSON object."""
-    channels: Literal[1, 3] = 3
-    """Channels of the network's pictures: 1 for luma (or gray), 3 for RGB."""
-    check: bool = True
-    """Before training, compare the network's outputs and gradients in JAX with torch's, on small
-    pictures."""
-
-    def build(self) -> nn.Module:
-        """The network, with the initial values that its own code gives it.
-
-        Raises:
-          InputError: no network is named, or it cannot be built.
-        """
-        if self.network is None:
-            raise InputError(
-                "this run needs a network: --network package.module:Class, or timm:, smp:, "
-                "spandrel:NAME"
-            )
-        arguments = parse_json_object(self.network_args, "network_args")
-        return build_network(self.network, arguments, option="--network").float()
-
-    def describe(self, task: str) -> JsonObject:
-        """What builds the network, for the metadata of its weights."""
-        return {
-            "task": task,
-            "builder": self.network,
-            "builder_args": parse_json_object(self.network_args, "network_args"),
-        }
+    Raises:
+      InputError: no network is named, or it cannot be built.
+    """
+    if config.network is None:
+        raise InputError(
+            "this run needs a network: --network package.module:Class, or timm:, smp:, "
+            "spandrel:NAME"
+        )
+    arguments = parse_json_object(config.network_args, "network_args")
+    return build_network(config.network, arguments, option="--network").float()
 
 
 def try_network(
@@ -78,8 +53,8 @@ def try_network(
     expected: tuple[int, ...],
     mend: str,
 ) -> None:
-    """Runs the network in torch, in evaluation mode, and refuses what is no picture, or no result
-    of its parameters.
+    """Runs the network in torch, in evaluation mode; refuses a result that is not an image, or does
+    not depend on the parameters.
 
     Args:
       network: unchanged.
@@ -124,7 +99,7 @@ def try_losses(objective: Objective, batch: Mapping[str, Tensor], *, option: str
       option: how the user named the network, for errors.
 
     Raises:
-      InputError: a loss fails, is no scalar, or gives the network no gradient.
+      InputError: a loss fails, is not a scalar, or gives the network no gradient.
     """
     check_objective(objective)
     trial = copy_module(objective).train()
@@ -154,10 +129,10 @@ def check_in_jax(network: nn.Module, picture: Tensor, *, config: RunConfig, opti
 
     from jaxsr.comparison.check_module import check
 
-    if jax.process_index() == 0:
+    if jax.process_index() == 0 and not is_quiet():
         shape = "×".join(map(str, picture.shape))
         line = f"comparing {option} in JAX with torch on {shape} (--no-check skips this)"
-        print(line, file=sys.stderr, flush=True)
+        print(line, flush=True)
     result = check(
         network, picture, name=option, vmap=False, mesh=1, speed_s=0, train=True, gradients=True
     )

@@ -9,131 +9,29 @@ MATLAB's bicubic. Each stands beside the same figure of plain bicubic enlargemen
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxsr.data.batches import PhotoCrops
-from jaxsr.data.degradation import Degradation
 from jaxsr.data.device_cache import resident_bytes, resident_photos
 from jaxsr.data.photos import open_training_photos
 from jaxsr.data.transforms import DetailLoss, enlarge, make_preparation
 from jaxsr.data.validation import ValidationPair, validation_pairs
-from jaxsr.errors import InputError, counted
-from jaxsr.fields import number
+from jaxsr.errors import counted
 from jaxsr.interop.annotations import JsonObject, PyTree
 from jaxsr.interop.out_of_memory import check_fits
 from jaxsr.interop.train.objective import Objective
 from jaxsr.metrics.perceptual import LPIPS_SMALLEST, lpips_if_installed
 from jaxsr.models.picture_objective import PictureObjective
-from jaxsr.training.config import PictureRunConfig
 from jaxsr.training.phases import phases_in_words
 from jaxsr.training.task import Task
 from jaxsr.training.validation import Network, ValidationResult
 
 _GRID_SIDE = 192  # pixels of a validation photo that the grid shows, about the middle
 _GRID_ROWS = 4
-
-
-_SYMMETRIC = (-1.0, 1.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PhotoRun(PictureRunConfig):
-    """Options of every run on photos; a family adds `model`, or another `picture`."""
-
-    crop: int = number(most=2**14)
-    """Side of the high-resolution crops in pixels."""
-    crops_per_photo: int = number(1, most=2**24)
-    """Crops of each photo in an epoch."""
-    built_in: bool = False
-    """Train on the photos that come with the installation beside those of data."""
-    fractions: tuple[float, ...] = (1.0,)
-    """Sizes at which each training photo is shown, as fractions of its own: few photos, more to
-    learn from."""
-    swap_colours: bool = False
-    """Put red, green and blue of each crop in a random order: a few photos are overfit."""
-    bicubic: Literal["torch", "matlab"] = "torch"
-    """Whose bicubic shrinks the crops; torch's is Pillow's. Validation's is always MATLAB's."""
-    detail_factors: tuple[int, ...] = (2,)
-    """At scale 1: each sample is shrunk by one of these and enlarged back to lose its detail."""
-    detail_noise: float = 0.0
-    """At scale 1: most deviation of the noise added, in levels of 255."""
-    low_blur: float = 0.0
-    """Maximum standard deviation in pixels of the blur of the network's input, drawn for each
-    sample; blur, noise and JPEG come in random order, in validation too."""
-    low_noise: float = 0.0
-    """Maximum standard deviation of the noise of the network's input, in levels of 255."""
-    low_jpeg: tuple[int, int] | None = None
-    """Lowest and highest quality, as 40 95, of JPEG files that the network's input went through."""
-    low_share: float = number(1.0, least=0, most=1)
-    """Share of the samples that are blurred, and of those with noise."""
-    low_again: float = number(0.0, least=0, most=1)
-    """Share of the samples that are resized, sharpened and damaged a second time, as pictures from
-    the web are."""
-    held_out: float = 0.1
-    """Fraction of the data held out for validation where there is no val folder."""
-    validation_px: int = number(512, most=2**15)
-    """Validation photos larger than this are cut to their middle."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _ = self.degradation  # checks itself
-        if self.crop < 1 or self.crop % self.picture.scale:
-            raise InputError(
-                f"crop={self.crop} must be a positive multiple of the model's "
-                f"scale={self.picture.scale}"
-            )
-
-    @property
-    def picture(self) -> Any:
-        """What says the pictures' `scale` and `channels`: the family's `model`."""
-        return self.model  # type: ignore[attr-defined]
-
-    @property
-    def intensities(self) -> tuple[float, float]:
-        """Black and white in the pictures that the network takes and gives."""
-        return _SYMMETRIC
-
-    @property
-    def degradation(self) -> Degradation | None:
-        """Damage to the network's input; None where there is none."""
-        damage = Degradation(
-            blur=self.low_blur,
-            noise=self.low_noise,
-            jpeg=self.low_jpeg,
-            share=self.low_share,
-            again=self.low_again,
-        )
-        return damage if damage.kinds else None
-
-    @property
-    def side_multiple(self) -> int:
-        """Pixels that the sides of the network's input are multiples of."""
-        return 1
-
-    @property
-    def phases(self) -> tuple[tuple[str, int], ...]:
-        """The generator alone on pixels, through the whole run."""
-        return (("pretrain", self.total_steps),)
-
-
-QUICK: dict[str, Any] = {
-    "steps": 400,
-    "batch": 16,
-    "crop": 96,
-    "crops_per_photo": 64,
-    "optimizer": "adam",
-    "schedule": "cosine",
-    "warmup_steps": 20,
-    "ema": 0.99,
-    "validate_every": 100,
-}
-"""Options of every quick preset: minutes on two CPU cores for networks of 100,000 parameters, on
-the built-in photos."""
 
 
 class PhotoTask(Task):
@@ -159,7 +57,7 @@ class PhotoTask(Task):
         raise NotImplementedError
 
     def builder(self) -> JsonObject:
-        """What builds the network, for the metadata of its weights."""
+        """The builder of the network, for the metadata of its weights."""
         raise NotImplementedError
 
     def train_data(self) -> PhotoCrops:

@@ -14,7 +14,6 @@ from typing import Any
 
 from jaxsr.errors import InputError, MissingFileError, check_utf8_path, first_of
 from jaxsr.interop.atomic_write import atomic_write, set_aside
-from jaxsr.interop.checkpoint import read_notes
 from jaxsr.interop.sealed_json import seal
 from jaxsr.training.config import RunConfig
 from jaxsr.training.config_file import (
@@ -120,6 +119,8 @@ def read_run(out: Path, *, sealed: bool = True) -> ConfigFile | None:
     try:
         return read_config(out / "config.json", sealed=sealed)
     except (InputError, MissingFileError) as error:
+        from jaxsr.interop.checkpoint import read_notes
+
         notes = read_notes(out / "checkpoints")
         if notes:
             log.warning("%s; the copy in the newest checkpoint is used", _reason(error))

@@ -21,7 +21,7 @@ class Row:
     axes: tuple[str, ...]
     """For each axis of the array, the mesh's axis that it is split over; empty: whole."""
     chip_bytes: int
-    """Of all of them, on one chip."""
+    """Bytes of all of them, on one chip."""
 
 
 def sharding_rows(arrays: Mapping[str, Any], shardings: Mapping[str, Any]) -> list[Row]:

@@ -1,7 +1,6 @@
 """Starts a training run: joins its processes, compares them, claims the folder, and trains."""
 
 import os
-import sys
 from contextlib import ExitStack
 from importlib import metadata
 
@@ -15,7 +14,7 @@ from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.atomic_write import clear_partials
 from jaxsr.interop.cpu_kernels.torch_calls import TORCH_THREADS
 from jaxsr.interop.out_of_memory import naming_out_of_memory
-from jaxsr.runtime.activity import now
+from jaxsr.runtime.activity import is_quiet, now
 from jaxsr.runtime.setup import setup_compute
 from jaxsr.runtime.source_digest import source_digest
 from jaxsr.runtime.xla_flags import without_ynn_flag
@@ -88,7 +87,8 @@ def start(name: str, kind: type[Task], config: RunConfig) -> Run:
                     kernel_threads=TORCH_THREADS,
                     computed_by={"code": code, **_environment()},
                 )
-                print(*remarks, sep="\n", end="\n" * bool(remarks), file=sys.stderr, flush=True)
+                if remarks and not is_quiet():
+                    print(*remarks, sep="\n", flush=True)
         try:
             slices = config.mesh_shape.row_devices * config.accumulate
             with (

@@ -17,22 +17,16 @@
 `python -m jaxsr.train my_file:Denoising` trains it. docs/own-task.md has the whole protocol.
 """
 
-import dataclasses
-import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from jaxsr.data.photos import available_cpus
 from jaxsr.errors import InputError
-from jaxsr.fields import number
 from jaxsr.interop.train.objective import Objective, Phase, Player
-from jaxsr.training.config import CacheOptions, RunConfig
 from jaxsr.training.config_file import ConfigFile
+from jaxsr.training.task_config import TaskOptions
 from jaxsr.training.task_guards import (
     Batch,
     naming_batch,
@@ -51,75 +45,13 @@ if TYPE_CHECKING:
 Loss = Tensor | tuple[Tensor, Mapping[str, Tensor]]
 
 
-@dataclass_transform(kw_only_default=True, frozen_default=True)
-@dataclass(frozen=True, kw_only=True)
-class TaskConfig(CacheOptions, RunConfig):
-    """Options of a task; a subclass adds its own, and needs no decorator.
-
-    `lr = 3e-3` in a subclass gives an option of the base another default; a name without a type
-    that no base has is refused.
-    """
-
-    batch: int = 16
-    """Samples per step, over the whole mesh and all hosts."""
-    data: Path | None = None
-    """Where the data to train on is; the task decides how it is read."""
-    val: Path | None = None
-    """Where the data to validate on is; the task decides how it is read."""
-    steps: int | None = 1000
-    """Optimiser steps of the whole run; either these or epochs."""
-    shuffle: bool = True
-    """Each epoch is a fresh permutation of the data; off: the data's own order."""
-    workers: int = 0
-    """Processes that load data ahead; 0 loads in this process between steps."""
-    cache: Literal["off", "auto", "device", "host"] = "off"
-    """Where items stay, once they are read, if they are the same each time: on the device, in host
-    memory, or auto: on the device if they fit resident_gb. A thread then reads ahead."""
-    prefetch: int | None = number(None, least=0, most=1024)
-    """Batches that a thread makes ahead of the step, of data that draw no random numbers from
-    generators of the process. Default: 4 where cache keeps items, else 0."""
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        types = {field.name: field.type for field in dataclasses.fields(cls)}
-        stated = inspect.get_annotations(cls)
-        for name, value in vars(cls).items():
-            is_value = isinstance(value, int | float | str | tuple | list | Path | None)
-            if is_value and not (name in types or name in stated or name.startswith("_")):
-                raise InputError(
-                    f"{cls.__qualname__}.{name} = {value!r} is no option that every run has; give "
-                    f"one of your own a type ({name}: {type(value).__name__} = {value!r}), or "
-                    "correct the name"
-                )
-        # A plain `lr = 3e-3` would not reach the field that it names.
-        cls.__annotations__ = {n: types[n] for n in vars(cls) if n in types} | stated
-        dataclass(frozen=True, kw_only=True)(cls)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_at_least(0, "workers")
-        processors = available_cpus()
-        if self.workers > 2 * processors:
-            raise InputError(
-                f"workers must be at most {2 * processors}, twice the processors that this process "
-                f"may use, got {self.workers}: more only wait for one another"
-            )
-        if self.workers and (self.cache != "off" or self.prefetch):
-            raise InputError(
-                f"workers={self.workers} are processes that load ahead, each without what another "
-                f"has; leave them out, or cache={self.cache} and prefetch={self.prefetch}"
-            )
-
-
-class Task:
+class Task(TaskOptions):
     """Base of users' tasks: `network`, `loss` and `train_data` are needed, all else is optional.
 
     The object itself holds what the data and the losses need; the network is passed to each method,
     because the engines run it with their own arrays.
     """
 
-    Config: ClassVar[type[RunConfig]] = TaskConfig
-    """Options of the run, read from the command line."""
     metric: ClassVar[str] = "loss"
     """Validation figure that ranks checkpoints."""
     best: ClassVar[Literal["max", "min"]] = "min"
@@ -135,14 +67,10 @@ class Task:
     exported: ClassVar[str] = "network"
     """The objective's network that is validated and exported."""
     sample_name: ClassVar[str] = "samples"
-    """What samples are called in the rate: `images`, `rows`."""
+    """Name of samples in the rate: `images`, `rows`."""
     metadata: ClassVar[Mapping[str, Any]] = {}
-    """What the exported file tells `restore` and `detect`: `channels`, `value_range`, `multiple`
-    of the sides of pictures; `input` as a detector's run folder has it."""
-    presets: ClassVar[Mapping[str, RunConfig]] = {}
-    """Options by the name that `--preset` takes. Default: one, `default`."""
-    default_presets: ClassVar[tuple[str, str]] = ("default", "default")
-    """The preset without `--data`, and with it."""
+    """Metadata of the exported file for `restore` and `detect`: `channels`, `value_range`,
+    `multiple` of the sides of images; `input` as a detector's run folder has it."""
 
     def __init__(self, config: Any) -> None:
         """Keeps the options; a subclass that needs more calls this first."""
@@ -226,7 +154,7 @@ class Task:
         return {}
 
     def optimizer(self, network: str) -> "OptimizerConfig | optax.GradientTransformation":
-        """What updates one of the objective's networks. Default: as the options say.
+        """The optimiser of one of the objective's networks. Default: as the options say.
 
         An `OptimizerConfig` works on both engines, for instance
         `dataclasses.replace(self.config.optimizer_config, lr=1e-3)`; a transformation of optax,
@@ -235,7 +163,7 @@ class Task:
         return self.config.optimizer_config
 
     def inputs(self, phase: str) -> tuple:
-        """What the exported network takes after the images, to answer in this phase."""
+        """Further arguments of the exported network, after the images, in this phase."""
         return ()
 
     def validate(self, network: Network) -> ValidationResult:
@@ -246,7 +174,7 @@ class Task:
         raise self._lacks("validate")
 
     def files(self) -> Mapping[str, str]:
-        """What is trained and validated on, by name: compared between hosts, and on resuming."""
+        """Samples of training and validation, by name: compared between hosts, and on resuming."""
         raise self._lacks("files")
 
     def describe(self) -> Mapping[str, Any]:

@@ -28,8 +28,9 @@ from jaxsr.training.config import RunConfig
 from jaxsr.training.fine_tuning import learning_rate_factors
 from jaxsr.training.phases import check_phases, phases_in_words
 from jaxsr.training.remat import blocks_to_recompute
-from jaxsr.training.task import Task, TaskConfig
+from jaxsr.training.task import Task
 from jaxsr.training.task_batches import step_batches, validation_batches
+from jaxsr.training.task_config import TaskConfig
 from jaxsr.training.task_data import TaskData, describe, preserved_generators
 from jaxsr.training.task_guards import refusing_draws, refusing_state
 from jaxsr.training.task_methods import (
@@ -266,7 +267,7 @@ class TaskRun:
         """What a method of the evaluation gives for a batch, from the engine of the run."""
         if self.config.engine != "torch":
             return traced_result(self._evaluation, method, batch)
-        # A copy: what the figures write into buffers is no part of the training.
+        # A copy: what the figures write into buffers is not part of the training.
         network = copy_module(self.network).eval().requires_grad_(False)
         trial = Evaluation(self.task, network)
         with torch.random.fork_rng(devices=[]):

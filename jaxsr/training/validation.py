@@ -1,4 +1,4 @@
-"""What a task is given to validate, and what it answers."""
+"""The network that a task validates, and its result."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class Network(Protocol):
 
 @dataclass(frozen=True)
 class ValidationResult:
-    """What a validation found."""
+    """Result of a validation."""
 
     metrics: Mapping[str, float]
     """Figures by name, the convention in the name where there are several."""

@@ -1,4 +1,4 @@
-"""What every step of a policy shares: the batch, draws by key, and how places move.
+"""Shared parts of the steps of a policy: the batch, draws by key, and how places move.
 
 Boxes are (x1, y1, x2, y2) and points (x, y) in pixels, with the picture's upper left corner at
 (0, 0): the middle of the first pixel is (0.5, 0.5).
@@ -24,7 +24,7 @@ _EDGE_POINTS = 16  # of each side of a box that is bent
 
 
 class Augmented(NamedTuple):
-    """What `augment` returns; what was not given is None."""
+    """Result of `augment`; parts that were not given are None."""
 
     images: Shaped[Array, "..."]
     masks: Shaped[Array, "..."] | None = None

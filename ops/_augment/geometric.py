@@ -183,7 +183,7 @@ class ElasticTransform:
     alpha: float = 25.0
     """Times the smoothed noise it is the move in pixels; torchvision's is twice this number."""
     sigma: float = 5.0
-    """Of the Gaussian that smooths noise between -1 and 1, in pixels."""
+    """Standard deviation in pixels of the Gaussian that smooths noise between -1 and 1."""
     method: str = "bilinear"
     border: str = "constant"
     fill: float = 0.0

@@ -30,7 +30,7 @@ class Mixup:
     """Blends each picture with its neighbour (Zhang et al., ICLR 2018)."""
 
     alpha: float = 1.0
-    """Of the Beta distribution of a picture's own share; 1 is uniform."""
+    """Parameter of the Beta distribution of an image's own share; 1 is uniform."""
     probability: float = 1.0
 
     def __post_init__(self) -> None:
@@ -52,7 +52,7 @@ class CutMix:
     """Replaces a box of each picture by its neighbour's (Yun et al., ICCV 2019)."""
 
     alpha: float = 1.0
-    """Of the Beta distribution of the share that is kept; 1 is uniform."""
+    """Parameter of the Beta distribution of the share that is kept; 1 is uniform."""
     probability: float = 1.0
 
     def __post_init__(self) -> None:

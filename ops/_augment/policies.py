@@ -85,7 +85,7 @@ class AugMix:
     chain_depth: int | None = None
     """Operations in a chain. Default: 1 to 3, drawn for each."""
     alpha: float = 1.0
-    """Of the Dirichlet distributions of the chains' weights and of the picture's own."""
+    """Parameter of the Dirichlet distributions of the weights of the chains and of the image."""
     all_ops: bool = True
     """Whether brightness, contrast, colour and sharpness are among them."""
     method: str = "bilinear"

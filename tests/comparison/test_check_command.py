@@ -72,7 +72,7 @@ def test_a_hugging_face_configuration(tmp_path, capsys):
         (["--model", "torch.nn:Nothing"], "no class or function 'Nothing'"),
         (["--model", "torch.nn:Linear"], "does not take these arguments"),
         (["--model", "torch.nn:Linear", "--model-options", "[1]"], "must be a JSON object"),
-        (["--model", "torch.nn:Linear", "--model-options", "{"], "model_options is no JSON"),
+        (["--model", "torch.nn:Linear", "--model-options", "{"], "model_options is not JSON"),
         (["timm:resnet18"], "--model timm:resnet18"),
         ([*LINEAR, "--args", "{}"], "--args is now --model-options JSON"),
         (["--model", "w.pth", "--class=own:Net"], "--class is now --model package.module:Class"),

@@ -1,4 +1,4 @@
-"""Local errors: cancellation is no fault, a failing operation is one, memory stays bounded."""
+"""Local errors: cancellation is not a fault, a failing operation is one, memory stays bounded."""
 
 import tracemalloc
 

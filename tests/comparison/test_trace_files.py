@@ -148,7 +148,7 @@ def edit(**changes):
         ("trace.json", flip, "cut off, damaged or no trace"),
         ("trace.json", lambda p: p.write_text("[]"), "cut off, damaged or no trace"),
         ("trace.json", lambda p: p.write_bytes(b"\xff\xfe"), "cut off, damaged or no trace"),
-        ("trace.json", lambda p: p.write_text(seal({"a": 1})), "is no trace"),
+        ("trace.json", lambda p: p.write_text(seal({"a": 1})), "is not a trace"),
         ("trace.json", edit(header=lambda h: h | {"format": 99}), "format 99"),
         ("trace.json", edit(operations=lambda rows: [{"step": 0}]), "does not describe a trace"),
         ("trace.json", edit(outputs=lambda n: 7), "does not describe a trace"),

@@ -11,10 +11,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from PIL import Image
 from scipy import ndimage, stats
 
-from jaxsr.data.degradation import Degradation, degrade
+from jaxsr.data.degradation import degrade
+from jaxsr.data.degradation_options import Degradation
 from jaxsr.data.photos import open_training_photos
 from jaxsr.data.validation import validation_pairs
-from jaxsr.training.super_resolution import QUICK
+from jaxsr.training.presets.super_resolution import QUICK
 
 KEYS = jax.random.split(jax.random.key(5), 24)
 
@@ -71,7 +72,7 @@ def test_noise_has_a_uniform_deviation():
 def test_both_orders_are_drawn_and_every_kind_comes_once(levels):
     damaged = _degraded(levels, jpeg=(50, 50), blur=1.0)
     last = [np.array_equal(_pillow(x, 50), x) for x in damaged]
-    assert 4 <= sum(last) <= 20  # 3 deviations of 24 draws; a blurred file is no file's pixels
+    assert 4 <= sum(last) <= 20  # 3 deviations of 24 draws; a blurred file is not a file's pixels
     assert damaged.dtype == np.uint8
     assert (damaged != levels).any((1, 2, 3)).all()
 

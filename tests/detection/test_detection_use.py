@@ -19,7 +19,8 @@ from jaxsr.detection.detector import Detector, load_detector
 from jaxsr.detection.evaluation import write_report
 from jaxsr.detection.targets import find_targets, overlay
 from jaxsr.metrics.evaluation import evaluate
-from jaxsr.models.mshnet import MSHNet, MSHNetConfig
+from jaxsr.models.mshnet.config import MSHNetConfig
+from jaxsr.models.mshnet.network import MSHNet
 from jaxsr.runtime.options import ComputeOptions
 
 PLAIN = InputForm(mean=(0.0,) * 3, deviation=(1.0,) * 3, base=64)

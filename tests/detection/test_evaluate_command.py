@@ -10,7 +10,8 @@ from safetensors.torch import save_file
 
 from jaxsr.data.scenes import open_scenes
 from jaxsr.evaluate import main
-from jaxsr.models.mshnet import MSHNet, MSHNetConfig
+from jaxsr.models.mshnet.config import MSHNetConfig
+from jaxsr.models.mshnet.network import MSHNet
 
 THIN = MSHNetConfig(widths=(4, 6, 8), blocks=(1, 1, 1), attention_ratio=2)
 

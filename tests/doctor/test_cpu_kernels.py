@@ -17,7 +17,7 @@ def test_both_convolutions_are_timed_and_agree(monkeypatch):
 def test_products_without_llvmlite_are_named(monkeypatch):
     monkeypatch.setattr(panel_product, "available", lambda: False)
     _, _, finding, *_ = check_cpu_kernels()
-    assert finding.status == "note" and "pip install llvmlite" in str(finding.advice)
+    assert finding.status == "note" and "[cpu]'" in str(finding.advice)
 
 
 def test_onednn_called_by_torch_is_named(monkeypatch):

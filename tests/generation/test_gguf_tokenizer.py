@@ -153,13 +153,16 @@ def test_byte_level_splits_by_the_rule_of_the_file(rule, tmp_path):
         ({"model": "gpt2", "pre": "new", "merges": ["a b"]}, "splits text by the rule 'new'"),
         ({"model": "gpt2", "merges": ["a b"]}, "splits text by the rule 'default'"),
         ({"model": "gpt2", "pre": "gpt-2", "merges": ["a c"]}, "has a damaged tokenizer"),
-        ({"model": "gpt2", "pre": "gpt-2", "merges": [1, 2]}, "merges is no list of texts"),
+        ({"model": "gpt2", "pre": "gpt-2", "merges": [1, 2]}, "merges is not a list of texts"),
         ({"model": "gpt2", "pre": "gpt-2", "merges": ["ab"]}, "merges has 'ab', where two texts"),
         ({"model": "llama"}, "has no field 'tokenizer.ggml.scores'"),
         ({"model": "llama", "scores": [0.0]}, "has no score for each of 3 tokens"),
         ({"model": "llama", "scores": [0.0] * 3, "bos_token_id": 7}, "is 7, but there are 3"),
-        ({"model": "llama", "scores": [0.0] * 3, "token_type": [1] * 9}, "token_type is no list"),
-        ({"model": "llama", "scores": [0.0] * 3, "chat_template": 3}, "that is no text"),
+        (
+            {"model": "llama", "scores": [0.0] * 3, "token_type": [1] * 9},
+            "token_type is not a list",
+        ),
+        ({"model": "llama", "scores": [0.0] * 3, "chat_template": 3}, "that is not text"),
     ],
 )
 def test_what_cannot_be_read_is_named_with_a_workaround(fields, message, tmp_path):

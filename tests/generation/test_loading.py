@@ -275,7 +275,7 @@ def test_tensors_of_schemes_that_are_not_stated_are_refused(model_folder, tmp_pa
         load_model(folder)
     save_file(tensors, folder / "model.safetensors")
     stated(folder, {"quant_method": "fp8", "weight_block_size": [128, 60]})
-    with pytest.raises(ValueError, match="in groups of 60, which 64 inputs are no multiple of"):
+    with pytest.raises(ValueError, match="in groups of 60, which 64 inputs are not multiples of"):
         load_model(folder)
     int8 = compressed(
         weights=WEIGHTS | {"type": "int"}, input_activations=ROUNDED | {"type": "int"}

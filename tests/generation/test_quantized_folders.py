@@ -250,7 +250,10 @@ def test_a_folder_without_such_tensors_is_refused(tmp_path):
     _, model = make_folder("qwen2", "gptq", tmp_path)
     model.save_pretrained(tmp_path / "plain")
     path = tmp_path / "plain" / "config.json"
-    for stated, message in ((CASES["gptq"][1], "no linear layer has tensors"), (3, "is no object")):
+    for stated, message in (
+        (CASES["gptq"][1], "no linear layer has tensors"),
+        (3, "not an object"),
+    ):
         fields = json.loads(path.read_text()) | {"quantization_config": stated}
         path.write_text(json.dumps(fields))
         with pytest.raises(InputError, match=message):

@@ -317,7 +317,7 @@ def test_log_probabilities_are_those_of_the_raw_logits():
         ({"logit_bias": ("7=nan",)}, "values below infinity"),
         ({"logit_bias": ("{}",)}, "logit_bias must be ID=VALUE"),
         ({"logit_bias": ('{"7": [1]}',)}, "logit_bias must be ID=VALUE"),
-        ({"logit_bias": ("{7",)}, "logit_bias is no JSON"),
+        ({"logit_bias": ("{7",)}, "logit_bias is not JSON"),
         ({"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
     ],
 )

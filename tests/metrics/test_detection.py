@@ -1,8 +1,10 @@
 """Detection figures against pyirstdmetrics and scikit-learn, and against public code's defects.
 
-`pyirstdmetrics` asks for NumPy below 2 but runs on 2: `pip install --no-deps pyirstdmetrics`.
+`record_pyirstdmetrics.py` recorded the former's figures.
 """
 
+import functools
+import json
 from typing import Any
 
 import jax
@@ -11,6 +13,7 @@ import pytest
 
 from jaxsr.metrics.components import components, match
 from jaxsr.metrics.detection import DetectionMetrics, pixel_counts, pixel_figures
+from tests.metrics.record_pyirstdmetrics import FIGURES, RECORDED, digest
 
 
 def _logit(probability):
@@ -60,38 +63,17 @@ MASKS = {
 ADVERSARIAL = [(a, b) for a in MASKS for b in MASKS]  # 100 pairs of prediction and truth
 
 
-def _theirs(probability, mask, bins=10):
-    theirs = pytest.importorskip(
-        "py_irstd_metrics", reason="needs pyirstdmetrics: pip install --no-deps pyirstdmetrics"
-    )
-    pooled, each, targets, curve = _handlers(theirs, bins)
-    for tool in (pooled, each, targets, curve):
-        tool.update(probability, mask)
-    return _figures(pooled, each, targets, curve)
+@functools.cache
+def _records():
+    return json.loads(RECORDED.read_text())
 
 
-def _handlers(theirs, bins):
-    pooled, each = theirs.CMMetrics(), theirs.CMMetrics()
-    kind: dict[str, Any] = {"with_dynamic": False, "with_binary": True, "sample_based": False}
-    pooled.add_handler("iou", theirs.IoUHandler(**kind))
-    pooled.add_handler("precision", theirs.PrecisionHandler(**kind))
-    pooled.add_handler("recall", theirs.RecallHandler(**kind))
-    pooled.add_handler("f1", theirs.FmeasureHandler(**kind, beta=1))
-    each.add_handler("niou", theirs.IoUHandler(**{**kind, "sample_based": True}))
-    return (
-        pooled,
-        each,
-        theirs.ProbabilityDetectionAndFalseAlarmRate(),
-        theirs.ProbabilityDetectionAndFalseAlarmRate(num_bins=bins),
-    )
-
-
-def _figures(pooled, each, targets, curve):
-    figures = {name: float(value["binary"]) for name, value in (pooled.get() | each.get()).items()}
-    rates, rates_at = targets.get(), curve.get()
-    figures["pd"] = float(rates["probability_detection"][0])
-    figures["fa"] = float(rates["false_alarm"][0])
-    return figures, rates_at["probability_detection"], rates_at["false_alarm"]
+def _theirs(case, images):
+    recorded, *numbers = _records()[case]
+    assert recorded == digest(images), "another case than was recorded; record it again"
+    figures = dict(zip(FIGURES, numbers, strict=False))
+    pd, fa = np.split(np.asarray(numbers[len(FIGURES) :]), 2)
+    return figures, pd, fa
 
 
 def _compare(report, expected):
@@ -113,25 +95,22 @@ def _ours(probability, mask, **options: Any):
 @pytest.mark.parametrize("seed", range(200))
 def test_random_case_equals_pyirstdmetrics(seed):
     probability, mask = random_case(seed)
-    _compare(_ours(probability, mask), _theirs(probability, mask))
+    _compare(_ours(probability, mask), _theirs(f"random {seed}", [(probability, mask)]))
 
 
 @pytest.mark.parametrize(("predicted", "truth"), ADVERSARIAL)
 def test_adversarial_case_equals_pyirstdmetrics(predicted, truth):
     probability = np.where(MASKS[predicted], 0.93, 0.04)
-    _compare(_ours(probability, MASKS[truth]), _theirs(probability, MASKS[truth]))
+    case = _theirs(f"{predicted} / {truth}", [(probability, MASKS[truth])])
+    _compare(_ours(probability, MASKS[truth]), case)
 
 
 def test_a_whole_data_set_equals_pyirstdmetrics():
-    theirs = pytest.importorskip("py_irstd_metrics")
-    tools = _handlers(theirs, 10)
+    cases = [random_case(seed) for seed in range(60)]
     metrics = DetectionMetrics()
-    for seed in range(60):
-        probability, mask = random_case(seed)
-        for tool in tools:
-            tool.update(probability, mask)
-        metrics.update([str(seed)], _logit(probability)[None], mask[None])
-    _compare(metrics.report(), _figures(*tools))
+    for number, (probability, mask) in enumerate(cases):
+        metrics.update([str(number)], _logit(probability)[None], mask[None])
+    _compare(metrics.report(), _theirs("a whole data set", cases))
 
 
 def test_auc_and_roc_equal_scikit_learn():

@@ -5,8 +5,9 @@ import dataclasses
 import pytest
 import torch
 
-from jaxsr.models.fast_srgan import Discriminator, FastSRGANConfig
-from jaxsr.training.fast_srgan import RESTORATION, SUPER_RESOLUTION
+from jaxsr.models.fast_srgan.config import FastSRGANConfig
+from jaxsr.models.fast_srgan.discriminator import Discriminator
+from jaxsr.training.presets.fast_srgan import RESTORATION, SUPER_RESOLUTION
 
 PRESETS = {"super-resolution": SUPER_RESOLUTION, "restoration": RESTORATION}
 

@@ -8,7 +8,9 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from jaxsr.models.fast_srgan import Discriminator, FastSRGANConfig, Generator
+from jaxsr.models.fast_srgan.config import FastSRGANConfig
+from jaxsr.models.fast_srgan.discriminator import Discriminator
+from jaxsr.models.fast_srgan.generator import Generator
 from jaxsr.models.weight_files import load_weights, read_weights
 
 CONFIGURATIONS = [

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from jaxsr.models.fast_srgan import FastSRGANConfig
+from jaxsr.models.fast_srgan.config import FastSRGANConfig
 from jaxsr.models.losses.adversarial import logit_loss
 from jaxsr.models.losses.pictures import l1
 from jaxsr.models.perceptual import PerceptualLoss

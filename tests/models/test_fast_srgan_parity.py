@@ -10,11 +10,9 @@ import torch
 from torch import nn
 
 from jaxsr.interop import to_jax
-from jaxsr.models.fast_srgan import (
-    Discriminator,
-    FastSRGANConfig,
-    Generator,
-)
+from jaxsr.models.fast_srgan.config import FastSRGANConfig
+from jaxsr.models.fast_srgan.discriminator import Discriminator
+from jaxsr.models.fast_srgan.generator import Generator
 from jaxsr.models.lpips import LPIPS
 from jaxsr.models.perceptual import PerceptualLoss
 from jaxsr.models.trunks import VGG16

@@ -13,7 +13,8 @@ from jaxsr.errors import InputError
 from jaxsr.models.libraries import import_library
 from jaxsr.models.losses.masks import MASK_LOSSES
 from jaxsr.models.losses.pictures import PICTURE_LOSSES
-from jaxsr.models.losses.terms import Term, make_terms, parse_weights
+from jaxsr.models.losses.terms import Term, make_terms
+from jaxsr.models.losses.weights import MASK_LOSS_NAMES, PICTURE_LOSS_NAMES, parse_weights
 
 MODULE = "tests.training.example_networks"
 
@@ -180,3 +181,8 @@ def test_a_loss_must_be_a_scalar():
         Term("mine", 1.0, lambda x, y: x - y).value(a, b)
     with pytest.raises(InputError, match="the loss mine gave float, not a scalar tensor"):
         Term("mine", 1.0, lambda x, y: cast(Any, 0.0)).value(a, b)
+
+
+def test_options_and_functions_name_the_same_losses():
+    assert tuple(PICTURE_LOSSES) == PICTURE_LOSS_NAMES
+    assert tuple(MASK_LOSSES) == MASK_LOSS_NAMES

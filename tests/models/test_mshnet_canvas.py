@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from jaxsr.interop import to_jax
-from jaxsr.models.mshnet import MSHNet, MSHNetConfig
 from jaxsr.models.mshnet.canvas import WHOLE, Extents
+from jaxsr.models.mshnet.config import MSHNetConfig
+from jaxsr.models.mshnet.network import MSHNet
 
 SIZES = [(32, 48), (64, 80), (16, 16), (48, 16)]
 CANVAS = (64, 96)

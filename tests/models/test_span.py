@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F
 
 from jaxsr.interop import to_jax
-from jaxsr.models.span import Span, SpanConfig, merge
-from jaxsr.models.span.generator import FactoredConv
-from jaxsr.training.span import SpanRun, SpanTask
+from jaxsr.models.span.config import SpanConfig
+from jaxsr.models.span.generator import FactoredConv, Span, merge
+from jaxsr.training.presets.span import SpanRun
+from jaxsr.training.span import SpanTask
 from tests.covering import every_pair
 
 

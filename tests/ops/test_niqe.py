@@ -22,7 +22,7 @@ from jaxsr import ops
 
 SIZE = (200, 210)
 RTOL = 1e-3
-"""Of patches in number. Exponents are steps of 0.001, of which rounding chooses one or the next."""
+"""Tolerance for images with many patches: exponents are steps of 0.001, and rounding picks one."""
 
 
 @pytest.fixture

@@ -86,7 +86,7 @@ def test_the_command_takes_one_for_each_file(photos, tmp_path, capsys):
     told = capsys.readouterr().out
     assert "jaxsr's own, photo for 1 of 2 files" in told
     assert "jaxsr's own, clean for 1 of 2 files" in told
-    assert "photo suits JPEG files and pictures with their traces" in told
+    assert "weights are chosen per file: photo for JPEG artefacts" in told
     assert restore.main([*words, "--model", "clean", "--out", str(tmp_path / "again")]) == 0
     assert "model: jaxsr's own, clean, RGB ×4" in capsys.readouterr().out
     for name in ("a.jpg", "b.png"):

@@ -41,10 +41,10 @@ class Options:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "Missing from python -m tool: --out PATH"),
-        (["--out"], "Missing value for argument '--out'"),
-        (["--out", "x", "--size", "y"], "Error parsing --size: invalid literal"),
-        (["--out", "x", "--szie", "1"], "Unrecognized options: --szie, 1"),
+        ([], "--out is missing: Folder for the results; see"),
+        (["--out"], "--out needs a value; see"),
+        (["--out", "x", "--size", "y"], "--size must be a whole number, got 'y'; see"),
+        (["--out", "x", "--szie", "1"], "unknown option --szie; did you mean --size?; see"),
     ],
 )
 def test_what_the_parser_rejects_names_the_help_once(words, message):

@@ -8,10 +8,11 @@ import pytest
 
 from jaxsr.errors import InputError
 from jaxsr.interop.bounded_read import MOST_BYTES
-from jaxsr.training import span
 from jaxsr.training.cli_options import parse_command_line
 from jaxsr.training.config_file import read_config, summarize, to_json
 from jaxsr.training.find_task import find_task
+from jaxsr.training.presets import span
+from jaxsr.training.span import SpanTask
 
 PRESETS = {
     f"{name} {preset}": (name, config)
@@ -70,7 +71,7 @@ def test_wrong_options_are_refused(change, message, tmp_path):
 
 
 def test_the_summary_names_the_preset_and_what_differs():
-    presets = span.SpanTask.presets
+    presets = SpanTask.presets
     for name, config in presets.items():
         assert summarize(config, presets) == f"options: preset {name}; config.json has all"
     model = dataclasses.replace(span.QUICK.model, width=20)
@@ -89,7 +90,7 @@ def test_a_run_starts_from_the_configuration_of_another(tmp_path):
     expected = dataclasses.replace(config, out=None, batch=8)
     for arguments in (["--config", str(path), "--batch", "8"], ["span", f"--config={tmp_path}"]):
         name, task, parsed = parse_command_line(arguments)
-        assert (name, task) == ("span", span.SpanTask)
+        assert (name, task) == ("span", SpanTask)
         assert parsed == dataclasses.replace(expected, batch=8 if "--batch" in arguments else 16)
     assert parse_command_line(["--config", str(path), "--epochs", "2"])[2].steps is None
 

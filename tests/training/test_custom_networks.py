@@ -17,9 +17,9 @@ from jaxsr.models.outputs import answer_of
 from jaxsr.models.picture_objective import PictureObjective
 from jaxsr.restoration.models import find_model
 from jaxsr.runtime.options import ComputeOptions
-from jaxsr.training import detection, super_resolution
 from jaxsr.training.detection import DetectionTask
 from jaxsr.training.engines import make_engine
+from jaxsr.training.presets import detection, super_resolution
 from jaxsr.training.remat import remat_blocks
 from jaxsr.training.super_resolution import SuperResolutionTask
 from jaxsr.training.task_run import TaskRun
@@ -153,7 +153,7 @@ def test_the_pages_file_in_an_empty_folder_trains_on_a_mesh_and_resumes_to_the_b
     options = [*SMALL, "--network", "nets_of_a_user:Net", "--network-args", json.dumps(arguments),
                "--scale", 2, "--mesh", 2]  # fmt: skip
     assert run(*options, "--out", "whole") == 0
-    assert "nets_of_a_user:Net ×2, 852 parameters" in capsys.readouterr().err
+    assert "nets_of_a_user:Net ×2, 852 parameters" in capsys.readouterr().out
     assert run(*options, "--steps", 2, "--out", "parts") == 0
     assert run("--resume", "--out", "parts", "--steps", 4) == 2  # nobody names the code
     assert "parts names the code nets_of_a_user:Net, and a run folder runs no code" in (
@@ -236,7 +236,7 @@ WRONG = {
         ["--network", f"{HERE}:NeedsWidth"],
         "does not take these arguments .*'width'.* --network-args",
     ),
-    "arguments no JSON": (["--network-args", "{width}"], "network_args is no JSON"),
+    "arguments no JSON": (["--network-args", "{width}"], "network_args is not JSON"),
     "another number of channels": (
         ["--channels", 1],
         r"on pictures \(1, 1, 8, 8\) failed: RuntimeError: .*channels.*\.py:\d+",

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from jaxsr.models.fast_srgan.config import FastSRGANConfig
-from jaxsr.training.fast_srgan import FastSRGANRun, FastSRGANTask
+from jaxsr.training.fast_srgan import FastSRGANTask
+from jaxsr.training.presets.fast_srgan import FastSRGANRun
 from tests.training.running import take_steps
 
 SMALL = FastSRGANRun(

@@ -8,10 +8,11 @@ import torch
 
 from jaxsr.errors import InputError
 from jaxsr.interop.weights import export_weights
-from jaxsr.training import super_resolution
 from jaxsr.training.engines import make_engine
 from jaxsr.training.fine_tuning import freeze, initialise, parse_factors, prepare_network
 from jaxsr.training.phases import phase_at
+from jaxsr.training.presets import super_resolution
+from jaxsr.training.super_resolution import SuperResolutionTask
 from jaxsr.training.task_run import TaskRun
 from tests.training.example_networks import Enlarger
 
@@ -26,7 +27,7 @@ CONFIG = dataclasses.replace(
 
 def trained(config):
     """The task, its engine, metrics and weights after all steps."""
-    run = TaskRun("super-resolution", super_resolution.SuperResolutionTask, config)
+    run = TaskRun("super-resolution", SuperResolutionTask, config)
     lines = prepare_network(run.network, run.config)
     before = {n: t.clone() for n, t in run.network.state_dict().items()}
     engine, metrics = make_engine(run), []

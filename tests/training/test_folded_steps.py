@@ -9,8 +9,10 @@ import pytest
 
 from jaxsr.models.fast_srgan.config import FastSRGANConfig
 from jaxsr.models.mshnet.config import MSHNetConfig
-from jaxsr.training.fast_srgan import FastSRGANRun, FastSRGANTask
-from jaxsr.training.mshnet import MSHNetRun, MSHNetTask
+from jaxsr.training.fast_srgan import FastSRGANTask
+from jaxsr.training.mshnet import MSHNetTask
+from jaxsr.training.presets.fast_srgan import FastSRGANRun
+from jaxsr.training.presets.mshnet import MSHNetRun
 from tests.training.running import take_steps
 
 RUNS = {

@@ -13,7 +13,8 @@ from jaxsr.detection.detector import load_detector
 from jaxsr.models.mshnet.config import MSHNetConfig
 from jaxsr.runtime.options import ComputeOptions
 from jaxsr.training.engines import make_engine
-from jaxsr.training.mshnet import QUICK, MSHNetTask
+from jaxsr.training.mshnet import MSHNetTask
+from jaxsr.training.presets.mshnet import QUICK
 from jaxsr.training.task_run import TaskRun
 from tests.training.running import take_steps
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from jaxsr import train
 from jaxsr.interop.weights import read_weights
-from jaxsr.models.span import SpanConfig
+from jaxsr.models.span.config import SpanConfig
 from jaxsr.training.cli_options import parse_command_line
 from jaxsr.training.span import SpanTask
 from tests.training.running import take_steps
@@ -98,7 +98,7 @@ def test_the_command_trains_on_a_folder_and_the_built_in_photos(tmp_path, capsys
     assert run(*OPTIONS, "--preset", "restore", "--data", photos, "--out", out) == 0
     # 4 photos and 9 built-in ones, of which at least one and the two others are held out; each
     # also smaller, which does not make more photos of them.
-    assert "training on 12 photos" in capsys.readouterr().err
+    assert "training on 12 photos" in capsys.readouterr().out
     arrays, notes = read_weights(out / "generator.safetensors")
     assert notes["family"] == "span"
     assert notes["config"]["width"] == 4

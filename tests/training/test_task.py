@@ -20,7 +20,7 @@ from jaxsr.train import main
 from jaxsr.training.cli_options import parse_command_line
 from jaxsr.training.find_task import find_task
 from jaxsr.training.metrics_logger import Records
-from jaxsr.training.task import TaskConfig
+from jaxsr.training.task_config import TaskConfig
 from jaxsr.training.task_run import TaskRun
 from tests.training.running import take_steps
 
@@ -222,9 +222,23 @@ def test_compiling_does_not_count_in_rate_and_eta(tmp_path, monkeypatch, capsys)
     clock[0] = 60.0  # a minute of compiling, after which the first step runs
     records.compiled(1)
     clock[0] = 70.0
-    records.steps(10, "main", {step: {"loss": 1.0} for step in range(1, 11)})
+    figures = {"net/grad_norm": 2.0, "net/loss": 1.0, "net/lr": 0.5}
+    records.steps(10, "main", {step: figures for step in range(1, 11)})
     records.close()
-    assert "1.0 images/s  ETA 1:30" in capsys.readouterr().err
+    line = "step 10/100  loss 1  lr 0.5  1.0 images/s  ETA 1:30  main  grad_norm 2\n"
+    assert capsys.readouterr().out == (tmp_path / "log.txt").read_text() == line
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_lines_come_every_log_every_steps(folder, capsys, monkeypatch, quiet):
+    monkeypatch.setenv("JAXSR_QUIET", str(int(quiet)))
+    run = ["fit_task:Fit", "--engine", "torch", "--steps", "9", "--validate-every", "3"]
+    assert main([*run, "--log-every", "4", "--out", "runs/mine"]) == 0
+    lines = Path("runs/mine/log.txt").read_text().splitlines()
+    steps = [line.split()[1] for line in lines if line.startswith("step ")]
+    assert steps == ["4/9", "8/9", "9/9"]
+    said = capsys.readouterr()
+    assert said.out.splitlines() == ([] if quiet else lines) and not said.err
 
 
 def test_a_resume_of_a_mistyped_folder_says_that_a_run_begins(folder, capsys):
@@ -326,7 +340,7 @@ def test_weights_whose_metric_is_nan_give_way_to_others(folder, capfd):
             ["fit_task:Fit", "--workers", str(2 * available_cpus() + 1)],
             f"workers must be at most {2 * available_cpus()}, twice the processors",
         ),
-        (["fit_task:Fit", "--wdth", "3"], "Unrecognized options"),
+        (["fit_task:Fit", "--wdth", "3"], "unknown option --wdth"),
         (["fit_task.py:NoMetric"], "metric is 'iou'"),
     ],
 )
@@ -357,7 +371,7 @@ def test_an_error_of_torchs_step_is_not_hidden_by_the_search_for_an_index(folder
 
 
 def test_options_without_a_type_are_refused():
-    with pytest.raises(InputError, match=r"Config\.widht = 5 is no option .* \(widht: int = 5\)"):
+    with pytest.raises(InputError, match=r"Config\.widht = 5 is not a known .* \(widht: int = 5\)"):
 
         class Config(TaskConfig):
             widht = 5

@@ -60,7 +60,7 @@ def test_a_name_and_nested_options(capsys):
     assert run.folder.name.startswith("span-")
     assert load_file(run.weights)["conv_cat.weight"].shape == (4, 16, 1, 1)
     assert run.validation["psnr_y"] > 0
-    said = " ".join(capsys.readouterr().err.split())
+    said = " ".join(capsys.readouterr().out.split())
     assert "options: preset quick steps=1 batch=4" in said and "model.width=4" in said
 
 
@@ -76,9 +76,9 @@ def test_options_become_words():
 @pytest.mark.parametrize(
     ("task", "options", "message"),
     [
-        (Fit, {"stepz": 3}, "Unrecognized options: --stepz"),
+        (Fit, {"stepz": 3}, "unknown option --stepz"),
         (Fit, {"steps": 0}, "steps must be at least 1"),
-        (Fit, {"engine": "tf"}, "invalid choice 'tf'|engine"),
+        (Fit, {"engine": "tf"}, "--engine must be one of jax, torch, got 'tf'"),
         (Fit, {"aot": "v5e:1x1"}, "compiles instead of training; use python -m jaxsr.train"),
         ("spam", {}, "no model family 'spam' to train"),
         (dict, {}, "is not a task; make it a subclass of jaxsr.Task"),

@@ -80,7 +80,7 @@ def _train(task, *options):
 @pytest.mark.usefixtures("folder")
 def test_restore_and_compare_take_the_run_folder(capsys):
     file = _train("Sharpening", "--width", "6")
-    assert "crops/s" in capsys.readouterr().err
+    assert "crops/s" in capsys.readouterr().out
     assert "crops_per_s" in json.loads(Path("runs/own/metrics.jsonl").read_text().splitlines()[0])
     words = [
         "picture.png",

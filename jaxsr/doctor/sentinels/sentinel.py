@@ -37,7 +37,7 @@ class Sentinel:
     avoided: str | None
     """How jaxsr's programs avoid it; None where they are at risk."""
     tolerance: float
-    """Of the result, in units of the reference's largest value."""
+    """Tolerance of the result, in units of the reference's largest value."""
 
 
 def sentinel(

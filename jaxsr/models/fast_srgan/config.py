@@ -1,7 +1,7 @@
 """The one configuration of the Fast-SRGAN family: super-resolution and restoration forms alike.
 
 Sizes are in pixels, intensities of images in [-1, 1]. Defaults are the super-resolution form of
-https://github.com/HasnainRaz/Fast-SRGAN. Presets that train both: `jaxsr/training/fast_srgan.py`.
+https://github.com/HasnainRaz/Fast-SRGAN. Presets of both: `jaxsr/training/presets/fast_srgan.py`.
 """
 
 import math

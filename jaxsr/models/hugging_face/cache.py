@@ -248,7 +248,7 @@ def _window(config: PreTrainedConfig, layers: list[Any]) -> int | None:
 
 def needs_order(config: PreTrainedConfig) -> bool:
     """Whether a block that keeps all slots must find its tokens in adjacent ones, where tokens are
-    appended: distances count in windows and chunks that are no rings, and in biases by place.
+    appended: distances count in windows and chunks that are not rings, and in biases by place.
     """
     layers = StaticCache(config, max_cache_len=_NO_LIMIT).layers
     has_windows = any(type(layer) is StaticSlidingWindowLayer for layer in layers)

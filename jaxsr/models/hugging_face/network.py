@@ -41,7 +41,7 @@ class LibraryConfig:
     max_position_embeddings: int
     """Tokens of context; the largest number where nothing bounds it."""
     num_key_value_heads: int
-    """Of most blocks; 1 where the configuration does not say."""
+    """Heads of most blocks; 1 where the configuration does not say."""
     keeps_states: bool
     """Whether blocks keep states of convolutions or recurrences."""
     short_context: int | None
@@ -106,7 +106,7 @@ class LibraryLM(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the activations."""
+        """Dtype of the activations."""
         return self.inner.dtype
 
     @torch.no_grad()
@@ -213,7 +213,7 @@ class LibraryLM(nn.Module):
 
     @torch.no_grad()
     def cache_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of each entry of a cache, (K, D) or a state's: without its rows and slots."""
+        """Shape of each entry of a cache, (K, D) or a state's: without its rows and slots."""
         device = next(self.parameters()).device
         entries = self(torch.zeros((1, 2), dtype=torch.int64, device=device))[1]
         return {

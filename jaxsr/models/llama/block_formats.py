@@ -37,7 +37,7 @@ class Levels:
     offset: int = 0
     """Level of a weight 0, before zeros are added."""
     scale: Tensor
-    """Of each block, (O, B)."""
+    """Scale of each block, (O, B)."""
     sub_scale: Tensor | None = None
     """Whole numbers that multiply the scale, (O, B · G); None for 1."""
     zero: Tensor | None = None
@@ -75,7 +75,7 @@ class Format:
     """One block format."""
 
     weights: int
-    """Of a block."""
+    """Weights of a block."""
     size: int
     """Bytes of a block."""
     bits: int

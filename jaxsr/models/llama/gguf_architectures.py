@@ -24,7 +24,7 @@ _REFUSED = {
     "deci": "no model of transformers",
     "clip": "an encoder of images",
 }
-"""Architectures that are no causal language models of transformers, and what they are."""
+"""Architectures that are not causal language models of transformers, and what they are."""
 
 
 class Header:
@@ -91,7 +91,7 @@ def read_config(file: GGUFFile) -> Config:
         )
     if len(getattr(file.tensors.get("token_embd.weight"), "shape", ())) != 2:
         raise InputError(
-            f"{file.path} has no matrix token_embd.weight, so it is no complete model; fetch it "
+            f"{file.path} has no matrix token_embd.weight, so it is not a complete model; fetch it "
             "again"
         )
     config = _shared(header) | ARCHITECTURES[architecture](header)

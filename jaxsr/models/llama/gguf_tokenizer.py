@@ -78,7 +78,7 @@ def build(file: GGUFFile) -> tuple[Any, int | None]:
     except Exception as error:  # tokenizers raises bare Exception
         raise InputError(
             f"{file.path} has a damaged tokenizer ({str(error).splitlines()[0]:.200}); give the "
-            "model's tokenizer.json with --tokenizer"
+            "the model's tokenizer.json with --tokenizer"
         ) from error
     split = file.fields.get("tokenizer.ggml.pre")
     begins = kind == "llama" or (kind == "gpt2" and split in _WITHOUT_MERGES)
@@ -119,7 +119,9 @@ _TOOL_ENDS = ("<|return|>", "<|call|>")
 def _texts(file: GGUFFile, name: str) -> list[str]:
     texts = file.need(f"tokenizer.ggml.{name}")
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise InputError(f"{file.path}: tokenizer.ggml.{name} is no list of texts; fetch it again")
+        raise InputError(
+            f"{file.path}: tokenizer.ggml.{name} is not a list of texts; fetch it again"
+        )
     if texts and (longest := max(map(len, texts))) > _LONGEST_TOKEN:
         raise InputError(
             f"{file.path}: tokenizer.ggml.{name} has a text of {longest:,} characters, more than "
@@ -261,8 +263,8 @@ def _add_tokens(inner: Any, file: GGUFFile, texts: Sequence[str]) -> None:
     kinds = file.fields.get("tokenizer.ggml.token_type", [])
     if not isinstance(kinds, list) or len(kinds) > len(texts):
         raise InputError(
-            f"{file.path}: tokenizer.ggml.token_type is no list of {len(texts)} numbers; give the "
-            "model's tokenizer.json with --tokenizer"
+            f"{file.path}: tokenizer.ggml.token_type is not a list of {len(texts)} numbers; give "
+            "the model's tokenizer.json with --tokenizer"
         )
     for number, add in ((_USER_DEFINED, inner.add_tokens), (_CONTROL, inner.add_special_tokens)):
         special = number == _CONTROL

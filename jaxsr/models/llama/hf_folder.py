@@ -87,7 +87,7 @@ def _shards(index: Path) -> list[str]:
     outside = sorted(n for n in names if Path(n).name != n or not n.endswith(".safetensors"))
     if outside:
         raise InputError(
-            f"{index} names {outside[0]!r:.100}, which is no safetensors file of its folder; "
+            f"{index} names {outside[0]!r:.100}, which is not a safetensors file of its folder; "
             "get the index from its source again"
         )
     return sorted(names)
@@ -102,5 +102,5 @@ def read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """
     for path in weight_files(folder):
         with open_safetensors(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118  (a safe_open is no mapping)
+            for name in file.keys():  # noqa: SIM118  (a safe_open is not a mapping)
                 yield name, file.get_tensor(name)

@@ -96,7 +96,7 @@ def generation_settings(folder: Path, fields: JsonObject) -> tuple[tuple[int, ..
     if wrong := [token for token in stop_ids if type(token) is not int or token < 0]:
         source = path if "eos_token_id" in generation else folder / "config.json"
         raise InputError(
-            f"{source} has the eos_token_id {wrong[0]!r}, which is no token; correct it"
+            f"{source} has the eos_token_id {wrong[0]!r}, which is not a token; correct it"
         )
     return stop_ids, generation
 

@@ -247,11 +247,11 @@ class CausalLM(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the activations."""
+        """Dtype of the activations."""
         return self.model.norm.weight.dtype
 
     def cache_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of each entry of a cache, (K, D): without its rows and slots."""
+        """Shape of each entry of a cache, (K, D): without its rows and slots."""
         shape = (self.config.num_key_value_heads, self.config.head_dim)
         layers = range(self.config.num_hidden_layers)
         return {f"layers.{i}.{name}": shape for i in layers for name in ("keys", "values")}

@@ -27,7 +27,8 @@ def swap_quantized(network: nn.Module, tensors: dict[str, Tensor], stated: Any) 
     """
     if not isinstance(stated, Mapping):
         raise InputError(
-            f"config.json has quantization_config {stated!r:.60}, which is no object; get it again"
+            f"config.json has quantization_config {stated!r:.60}, which is not an object; get it "
+            "again"
         )
     quantization = read_quantization(stated)
     if quantization.layout == "scaled":
@@ -109,7 +110,7 @@ def _swap_scaled(
         if activations == "int8":
             layer = W8A8Linear(weight, scale, bias=bias)
         else:
-            # One scale, or one per output, is no block whatever the stated block size.
+            # One scale, or one per output, is not a block whatever the stated block size.
             unblocked = scale.numel() in (1, weight.shape[0]) and scale.shape != _blocks(
                 weight, block
             )

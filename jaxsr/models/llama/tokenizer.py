@@ -134,7 +134,7 @@ def _from_gguf(file: GGUFFile) -> Tokenizer:
     template = file.fields.get("tokenizer.chat_template")
     if not isinstance(template, str | None):
         raise InputError(
-            f"{file.path} has a tokenizer.chat_template that is no text; use --raw, or --tokenizer"
+            f"{file.path} has a tokenizer.chat_template that is not text; use --raw, or --tokenizer"
         )
     return Tokenizer(
         inner=inner, bos_id=bos_id, template=template, special=gguf_tokenizer.special_tokens(file)

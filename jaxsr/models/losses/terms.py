@@ -4,7 +4,6 @@ A name without a weight has 1. `package.module:function` is a function of (predi
 returns a scalar, or a class without arguments whose objects are called so (`torch.nn:HuberLoss`).
 """
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -16,9 +15,6 @@ from jaxsr.interop.python_state import Snapshot, kept_change
 from jaxsr.models.build import import_attribute
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-
-ADVERSARIAL = "adversarial"
-"""The term that a discriminator gives; it has no function of its own."""
 
 
 class Term(NamedTuple):
@@ -55,39 +51,6 @@ class Term(NamedTuple):
                 "no_grad(), rounding and comparisons"
             )
         return value
-
-
-def parse_weights(text: str, *, names: Iterable[str], option: str) -> dict[str, float]:
-    """Weights by the loss's name, in the text's order.
-
-    Args:
-      text: as the module's docstring shows it.
-      names: losses that need no module.
-      option: whose text it is, for errors.
-
-    Raises:
-      InputError: an unknown loss, one twice, or a weight that is no number above 0.
-    """
-    weights: dict[str, float] = {}
-    for part in text.split(","):
-        name, equals, number = (word.strip() for word in part.partition("="))
-        if name not in (known := [*names]) and ":" not in name:
-            raise InputError(
-                f"{option} {text!r}: no loss {name!r}; there are {', '.join(known)}, and "
-                "package.module:function of your own"
-            )
-        if name in weights:
-            raise InputError(f"{option} {text!r} names {name} twice; give one weight")
-        try:
-            weights[name] = float(number) if equals else 1.0
-        except ValueError:
-            weights[name] = math.nan
-        if not 0 < weights[name] < math.inf:
-            raise InputError(
-                f"{option} {text!r}: {name} has the weight {number!r}; give a number above 0, as "
-                f"{name}=0.5"
-            )
-    return weights
 
 
 def make_terms(

@@ -1,7 +1,7 @@
 """The configuration of MSHNet: one network that marks small targets in infrared images.
 
 Defaults are the network of "Infrared Small Target Detection with Scale and Location Sensitivity"
-(CVPR 2024, arXiv:2403.19366). Presets that train it: `jaxsr/training/mshnet.py`.
+(CVPR 2024, arXiv:2403.19366). Presets that train it: `jaxsr/training/presets/mshnet.py`.
 """
 
 from dataclasses import dataclass

@@ -47,7 +47,7 @@ class Xmod(nn.Module):
 
 
 class Mimi(nn.Module):
-    """Keeps the numbers of its configuration in buffers that are no part of the state_dict."""
+    """Keeps the numbers of its configuration in buffers that are not part of the state_dict."""
 
     def __init__(self):
         super().__init__()

@@ -198,7 +198,7 @@ def test_five_hundred_offsets_before_and_after_a_convolution(seed):
 @pytest.mark.parametrize(
     ("network", "taps", "width", "dtype", "found"),
     [
-        # From the first on every other result begins with a column that is no part of the image.
+        # From the first on every other result begins with a column that is not part of the image.
         # The sum at the end, of images that have one, is moved by a product to be unfolded.
         ("two", 3, 64, "bfloat16", [(2, 33), (2, 32), (2, 33), (2, 32)]),
         ("two", 3, 64, "float32", [(3, 32), (3, 32), (3, 32)]),

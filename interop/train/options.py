@@ -1,0 +1,116 @@
+"""Options of the optimiser and of the step, checked at construction; they load no framework."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxsr.interop.errors import InputError
+
+OPTIMIZERS = ("adam", "adamw", "sgd", "adagrad")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """An optimiser, its schedule and its clipping; both engines build theirs from it."""
+
+    optimizer: Literal["adam", "adamw", "sgd", "adagrad"] = "adamw"
+    """Update rule, as torch.optim defines it."""
+    lr: float = 1e-4
+    """Peak learning rate."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay of Adam's first and second moments."""
+    eps: float | None = None
+    """Added to the denominator. Default: torch's, 1e-8 for Adam and 1e-10 for Adagrad."""
+    weight_decay: float = 0.0
+    """Decay of the weights: decoupled in adamw, part of the gradient in the others, as in torch."""
+    momentum: float = 0.0
+    """SGD's momentum."""
+    dampening: float = 0.0
+    """SGD's dampening of the momentum."""
+    nesterov: bool = False
+    """SGD with Nesterov's momentum."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """Learning rate over the run: constant, or a half cosine down to `final_lr`."""
+    warmup_steps: int = 0
+    """Updates over which the learning rate rises linearly from 0."""
+    final_lr: float = 0.0
+    """Learning rate at the end of the cosine."""
+    clip_norm: float | None = None
+    """Largest global norm of one network's gradient; None leaves gradients alone."""
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in OPTIMIZERS:
+            raise InputError(
+                f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}"
+            )
+        if not self.lr > 0:
+            raise InputError(f"lr must be positive, got {self.lr}")
+        if self.schedule not in ("constant", "cosine"):
+            raise InputError(f"schedule must be constant or cosine, got {self.schedule!r}")
+        for name in ("weight_decay", "momentum", "warmup_steps", "final_lr"):
+            if getattr(self, name) < 0:
+                raise InputError(f"{name} must not be negative, got {getattr(self, name)}")
+        if not all(0 <= b < 1 for b in self.betas):
+            raise InputError(f"betas must lie in [0, 1), got {self.betas}")
+        if self.nesterov and (self.momentum == 0 or self.dampening != 0):
+            raise InputError("nesterov needs a momentum above 0 and a dampening of 0")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise InputError(f"clip_norm must be positive, got {self.clip_norm}")
+
+    @property
+    def epsilon(self) -> float:
+        if self.eps is not None:
+            return self.eps
+        return 1e-10 if self.optimizer == "adagrad" else 1e-8
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepConfig:
+    """Options of the step beyond the objective."""
+
+    batch_norm: Literal["global", "local"] = "global"
+    """Statistics over the global batch, or over each device's rows."""
+    accumulate: int = 1
+    """Slices a batch is cut into; gradients are averaged over them before the update."""
+    ema: float = 0.0
+    """Decay of the moving average of the exported network's parameters; 0 keeps none."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Dtype that the players' networks compute in; parameters, losses and updates stay float32."""
+    lane_folding: Literal["auto", "on", "off"] = "auto"
+    """Narrow convolutions with columns folded into a TPU's lanes; auto: on TPUs, and channels last
+    on CPUs."""
+
+    def __post_init__(self) -> None:
+        if self.batch_norm not in ("global", "local"):
+            raise InputError(f"batch_norm must be global or local, got {self.batch_norm!r}")
+        if self.accumulate < 1:
+            raise InputError(f"accumulate must be at least 1, got {self.accumulate}")
+        if not 0 <= self.ema < 1:
+            raise InputError(f"ema must lie in [0, 1), got {self.ema}")
+        if self.lane_folding not in ("auto", "on", "off"):
+            raise InputError(f"lane_folding must be auto, on or off, got {self.lane_folding!r}")
+        if self.dtype not in ("float32", "bfloat16"):
+            raise InputError(f"dtype must be float32 or bfloat16, got {self.dtype!r}")
+
+    def per_device(self, *, model_devices: int) -> bool:
+        """Whether the step is written out for each device, rather than partitioned by XLA.
+
+        Args:
+          model_devices: devices that share one replica of the parameters.
+        """
+        return self.batch_norm == "local" or (self.dtype != "float32" and model_devices == 1)
+
+    def check_fits(self, mesh: Mapping[str, int]) -> None:
+        """Refuses a mesh of these sizes where the step cannot run on it.
+
+        Raises:
+          ValueError: local BatchNorm with parameters that are split.
+        """
+        split = {axis: size for axis, size in mesh.items() if axis != "data" and size > 1}
+        if self.batch_norm == "local" and split:
+            listed = ", ".join(f"{axis}={size}" for axis, size in split.items())
+            raise InputError(
+                f"batch_norm=local needs whole parameters on every device, but the mesh has "
+                f"{listed}; use batch_norm=global, or --mesh {math.prod(mesh.values())}"
+            )

@@ -1,0 +1,91 @@
+"""`eval "$(jaxsr --completion)"`: commands, tasks, options and their values in bash and zsh."""
+
+import dataclasses
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from jaxsr.runtime.help_page import is_positional
+from jaxsr.training.find_task import TASKS, find_options
+
+OPTIONS = {
+    "restore": "restoration.config:RestoreConfig",
+    "detect": "detection.config:DetectConfig",
+    "evaluate": "detection.config:EvaluateConfig",
+    "generate": "generation.config:GenerateConfig",
+    "check": "checking.config:CheckConfig",
+    "compare ops": "comparison.ops_options:OpsOptions",
+    "compare trace": "comparison.commands:TraceOptions",
+    "compare traces": "comparison.commands:TracesOptions",
+    "compare engines": "comparison.commands:EnginesOptions",
+    "doctor": "doctor:DoctorConfig",
+}
+"""The options of every command but `train`, whose tasks have their own."""
+
+_SCRIPT = """\
+[ -n "$ZSH_VERSION" ] && {
+  whence compdef > /dev/null || { autoload -Uz compinit; compinit; }
+  autoload -Uz bashcompinit; bashcompinit
+}
+_jaxsr() {
+  local word="${COMP_WORDS[COMP_CWORD]}" previous="${COMP_WORDS[COMP_CWORD-1]}" words
+  case "${COMP_WORDS[1]} ${COMP_WORDS[2]}" in
+%(options)s
+  esac
+  case "$COMP_CWORD ${COMP_WORDS[1]} $word" in
+    *\\ -*) words="--help --quiet --version $words" ;;
+    1\\ *) words="%(commands)s" ;;
+    2\\ train\\ *) words="%(tasks)s" ;;
+    2\\ compare\\ *) words="ops trace traces engines" ;;
+    *) words="" ;;
+  esac
+  case "$previous" in
+%(values)s
+  esac
+  COMPREPLY=( $(compgen -W "$words" -- "$word") )
+}
+complete -o default -F _jaxsr jaxsr
+"""
+
+
+def load_options(command: str) -> type:
+    """The dataclass of a command's options, by its words: `restore`, `train span`."""
+    if command.startswith("train "):
+        return find_options(command.removeprefix("train ")).Config
+    module, _, name = OPTIONS[command].partition(":")
+    return getattr(import_module(f"jaxsr.{module}"), name)
+
+
+def completion_script(commands: list[str]) -> str:
+    """A script that both shells evaluate; zsh takes bash's completions."""
+    named = [*OPTIONS, *(f"train {task}" for task in TASKS)]
+    lines: list[str] = []
+    values: dict[str, dict[str, None]] = {}
+    for command in sorted(named, key=len, reverse=True):  # `compare traces` before `compare trace`
+        found = dict(_options("--", load_options(command)))
+        words = [*found, *(["--preset", "--config"] if command.startswith("train") else [])]
+        lines.append(f'    "{command}"*) words="{" ".join(words)}" ;;')
+        for option, choices in found.items():
+            values[option] = values.get(option, {}) | dict.fromkeys(choices)
+    (default,) = (line for line in lines if f'"train {next(iter(TASKS))}"' in line)
+    lines.append(default.replace(next(iter(TASKS)), "", 1))  # without a task it is the first one
+    return _SCRIPT % {
+        "options": "\n".join(lines),
+        "commands": " ".join(commands),
+        "tasks": " ".join(TASKS),
+        "values": "\n".join(f'    {o}) words="{" ".join(c)}" ;;' for o, c in values.items() if c),
+    }
+
+
+def _options(prefix: str, kind: Any) -> Iterator[tuple[str, list[str]]]:
+    """Names of a dataclass's options, each with its values where these are listed."""
+    types = get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        name, declared = prefix + field.name.replace("_", "-"), types[field.name]
+        if is_positional(kind, field.name):
+            continue
+        if dataclasses.is_dataclass(declared):
+            yield from _options(f"{name}.", declared)
+        else:
+            literal = get_origin(declared) is Literal
+            yield name, list(map(str, get_args(declared))) if literal else []

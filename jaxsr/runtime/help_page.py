@@ -1,0 +1,130 @@
+"""The options of a command as `--help` and the documentation show them: grouped, own ones first.
+
+tyro parses the command's dataclass itself; for the help it gets a view of it, with the same names,
+types and defaults.
+"""
+
+import ast
+import dataclasses
+import inspect
+import textwrap
+from typing import Annotated, Any, get_type_hints
+
+GROUPS = {
+    "model": ("model", "weights", "model_options", "trust_builder", "network", "network_args"),
+    "data": (
+        "data", "val", "held_out", "val_split", "lists", "mask_threshold", "on_bad_file", "shuffle",
+        "workers", "prefetch", "cache", "cache_gb", "scratch", "resident_gb",
+    ),
+    "optimisation": (
+        "optimizer", "lr", "lr_batch", "schedule", "warmup_steps", "final_lr", "betas", "eps",
+        "weight_decay", "momentum", "dampening", "nesterov", "clip_norm", "ema", "accumulate",
+        "batch_norm", "init", "freeze", "lr_factor",
+    ),
+    "device": (
+        "engine", "platform", "mesh", "dtype", "matmul_precision", "lane_folding", "remat",
+        "deterministic", "compile", "compile_cache",
+    ),
+    "output": (
+        "out", "resume", "branch_from", "log_every", "validate_every", "save_every", "tensorboard",
+        "profile",
+    ),
+    "ahead-of-time": ("aot", "aot_json", "aot_save", "aot_largest"),
+}  # fmt: skip
+"""Options by the title that they stand under; all others are the command's own, and come first."""
+
+
+def grouped_fields(kind: type) -> dict[str, list[dataclasses.Field]]:
+    """The fields of a dataclass by their title; its own are under `""`, the most special first."""
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    groups = {
+        title: [fields.pop(name) for name in names if _is_option(kind, fields.get(name))]
+        for title, names in GROUPS.items()
+    }
+    # Where a class only changes a default, the option is still that of the base.
+    rank = {name: n for n, base in enumerate(kind.__mro__) for name in _stated(base)}
+    own = sorted(fields.values(), key=lambda field: rank[field.name])
+    return {"": own} | {title: members for title, members in groups.items() if members}
+
+
+def _stated(kind: type) -> dict[str, Any]:
+    return vars(kind).get("__annotations__", {})
+
+
+def _is_option(kind: type, field: dataclasses.Field | None) -> bool:
+    """Whether it is an option by itself: a dataclass has a group of its own."""
+    return field is not None and not dataclasses.is_dataclass(get_type_hints(kind)[field.name])
+
+
+def field_texts(kind: type) -> dict[str, str]:
+    """The sentences under each field of a dataclass, its bases included, as one paragraph."""
+    texts: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        if not dataclasses.is_dataclass(base):
+            continue
+        try:
+            (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        except (OSError, TypeError):  # a class that was typed at a prompt: options without texts
+            continue
+        assert isinstance(tree, ast.ClassDef)
+        for statement, following in zip(tree.body, tree.body[1:], strict=False):
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                match following:
+                    case ast.Expr(value=ast.Constant(value=str(text))):
+                        texts[statement.target.id] = " ".join(text.split())
+    return texts
+
+
+def is_positional(kind: type, name: str) -> bool:
+    """Whether a field is a word of the command line without a name."""
+    import tyro
+
+    declared = get_type_hints(kind, include_extras=True)[name]
+    return tyro.conf.Positional in getattr(declared, "__metadata__", ())
+
+
+def help_view(kind: type, default: Any = None, *, first: type | None = None) -> type:
+    """A dataclass whose help tyro draws with a box for each group.
+
+    Args:
+      kind: the command's dataclass.
+      default: an object of it with the defaults. Default: those of the class.
+      first: a dataclass of further options, which stand first under its name in lower case.
+    """
+    import tyro
+
+    texts, types = field_texts(kind), get_type_hints(kind, include_extras=True)
+
+    def entry(field: dataclasses.Field) -> tuple[str, Any, Any]:
+        value = field.default if default is None else getattr(default, field.name)
+        if value is dataclasses.MISSING and field.default_factory is not dataclasses.MISSING:
+            value = field.default_factory()
+        if dataclasses.is_dataclass(value):
+            nested: Any = help_view(type(value), value)
+            return field.name, nested, dataclasses.field(default_factory=nested)
+        shown = tyro.conf.arg(help=texts.get(field.name), help_behavior_hint=_default_hint)
+        return field.name, Annotated[types[field.name], shown], dataclasses.field(default=value)
+
+    def box(title: str, group: Any) -> tuple[str, Any, Any]:
+        group.__doc__ = ""
+        shown = Annotated[group, tyro.conf.arg(name=title), tyro.conf.OmitArgPrefixes]
+        required = any(f.default is dataclasses.MISSING for f in dataclasses.fields(group))
+        default = dataclasses.field() if required else dataclasses.field(default_factory=group)
+        return f"group_{group.__name__}", shown, default
+
+    groups = grouped_fields(kind)
+    entries = [entry(field) for field in groups.pop("")]
+    if first is not None:
+        entries.insert(0, box(first.__name__.lower(), help_view(first)))
+    for title, fields in groups.items():
+        name = title.replace("-", "_")
+        entries.append(
+            box(title, dataclasses.make_dataclass(name, map(entry, fields), kw_only=True))
+        )
+    view = dataclasses.make_dataclass(kind.__name__, entries, kw_only=True)
+    view.__doc__ = kind.__doc__
+    return view
+
+
+def _default_hint(default: str) -> str:
+    return "" if default in ("None", "", "False") else f"(default: {default})"
