@@ -1,4 +1,4 @@
-"""`torch._foreach_lerp_` and the like, with which weights are averaged: one tensor after another."""
+"""`torch._foreach_lerp_` and the like, which average weights: one tensor after another."""
 
 from collections.abc import Callable
 from typing import Any
