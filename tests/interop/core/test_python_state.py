@@ -380,10 +380,7 @@ STATE: dict[str, tuple[Callable, str]] = {
         lambda s, x: x * cached_counter("a").step(),
         r"cached_counter\(\)\.n",
     ),
-    "object in a bounded cache": (
-        lambda s, x: x * bounded_counter("a").step(),
-        r"bounded_counter\(\)\.n",
-    ),
+    "bounded cache": (lambda s, x: x * bounded_counter("a").step(), r"bounded_counter\(\)\.n"),
     "table in a bounded cache": (in_bounded_table, r"bounded_table\(\)\['n'\]"),
     "library": (of_a_library, r"numpy\.linalg\.jaxsr_test_count"),
     "descriptor": (lambda s, x: x * s.ticket, r"Net\.ticket\.n"),
@@ -500,48 +497,3 @@ def test_caches_and_logs_are_no_state(name):
         CACHE.clear()
         np.testing.assert_allclose(apply(x), expected, rtol=1e-6)
     assert not CACHE  # no tensor of a trace stays there
-
-
-class Counting(torch.autograd.Function):
-    """Its backward has state: that of each step of training would be the first one's."""
-
-    calls = 0
-    by_name: ClassVar[dict[str, int]] = {"n": 0}
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, kind: str) -> Any:
-        ctx.kind = kind
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        if ctx.kind == "class":
-            Counting.calls += 1
-            return gradient * Counting.calls, None
-        if ctx.kind == "table":
-            Counting.by_name["n"] += 1
-            return gradient * Counting.by_name["n"], None
-        if ctx.kind == "global":
-            OBJECT.step()
-            return gradient * OBJECT.n, None
-        return gradient * width(3), None
-
-
-@pytest.mark.parametrize(
-    ("kind", "path"),
-    [
-        ("class", r"Counting\.calls"),
-        ("table", r"Counting\.by_name\['n'\]"),
-        ("global", r"OBJECT\.n"),
-    ],
-)
-def test_state_of_a_backward_is_refused(kind, path):
-    jm = to_jax(Net(lambda s, x: Counting.apply(x, kind)))
-    with pytest.raises(UnsupportedTorchError, match=rf"Counting\.backward changes `.*{path}"):
-        jax.grad(lambda x: jm.apply(jm.params, jm.buffers, x)[0].sum())(X)
-
-
-def test_a_backward_without_state_passes():
-    jm = to_jax(Net(lambda s, x: Counting.apply(x, "none")))
-    gradient = jax.grad(lambda x: jm.apply(jm.params, jm.buffers, x)[0].sum())(X)
-    np.testing.assert_array_equal(gradient, np.full_like(X, 6))

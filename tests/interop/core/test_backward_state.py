@@ -1,0 +1,77 @@
+"""State that the backward of a `torch.autograd.Function` keeps in Python: refused with its path."""
+
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from jaxsr.interop import UnsupportedTorchError, to_jax
+
+X = np.random.default_rng(0).standard_normal((2, 4)).astype(np.float32)
+
+
+class Counter:
+    n = 0
+
+    def step(self) -> None:
+        self.n += 1
+
+
+OBJECT = Counter()
+
+
+class Net(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return Counting.apply(x, self.kind)
+
+
+class Counting(torch.autograd.Function):
+    """Its backward has state: that of each step of training would be the first one's."""
+
+    calls = 0
+    by_name: ClassVar[dict[str, int]] = {"n": 0}
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, kind: str) -> Any:
+        ctx.kind = kind
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        if ctx.kind == "class":
+            Counting.calls += 1
+            return gradient * Counting.calls, None
+        if ctx.kind == "table":
+            Counting.by_name["n"] += 1
+            return gradient * Counting.by_name["n"], None
+        if ctx.kind == "global":
+            OBJECT.step()
+            return gradient * OBJECT.n, None
+        return gradient * 6, None
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        ("class", r"Counting\.calls"),
+        ("table", r"Counting\.by_name\['n'\]"),
+        ("global", r"OBJECT\.n"),
+    ],
+)
+def test_state_of_a_backward_is_refused(kind, path):
+    jm = to_jax(Net(kind))
+    with pytest.raises(UnsupportedTorchError, match=rf"Counting\.backward changes `.*{path}"):
+        jax.grad(lambda x: jm.apply(jm.params, jm.buffers, x)[0].sum())(X)
+
+
+def test_a_backward_without_state_passes():
+    jm = to_jax(Net("none"))
+    gradient = jax.grad(lambda x: jm.apply(jm.params, jm.buffers, x)[0].sum())(X)
+    np.testing.assert_array_equal(gradient, np.full_like(X, 6))
