@@ -27,8 +27,7 @@ from jaxsr.comparison.op_recorder import (
     OpRecorder,
     Record,
     StatisticsObserver,
-    figures_of,
-    matches,
+    TensorObserver,
     replay_call,
 )
 from jaxsr.comparison.torch_backend import cast_network
@@ -302,7 +301,7 @@ class JaxBackend:
                 return [np.asarray(x) for x in self._rounding(lambda: run(*known))()]
 
 
-class _TracedObserver:
+class _TracedObserver(TensorObserver):
     """Collects calls while a program is traced, and the tensors that it is to return.
 
     Args:
@@ -312,56 +311,47 @@ class _TracedObserver:
     """
 
     def __init__(self, keep: Sequence[str], *, window: int, budget: int) -> None:
+        super().__init__(_traced_value, keep=keep)
         self.taken: list[dict[str, jax.Array]] = []
-        self._keep = tuple(keep)
         self._window, self._budget = window, budget
         self._bytes = 0
-        self._calls: list[Call] = []
-        self._known: list[dict[str, np.ndarray]] = []
+        self._calls: list[tuple[Call, dict[str, np.ndarray]]] = []
 
     @property
     def more(self) -> bool:
         """Whether tensors are left for another program."""
         return self._bytes // self._budget > self._window
 
-    def before_call(self, tensors: list[torch.Tensor]) -> list[jax.Array | None] | None:
-        return [value_of(t) for t in tensors] if self._keep else None
-
-    def after_call(
-        self, call: Call, operands: list[torch.Tensor], results: list[torch.Tensor], saved: Any
-    ) -> None:
-        known: dict[str, np.ndarray] = {}
-        arrays = {f"out{place}": value_of(tensor) for place, tensor in enumerate(results)}
-        for name, tensor in zip(list(arrays), results, strict=True):
-            if (constant := constant_of(tensor)) is not None:
-                with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
-                    known[name] = np.array(to_numpy(constant))
-                del arrays[name]
-        if matches(call, self._keep):
-            inputs = saved or [value_of(t) for t in operands]
-            arrays |= {f"in{place}": array for place, array in enumerate(inputs)}
-        arrays = {name: array for name, array in arrays.items() if array is not None}
+    def take(self, call: Call, arrays: dict[str, Any]) -> None:
+        known = {name: v for name, v in arrays.items() if isinstance(v, np.ndarray)}
+        traced = {name: v for name, v in arrays.items() if name not in known}
         turn = self._bytes // self._budget
-        self._bytes += sum(array.nbytes for array in arrays.values())
-        self._calls.append(call)
-        self._known.append(known)
-        self.taken.append(arrays if turn == self._window else {})
+        self._bytes += sum(array.nbytes for array in traced.values())
+        self._calls.append((call, known))
+        self.taken.append(traced if turn == self._window else {})
 
     def records(
         self, arrays: list[dict[str, jax.Array]], step: int, before: list[Record]
     ) -> list[Record]:
         """The records of all calls, those of earlier windows taken over from `before`."""
         made = []
-        for number, (call, known) in enumerate(zip(self._calls, self._known, strict=True)):
+        for number, (call, known) in enumerate(self._calls):
             values = {name: np.asarray(value) for name, value in arrays[number].items()} | known
             arrays[number] = {}  # the device may have the memory back
             if before and before[number].figures:
                 made.append(before[number])
-                continue
-            figures = figures_of([values.get(f"out{k}") for k in range(len(call.results))])
-            tensors = values if matches(call, self._keep) else {}
-            made.append(Record(call=replace(call, step=step), figures=figures, tensors=tensors))
+            else:
+                made.append(self.record(replace(call, step=step), values))
         return made
+
+
+def _traced_value(tensor: torch.Tensor) -> jax.Array | np.ndarray | None:
+    """The program's array; of a constant, which needs no place in the results, its values."""
+    constant = constant_of(tensor)
+    if constant is None:
+        return value_of(tensor)
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        return np.array(to_numpy(constant))
 
 
 def _equal(first: PyTree, second: PyTree) -> bool:

@@ -199,34 +199,52 @@ class Record:
     """`in0`, `in1`, …, `out0`, …, for the operations that `keep` names."""
 
 
-class StatisticsObserver:
-    """Takes statistics of every result and keeps no tensor alive.
+class TensorObserver:
+    """Gathers the tensors that are recorded of a call, by `out0`, `out1`, …, and `in0`, ….
 
     Args:
-      host: a tensor's value as a NumPy array, or None where it has none.
-      keep: `fnmatch` patterns of `path:operation` whose tensors are stored whole.
+      value: a tensor's value as an array, or None where it has none.
+      keep: `fnmatch` patterns of `path:operation` whose operands are wanted as well.
     """
 
-    def __init__(
-        self, host: Callable[[torch.Tensor], np.ndarray | None], *, keep: Sequence[str] = ()
-    ) -> None:
-        self.records: list[Record] = []
-        self._host, self._keep = host, tuple(keep)
+    def __init__(self, value: Callable[[torch.Tensor], Any], *, keep: Sequence[str] = ()) -> None:
+        self._value, self._keep = value, tuple(keep)
 
     def before_call(self, tensors: list[torch.Tensor]) -> list | None:
-        return [_copied(self._host(t)) for t in tensors] if self._keep else None
+        return [_copied(self._value(t)) for t in tensors] if self._keep else None
 
     def after_call(
         self, call: Call, operands: list[torch.Tensor], results: list[torch.Tensor], saved: Any
     ) -> None:
-        values = [self._host(t) for t in results]
-        tensors = {}
+        arrays = {f"out{k}": self._value(t) for k, t in enumerate(results)}
         if matches(call, self._keep):
-            inputs = saved or [self._host(t) for t in operands]
-            named = {f"in{k}": v for k, v in enumerate(inputs)}
-            named |= {f"out{k}": v for k, v in enumerate(values)}
-            tensors = {name: _copied(v) for name, v in named.items() if v is not None}
-        self.records.append(Record(call=call, figures=figures_of(values), tensors=tensors))
+            inputs = saved or [self._value(t) for t in operands]
+            arrays |= {f"in{k}": v for k, v in enumerate(inputs)}
+        self.take(call, {name: v for name, v in arrays.items() if v is not None})
+
+    def take(self, call: Call, arrays: dict[str, Any]) -> None:
+        """Gets a call and its arrays, in order."""
+        raise NotImplementedError
+
+    def record(self, call: Call, arrays: dict[str, np.ndarray]) -> Record:
+        """What is stored of a call: figures, and the arrays where `keep` names it."""
+        figures = figures_of([arrays.get(f"out{k}") for k in range(len(call.results))])
+        kept = matches(call, self._keep)
+        tensors = {name: _copied(v) for name, v in arrays.items()} if kept else {}
+        return Record(call=call, figures=figures, tensors=tensors)
+
+
+class StatisticsObserver(TensorObserver):
+    """Takes statistics of every result and keeps no tensor alive; see `TensorObserver`."""
+
+    def __init__(
+        self, host: Callable[[torch.Tensor], np.ndarray | None], *, keep: Sequence[str] = ()
+    ) -> None:
+        super().__init__(host, keep=keep)
+        self.records: list[Record] = []
+
+    def take(self, call: Call, arrays: dict[str, Any]) -> None:
+        self.records.append(self.record(call, arrays))
 
 
 def figures_of(results: Sequence[np.ndarray | None]) -> tuple[Figures, ...]:
@@ -241,8 +259,9 @@ def matches(call: Call, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _copied(value: np.ndarray | None) -> Any:
-    return None if value is None else np.array(value)
+def _copied(value: Any) -> Any:
+    """A copy of what lives in memory that may change."""
+    return np.array(value) if isinstance(value, np.ndarray) else value
 
 
 def replay_call(program: Program, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
