@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from jaxsr.__main__ import COMMANDS
-from jaxsr.completion import OPTIONS, load_options
+from jaxsr.runtime.completion import OPTIONS, load_options
 from jaxsr.runtime.help_page import field_texts, grouped_fields, is_positional
 from jaxsr.training.find_task import TASKS, find_options
 
