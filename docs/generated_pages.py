@@ -97,7 +97,7 @@ def _table(kind: type, fields: list[dataclasses.Field], prefix: str = "--") -> I
     texts, types = field_texts(kind), get_type_hints(kind)
     for field in fields:
         declared, name = types[field.name], prefix + field.name.replace("_", "-")
-        if dataclasses.is_dataclass(declared):
+        if isinstance(declared, type) and dataclasses.is_dataclass(declared):
             yield from _table(declared, list(dataclasses.fields(declared)), f"{name}.")
             continue
         if is_positional(kind, field.name):
