@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from jaxsr.__main__ import COMMANDS
-from jaxsr.completion import OPTIONS, load_options
+from jaxsr.runtime.completion import OPTIONS, load_options
 from jaxsr.runtime.help_page import field_texts, grouped_fields, is_positional
 from jaxsr.training.find_task import TASKS, find_options
 
@@ -97,7 +97,7 @@ def _table(kind: type, fields: list[dataclasses.Field], prefix: str = "--") -> I
     texts, types = field_texts(kind), get_type_hints(kind)
     for field in fields:
         declared, name = types[field.name], prefix + field.name.replace("_", "-")
-        if dataclasses.is_dataclass(declared):
+        if isinstance(declared, type) and dataclasses.is_dataclass(declared):
             yield from _table(declared, list(dataclasses.fields(declared)), f"{name}.")
             continue
         if is_positional(kind, field.name):

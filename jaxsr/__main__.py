@@ -33,9 +33,10 @@ def main() -> int:
     )
     text = "\n".join([*usage, *ends])
     if name == "--completion":
-        from jaxsr.completion import completion_script
+        from jaxsr.runtime.completion import completion_script
+        from jaxsr.training.find_task import TASKS, find_options
 
-        print(completion_script([*COMMANDS]), end="")
+        print(completion_script(COMMANDS, {t: find_options(t).Config for t in TASKS}), end="")
         return ExitStatus.OK
     if name == "--version":
         print(f"jaxsr {version()}")

@@ -6,7 +6,8 @@ import subprocess
 import pytest
 
 from jaxsr.__main__ import COMMANDS
-from jaxsr.completion import completion_script
+from jaxsr.runtime.completion import completion_script
+from jaxsr.training.find_task import TASKS, find_options
 
 ASK = """
 ask() {
@@ -37,7 +38,8 @@ def test_words_are_completed(shell, words, offered):
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
     flags = ["-f"] if shell == "zsh" else ["--norc"]
-    script = f"{completion_script([*COMMANDS])}{ASK}ask {words}"
+    tasks = {task: find_options(task).Config for task in TASKS}
+    script = f"{completion_script(COMMANDS, tasks)}{ASK}ask {words}"
     done = subprocess.run([shell, *flags, "-c", script], capture_output=True, text=True, check=True)
     found = done.stdout.split()
     if shell == "zsh":  # whose own completion leaves out what does not begin as the word

@@ -55,7 +55,8 @@ def _figures(images: list[tuple[np.ndarray, np.ndarray]]) -> list[float]:
     for probability, mask in images:
         for tool in (pooled, each, targets, curve):
             tool.update(probability, mask)
-    values = {name: value["binary"] for name, value in (pooled.get() | each.get()).items()}
+    by_name: dict[str, Any] = pooled.get() | each.get()
+    values = {name: value["binary"] for name, value in by_name.items()}
     rates, rates_at = targets.get(), curve.get()
     values |= {"pd": rates["probability_detection"][0], "fa": rates["false_alarm"][0]}
     return [

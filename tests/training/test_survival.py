@@ -49,9 +49,9 @@ def start(
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    _, errors = process.communicate(timeout=600)
+    lines, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors[-3000:]
-    return errors
+    return lines
 
 
 def records(out: Path) -> list[dict]:
@@ -125,9 +125,9 @@ def test_a_signal_saves_and_exits_0(tmp_path, number, name):
     process = start(tmp_path / "run", *options)
     wait_for_step(process, tmp_path / "run", 5)
     process.send_signal(number)
-    errors = finish(process)
-    stopped = re.search(rf"stopped by {name} after step (\d+); go on with --resume", errors)
-    assert stopped, errors
+    lines = finish(process)
+    stopped = re.search(rf"stopped by {name} after step (\d+); go on with --resume", lines)
+    assert stopped, lines
     saved = [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()]
     assert stopped[1] in saved
     weights, notes = read_weights(tmp_path / "run" / "generator.safetensors")

@@ -1,12 +1,11 @@
 """`eval "$(jaxsr --completion)"`: commands, tasks, options and their values in bash and zsh."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from jaxsr.runtime.help_page import is_positional
-from jaxsr.training.find_task import TASKS, find_options
 
 OPTIONS = {
     "restore": "restoration.config:RestoreConfig",
@@ -49,30 +48,34 @@ complete -o default -F _jaxsr jaxsr
 
 
 def load_options(command: str) -> type:
-    """The dataclass of a command's options, by its words: `restore`, `train span`."""
-    if command.startswith("train "):
-        return find_options(command.removeprefix("train ")).Config
+    """The dataclass of the options of a command in `OPTIONS`."""
     module, _, name = OPTIONS[command].partition(":")
     return getattr(import_module(f"jaxsr.{module}"), name)
 
 
-def completion_script(commands: list[str]) -> str:
-    """A script that both shells evaluate; zsh takes bash's completions."""
-    named = [*OPTIONS, *(f"train {task}" for task in TASKS)]
+def completion_script(commands: Iterable[str], tasks: Mapping[str, type]) -> str:
+    """A script that both shells evaluate; zsh takes bash's completions.
+
+    Args:
+      commands: of `jaxsr`.
+      tasks: options of each task of `train`, the default task first.
+    """
+    named = {command: load_options(command) for command in OPTIONS}
+    named |= {f"train {task}": options for task, options in tasks.items()}
     lines: list[str] = []
     values: dict[str, dict[str, None]] = {}
     for command in sorted(named, key=len, reverse=True):  # `compare traces` before `compare trace`
-        found = dict(_options("--", load_options(command)))
+        found = dict(_options("--", named[command]))
         words = [*found, *(["--preset", "--config"] if command.startswith("train") else [])]
         lines.append(f'    "{command}"*) words="{" ".join(words)}" ;;')
         for option, choices in found.items():
             values[option] = values.get(option, {}) | dict.fromkeys(choices)
-    (default,) = (line for line in lines if f'"train {next(iter(TASKS))}"' in line)
-    lines.append(default.replace(next(iter(TASKS)), "", 1))  # without a task it is the first one
+    (default,) = (line for line in lines if f'"train {next(iter(tasks))}"' in line)
+    lines.append(default.replace(next(iter(tasks)), "", 1))  # without a task it is the first one
     return _SCRIPT % {
         "options": "\n".join(lines),
         "commands": " ".join(commands),
-        "tasks": " ".join(TASKS),
+        "tasks": " ".join(tasks),
         "values": "\n".join(f'    {o}) words="{" ".join(c)}" ;;' for o, c in values.items() if c),
     }
 
