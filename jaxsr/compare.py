@@ -13,7 +13,7 @@ from jaxsr.errors import InputError
 from jaxsr.runtime.cli import run_command, run_program
 
 COMMANDS = {
-    "ops": ("ops_options:run", "compare kernels of several libraries: precision and time"),
+    "ops": ("commands:ops", "compare kernels of several libraries: precision and time"),
     "trace": ("commands:trace", "record a run of a model, operation by operation"),
     "traces": ("commands:traces", "compare two recorded runs: the first operation that differs"),
     "engines": ("commands:engines", "run a model on two engines: the first wrong operation"),

@@ -16,7 +16,7 @@ def run(config: CheckConfig) -> int:
     import jax
 
     from jaxsr.comparison.check_module import check
-    from jaxsr.comparison.check_report import report_of
+    from jaxsr.comparison.check_result import report_of
     from jaxsr.comparison.report import finite, html_page, print_report
     from jaxsr.interop.folding.policy import choose_folding
     from jaxsr.interop.mesh import select_platform

@@ -1,4 +1,4 @@
-"""`jaxsr compare trace`, `traces` and `engines`: options, files and exit status."""
+"""`jaxsr compare ops`, `trace`, `traces` and `engines`: options, files and exit status."""
 
 import json
 import sys
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import tyro
 
 from jaxsr.comparison.backend_spec import BackendSpec
+from jaxsr.comparison.ops_options import OpsOptions
 from jaxsr.comparison.workload_options import WorkloadOptions
 from jaxsr.errors import InputError
 from jaxsr.runtime.activity import now
@@ -194,6 +195,14 @@ def engines(arguments: list[str]) -> int:
         for name, one in zip(("first", "second"), recorded, strict=True):
             save_trace(one, options.out / name)
     return _report(comparison, options.out)
+
+
+def ops(arguments: list[str]) -> None:
+    """`jaxsr compare ops`."""
+    options = parse_options(OpsOptions, arguments, prog="python -m jaxsr.compare ops")
+    from jaxsr.comparison.ops_command import compare
+
+    compare(options)
 
 
 def _parse(kind: Any, arguments: list[str], command: Callable[[list[str]], int]) -> Any:

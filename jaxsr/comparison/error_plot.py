@@ -6,9 +6,8 @@ errors and findings.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from jaxsr.comparison.report import number
+from jaxsr.comparison.report import Drawing, Mark, number
 from jaxsr.comparison.result import Comparison, Row
 from jaxsr.comparison.summary import block_of, local_ratio
 
@@ -18,35 +17,6 @@ _DOTS = 1500  # the largest ones are drawn; more would make the page slow
 _COLUMNS = 1000  # points of a line; of more operations the worst in each column is drawn
 _CEILING = 10.0
 _CHARACTER_PX = 5.6
-
-
-@dataclass(frozen=True)
-class Mark:
-    """A place of the drawing, and the text there."""
-
-    kind: str
-    x: float
-    y: float
-    text: str
-    width: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Drawing:
-    """Everything in pixels of a drawing of `WIDTH` by `HEIGHT`."""
-
-    title: str
-    ticks: list[Mark]
-    bands: list[Mark]
-    """A stripe for every second block."""
-    labels: list[Mark]
-    steps: list[Mark]
-    """Where a step begins."""
-    lines: list[tuple[str, str]]
-    """Class and path of each."""
-    dots: list[Mark]
-    first: Mark | None
-    """The first finding."""
 
 
 class _Axes:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from jaxsr.errors import InputError
-from jaxsr.runtime.cli import parse_options
 from jaxsr.runtime.options import CheckedOptions, Platform
 
 Operation = Literal["resize", "gaussian_blur", "mask_crop"]
@@ -56,11 +55,3 @@ class OpsOptions(CheckedOptions):
             raise InputError(f"sigma must be above 0, got {self.sigma}")
         self.check_at_least(1, "limit")
         self.check_at_least(5, "runs")
-
-
-def run(arguments: list[str]) -> None:
-    """Parses the options, and compares."""
-    options = parse_options(OpsOptions, arguments, prog="python -m jaxsr.compare ops")
-    from jaxsr.comparison.ops_command import compare
-
-    compare(options)

@@ -9,10 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
-
-if TYPE_CHECKING:
-    from jaxsr.comparison.error_plot import Drawing
+from typing import Any, Literal
 
 WIDTH = 100
 """Columns where the output is a file or a pipe, which has no width."""
@@ -20,6 +17,35 @@ WIDTH = 100
 Style = Literal["ok", "differs", "failed", "refused", "skipped", ""]
 _COLOURS = {"ok": "green", "differs": "bold red", "failed": "bold red", "refused": "yellow",
             "skipped": "dim"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A place of the drawing, and the text there."""
+
+    kind: str
+    x: float
+    y: float
+    text: str
+    width: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """Everything in pixels of a drawing (`error_plot.py`)."""
+
+    title: str
+    ticks: list[Mark]
+    bands: list[Mark]
+    """A stripe for every second block."""
+    labels: list[Mark]
+    steps: list[Mark]
+    """Where a step begins."""
+    lines: list[tuple[str, str]]
+    """Class and path of each."""
+    dots: list[Mark]
+    first: Mark | None
+    """The first finding."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +91,7 @@ class Report:
     """For the page: a box with the facts of each side."""
     key: Sequence[tuple[str, bool, str]] = ()
     """Of the drawings: colour, whether it is a dot, and meaning."""
-    drawings: "Sequence[Drawing]" = ()
+    drawings: Sequence[Drawing] = ()
 
 
 _MOST_FINDINGS = 5

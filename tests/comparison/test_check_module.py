@@ -12,7 +12,7 @@ from torch import nn
 from torch._higher_order_ops import scan
 
 import jaxsr
-from jaxsr.comparison.check_report import report_of
+from jaxsr.comparison.check_result import report_of
 from jaxsr.comparison.measures import FLOOR_ULPS, ULP, compare_arrays
 from jaxsr.comparison.report import html_page
 from jaxsr.errors import InputError, InputTypeError

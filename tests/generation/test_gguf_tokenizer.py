@@ -182,8 +182,8 @@ def test_what_cannot_be_read_is_named_with_a_workaround(fields, message, tmp_pat
     ],
 )
 def test_outputs_end_at_the_tokens_that_llama_cpp_knows(tmp_path, texts, ends):
-    fields = {"tokens": texts, "token_type": [3] * len(texts), "eos_token_id": 1}
+    fields: dict[str, Any] = {"tokens": texts, "token_type": [3] * len(texts), "eos_token_id": 1}
     write_tokenizer(tmp_path / "m.gguf", **fields)
     assert stop_ids(open_gguf(tmp_path / "m.gguf")) == ends
-    write_tokenizer(tmp_path / "plain.gguf", **fields | {"token_type": [1] * len(texts)})
+    write_tokenizer(tmp_path / "plain.gguf", **(fields | {"token_type": [1] * len(texts)}))
     assert stop_ids(open_gguf(tmp_path / "plain.gguf")) == (1,)

@@ -1,6 +1,7 @@
 """Functions of lists of tensors, and weights averaged by them, against torch."""
 
 import copy
+from typing import cast
 
 import jax
 import numpy as np
@@ -66,8 +67,9 @@ class Teacher(nn.Module):
 
     def forward(self, x):
         with torch.no_grad():
-            weights = list(self.student.parameters())
-            torch._foreach_lerp_(list(self.teacher.parameters()), weights, 0.1)
+            sides = (list(m.parameters()) for m in (self.teacher, self.student))
+            teacher, student = (cast("list[torch.Tensor]", side) for side in sides)
+            torch._foreach_lerp_(teacher, student, 0.1)
         return self.student(x) - self.teacher(x * 2)
 
 
