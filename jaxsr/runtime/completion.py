@@ -12,7 +12,7 @@ OPTIONS = {
     "detect": "detection.config:DetectConfig",
     "evaluate": "detection.config:EvaluateConfig",
     "generate": "generation.config:GenerateConfig",
-    "check": "checking.config:CheckConfig",
+    "check": "comparison.check_options:CheckConfig",
     "compare ops": "comparison.ops_options:OpsOptions",
     "compare trace": "comparison.commands:TraceOptions",
     "compare traces": "comparison.commands:TracesOptions",

@@ -185,5 +185,6 @@ def test_outputs_end_at_the_tokens_that_llama_cpp_knows(tmp_path, texts, ends):
     fields: dict[str, Any] = {"tokens": texts, "token_type": [3] * len(texts), "eos_token_id": 1}
     write_tokenizer(tmp_path / "m.gguf", **fields)
     assert stop_ids(open_gguf(tmp_path / "m.gguf")) == ends
-    write_tokenizer(tmp_path / "plain.gguf", **(fields | {"token_type": [1] * len(texts)}))
+    fields["token_type"] = [1] * len(texts)
+    write_tokenizer(tmp_path / "plain.gguf", **fields)
     assert stop_ids(open_gguf(tmp_path / "plain.gguf")) == (1,)
