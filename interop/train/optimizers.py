@@ -6,6 +6,8 @@ on Adagrad's start and epsilon, or on where clipping adds its epsilon. The tests
 each against torch. References: Kingma & Ba 2015; Loshchilov & Hutter 2019; Duchi et al. 2011.
 """
 
+import importlib
+import inspect
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -13,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxsr.interop.errors import InputError, first_line
 from jaxsr.interop.train.options import OptimizerConfig
 from jaxsr.interop.train.packing import norm
 
@@ -28,10 +31,22 @@ class Elementwise(optax.GradientTransformationExtraArgs):
 def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     """The learning rate as a function of the number of updates done, over `steps` updates."""
     span = max(steps - config.warmup_steps, 1)
-    if config.schedule == "cosine":
-        main = optax.cosine_decay_schedule(config.lr, span, alpha=config.final_lr / config.lr)
-    else:
-        main = optax.constant_schedule(config.lr)
+    main: optax.Schedule
+    match config.schedule:
+        case "cosine":
+            main = optax.cosine_decay_schedule(config.lr, span, alpha=config.final_lr / config.lr)
+        case "exponential":
+            main = optax.exponential_decay(config.lr, span, config.final_lr / config.lr)
+        case "multistep":
+            at = [round(one * steps if one < 1 else one) for one in config.milestones]
+            # Counted from the end of the warm-up, as `join_schedules` counts.
+            places = {max(one - config.warmup_steps, 0): config.gamma for one in at}
+            main = optax.piecewise_constant_schedule(config.lr, places)
+        case "wsd":
+            fall = max(round(config.decay_share * steps), 1)
+            main = optax.linear_schedule(config.lr, config.final_lr, fall, max(span - fall, 0))
+        case _:
+            main = optax.constant_schedule(config.lr)
     if not config.warmup_steps:
         return main
     # torch's LinearLR never starts at exactly 0 either: a first update of size 0 is wasted.
@@ -44,16 +59,24 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
 def make_optimizer(
     config: OptimizerConfig, steps: int, lr_factors: Mapping[str, float] | None = None
 ) -> optax.GradientTransformation:
-    """The optax optimiser that matches `torch.optim` for this configuration.
+    """The optax optimiser that matches `torch.optim` for this configuration, or the one it names.
 
     Args:
       config: rule, hyper-parameters and schedule.
       steps: updates that the schedule spans.
       lr_factors: factors of the learning rate by parameter; others have the schedule's rate.
+
+    Raises:
+      InputError: optax has no such rule, or it takes other arguments.
     """
     parts: list[optax.GradientTransformation] = []
     if config.clip_norm is not None:
         parts.append(clip_by_global_norm(config.clip_norm))
+    if ":" in config.optimizer:
+        parts.append(_rule_of_optax(config, make_schedule(config, steps)))
+        if lr_factors:
+            parts.append(_scale_each(lr_factors))
+        return optax.chain(*parts, optax.scale_by_schedule(lambda count: 1.0))  # which counts
     decay = config.weight_decay
     if decay and config.optimizer != "adamw":
         parts.append(optax.add_decayed_weights(decay))
@@ -62,7 +85,7 @@ def make_optimizer(
             parts.append(optax.scale_by_adam(*config.betas, eps=config.epsilon))
         case "adagrad":
             parts.append(scale_by_adagrad(eps=config.epsilon))
-        case "sgd":
+        case _:  # sgd
             if config.momentum:
                 parts.append(
                     scale_by_momentum(
@@ -76,6 +99,37 @@ def make_optimizer(
     parts.append(optax.scale_by_learning_rate(make_schedule(config, steps)))
     optimizer = optax.chain(*parts)
     return optimizer if lr_factors else Elementwise(*optimizer)
+
+
+def _rule_of_optax(
+    config: OptimizerConfig, schedule: optax.Schedule
+) -> optax.GradientTransformation:
+    where, _, name = config.optimizer.partition(":")
+    rule: Any = getattr(importlib.import_module(where), name, None)
+    takes = list(inspect.signature(rule).parameters) if callable(rule) else []
+    if rule is None or "learning_rate" not in takes:
+        raise InputError(
+            f"optimizer {config.optimizer} is not a rule of optax {optax.__version__} with a "
+            "learning rate; give another name, or return it from your task's optimizer method"
+        )
+    if name.startswith("schedule_free"):
+        raise InputError(
+            f"optimizer {config.optimizer} validates other weights than it trains, which jaxsr's "
+            "step does not; use wsd as the schedule"
+        )
+    arguments = config.arguments
+    if config.weight_decay and "weight_decay" in takes:
+        arguments = {"weight_decay": config.weight_decay, **arguments}
+    elif config.weight_decay:
+        raise InputError(f"optimizer {config.optimizer} takes no weight_decay; leave it at 0")
+    try:
+        made: Any = rule(schedule, **arguments)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"optimizer {config.optimizer} does not take {config.optimizer_args} "
+            f"({first_line(error)}); it has {', '.join(takes[1:])}"
+        ) from error
+    return made
 
 
 def _scale_each(factors: Mapping[str, float]) -> optax.GradientTransformation:

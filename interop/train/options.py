@@ -1,21 +1,30 @@
 """Options of the optimiser and of the step, checked at construction; they load no framework."""
 
+import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, cast, get_args
 
-from jaxsr.interop.errors import InputError
+from jaxsr.interop.errors import InputError, first_line
 
 OPTIMIZERS = ("adam", "adamw", "sgd", "adagrad")
+Schedule = Literal["constant", "cosine", "exponential", "multistep", "wsd"]
+SCHEDULES = get_args(Schedule)
+_OF_OPTAX = re.compile(r"optax(\.contrib)?:[a-z]\w*")
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """An optimiser, its schedule and its clipping; both engines build theirs from it."""
 
-    optimizer: Literal["adam", "adamw", "sgd", "adagrad"] = "adamw"
-    """Update rule, as torch.optim defines it."""
+    optimizer: str = "adamw"
+    """Update rule: adam, adamw, sgd or adagrad, as torch.optim defines it; or in JAX one of optax
+    by its name: optax:lion, optax.contrib:muon."""
+    optimizer_args: str = ""
+    """Arguments of a rule of optax as a JSON object: {"b2": 0.98}. The rule gets lr, and
+    weight_decay where it takes one."""
     lr: float = 1e-4
     """Peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.999)
@@ -30,24 +39,28 @@ class OptimizerConfig:
     """SGD's dampening of the momentum."""
     nesterov: bool = False
     """SGD with Nesterov's momentum."""
-    schedule: Literal["constant", "cosine"] = "constant"
-    """Learning rate over the run: constant, or a half cosine down to `final_lr`."""
+    schedule: Schedule = "constant"
+    """Learning rate over the run: constant; a half cosine down to `final_lr`, or exponential; times
+    `gamma` at each of `milestones` (multistep); constant, then straight down over the last
+    `decay_share` of the run (wsd)."""
     warmup_steps: int = 0
     """Updates over which the learning rate rises linearly from 0."""
     final_lr: float = 0.0
-    """Learning rate at the end of the cosine."""
+    """Learning rate at the end of cosine, exponential and wsd."""
+    milestones: tuple[float, ...] = ()
+    """multistep: updates, or below 1 shares of the run."""
+    gamma: float = 0.5
+    """multistep: factor of the learning rate at each milestone."""
+    decay_share: float = 0.2
+    """wsd: part of the run over which the learning rate falls."""
     clip_norm: float | None = None
     """Largest global norm of one network's gradient; None leaves gradients alone."""
 
     def __post_init__(self) -> None:
-        if self.optimizer not in OPTIMIZERS:
-            raise InputError(
-                f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}"
-            )
+        self._check_rule()
         if not self.lr > 0:
             raise InputError(f"lr must be positive, got {self.lr}")
-        if self.schedule not in ("constant", "cosine"):
-            raise InputError(f"schedule must be constant or cosine, got {self.schedule!r}")
+        self._check_schedule()
         for name in ("weight_decay", "momentum", "warmup_steps", "final_lr"):
             if getattr(self, name) < 0:
                 raise InputError(f"{name} must not be negative, got {getattr(self, name)}")
@@ -57,6 +70,52 @@ class OptimizerConfig:
             raise InputError("nesterov needs a momentum above 0 and a dampening of 0")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise InputError(f"clip_norm must be positive, got {self.clip_norm}")
+
+    def _check_rule(self) -> None:
+        if self.optimizer in OPTIMIZERS:
+            if self.optimizer_args:
+                raise InputError(
+                    f"optimizer_args are for rules of optax, got {self.optimizer_args!r:.80} for "
+                    f"{self.optimizer}; use the options, such as betas"
+                )
+            return
+        if not _OF_OPTAX.fullmatch(self.optimizer):
+            raise InputError(
+                f"optimizer must be one of {', '.join(OPTIMIZERS)}, optax:NAME or "
+                f"optax.contrib:NAME, got {self.optimizer!r}"
+            )
+        _ = self.arguments
+
+    def _check_schedule(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise InputError(
+                f"schedule must be one of {', '.join(SCHEDULES)}, got {self.schedule!r}"
+            )
+        if self.schedule == "multistep" and not self.milestones:
+            raise InputError("schedule=multistep needs milestones; give --milestones 0.5 0.75")
+        if min(self.milestones, default=1) <= 0:
+            raise InputError(f"milestones must be above 0, got {self.milestones}")
+        if self.schedule == "exponential" and not self.final_lr > 0:
+            raise InputError("schedule=exponential never reaches 0; give --final-lr above 0")
+        if not 0 < self.gamma <= 1:
+            raise InputError(f"gamma must lie in (0, 1], got {self.gamma}")
+        if not 0 < self.decay_share <= 1:
+            raise InputError(f"decay_share must lie in (0, 1], got {self.decay_share}")
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """`optimizer_args` as values.
+
+        Raises:
+          InputError: they are not a JSON object.
+        """
+        try:
+            values: Any = json.loads(self.optimizer_args or "{}")
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"optimizer_args is not JSON ({first_line(error)})") from None
+        if not isinstance(values, dict):
+            raise InputError(f"optimizer_args must be a JSON object, got {self.optimizer_args:.80}")
+        return cast("dict[str, Any]", values)
 
     @property
     def epsilon(self) -> float:

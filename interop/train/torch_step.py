@@ -22,6 +22,7 @@ from jaxsr.interop.errors import IndexOutsideError, InputError, UserError
 from jaxsr.interop.torch_evaluation import evaluated
 from jaxsr.interop.train.objective import checked_loss
 from jaxsr.interop.train.optimizers import OptimizerConfig, make_schedule
+from jaxsr.interop.train.options import OPTIMIZERS
 from jaxsr.interop.train.step import StepConfig
 
 
@@ -51,6 +52,11 @@ def make_torch_optimizer(
                 config.dampening,
                 decay,
                 nesterov=config.nesterov,
+            )
+        case _:
+            raise InputError(
+                f"optimizer {config.optimizer} is optax's, which torch lacks; use --engine jax, or "
+                f"one of {', '.join(OPTIMIZERS)}"
             )
 
 

@@ -1,13 +1,22 @@
 """optax optimisers against torch.optim: the same parameters after 50 steps."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.contrib
 import pytest
 import torch
 
-from jaxsr.interop.train.optimizers import OptimizerConfig, make_optimizer, make_schedule
+from jaxsr.interop.errors import InputError
+from jaxsr.interop.train.optimizers import (
+    OptimizerConfig,
+    make_optimizer,
+    make_schedule,
+    updates_done,
+)
 from jaxsr.interop.train.torch_step import make_torch_optimizer
 
 STEPS = 50
@@ -101,17 +110,116 @@ def test_cosine_ends_where_torch_ends():
         theirs.step()
 
 
+def _torch_lr(config, steps):
+    """The learning rates of torch's own scheduler, after as many updates as have been done."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=config.lr)
+    of_torch = torch.optim.lr_scheduler
+    match config.schedule:
+        case "multistep":
+            theirs = of_torch.MultiStepLR(optimizer, [10, 30], gamma=config.gamma)
+        case "exponential":
+            rate = (config.final_lr / config.lr) ** (1 / steps)
+            theirs = of_torch.ExponentialLR(optimizer, rate)
+        case _:
+            fall = round(config.decay_share * steps)
+            stays = of_torch.ConstantLR(optimizer, 1.0)
+            falls = of_torch.LinearLR(optimizer, 1.0, config.final_lr / config.lr, fall)
+            theirs = of_torch.SequentialLR(optimizer, [stays, falls], [steps - fall])
+    rates = []
+    for _ in range(steps):
+        rates.append(theirs.get_last_lr()[0])
+        optimizer.step()
+        theirs.step()
+    return rates
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"schedule": "multistep", "milestones": (10, 0.75), "gamma": 0.3},
+        {"schedule": "exponential", "final_lr": 0.01},
+        {"schedule": "wsd", "final_lr": 0.05, "decay_share": 0.3},
+    ],
+)
+def test_schedules_are_torchs(options):
+    config = OptimizerConfig(lr=0.5, **options)
+    schedule = make_schedule(config, 40)
+    rates = [np.asarray(schedule(index)).item() for index in range(40)]
+    np.testing.assert_allclose(rates, _torch_lr(config, 40), rtol=1e-5)
+    warm = make_schedule(dataclasses.replace(config, warmup_steps=5), 40)
+    assert [np.asarray(warm(i)).item() for i in range(5)] == pytest.approx(
+        [0.1, 0.2, 0.3, 0.4, 0.5]
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "rule"),
+    [
+        ("optax:lion", {"weight_decay": 0.1}, lambda lr: optax.lion(lr, weight_decay=0.1)),
+        ("optax:adamw", {"optimizer_args": '{"b1": 0.8, "weight_decay": 0.2}'},
+         lambda lr: optax.adamw(lr, b1=0.8, weight_decay=0.2)),
+        ("optax.contrib:muon", {}, optax.contrib.muon),
+        ("optax:adafactor", {}, optax.adafactor),
+    ],
+)  # fmt: skip
+def test_rules_of_optax_by_name(name, options, rule):
+    config = OptimizerConfig(optimizer=name, lr=1e-2, schedule="cosine", **options)
+    ours, theirs = make_optimizer(config, STEPS), rule(make_schedule(config, STEPS))
+    start, inputs, targets = problem()
+    moved = []
+    for transform in (ours, theirs):
+        params = jax.tree.map(jnp.asarray, start)
+        state = transform.init(params)
+        for _ in range(5):
+            grads = jax.grad(jax_loss)(params, inputs, targets)
+            updates, state = transform.update(grads, state, params)
+            params = optax.apply_updates(params, updates)
+        moved.append(params)
+        if transform is ours:
+            assert updates_done(state) == 5
+    jax.tree.map(np.testing.assert_array_equal, *moved)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"optimizer": "lion"}, "optimizer must be one of adam, adamw, sgd, adagrad, got 'lion'"),
+        ({"optimizer": "optax:none"}, "is not a rule of optax"),
+        ({"optimizer": "optax:clip"}, "is not a rule of optax"),
+        ({"optimizer": "optax.contrib:schedule_free_adamw"}, "validates other weights"),
+        ({"optimizer": "optax:sgd", "weight_decay": 0.1}, "takes no weight_decay"),
+        ({"optimizer": "optax:lion", "optimizer_args": '{"beta": 1}'}, "does not take .*it has b1"),
+    ],
+)
+def test_rules_that_optax_lacks(options, message):
+    with pytest.raises(InputError, match=message):
+        make_optimizer(OptimizerConfig(**options), 10)
+
+
+def test_torch_has_no_rules_of_optax():
+    with pytest.raises(InputError, match="use --engine jax"):
+        make_torch_optimizer(OptimizerConfig(optimizer="optax:lion"), [])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"optimizer": "optax:lion", "optimizer_args": "b1=1"}, "optimizer_args is not JSON"),
+        ({"optimizer": "optax:lion", "optimizer_args": "[1]"}, "must be a JSON object"),
+        ({"optimizer_args": "{}x"}, "optimizer_args are for rules of optax"),
+        ({"optimizer": "os:system"}, "optimizer must be one of"),
+        ({"schedule": "multistep"}, "needs milestones"),
+        ({"schedule": "multistep", "milestones": (-5.0,)}, "must be above 0"),
+        ({"schedule": "exponential"}, "never reaches 0"),
+        ({"schedule": "wsd", "decay_share": 0.0}, "decay_share must lie"),
+        ({"gamma": 2.0}, "gamma must lie"),
+        ({"optimizer": "lion"}, "optimizer must be one of adam, adamw, sgd, adagrad, optax:NAME"),
         ({"lr": 0.0}, r"lr must be positive, got 0\.0"),
         ({"lr": float("nan")}, "lr must be positive, got nan"),
         ({"betas": (0.9, 1.0)}, r"betas must lie in \[0, 1\)"),
         ({"nesterov": True}, "nesterov needs a momentum above 0"),
         ({"clip_norm": 0.0}, "clip_norm must be positive"),
         ({"weight_decay": -1.0}, "weight_decay must not be negative"),
-        ({"schedule": "step"}, "schedule must be constant or cosine"),
+        ({"schedule": "step"}, "schedule must be one of constant, cosine"),
     ],
 )
 def test_wrong_options_are_refused(options, message):
