@@ -7,6 +7,7 @@ says, runs in JAX's x64 mode.
 """
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from benchmarks._operator_forms import DRAWN_OTHERWISE, FACTORISATIONS, FORMS, u
 from benchmarks._operator_samples import Sample, check_layouts, samples
 from jaxsr.comparison.check_modes import TorchRuns
 from jaxsr.comparison.jax_runs import JaxRuns, as_run
-from jaxsr.comparison.measures import FLOOR_ULPS, ULP, ArrayError, compare_arrays
+from jaxsr.comparison.measures import FLOOR_ULPS, MOST, ULP, ArrayError, compare_arrays
 from jaxsr.comparison.torch_runs import cotangent
 from jaxsr.errors import UserError, one_line
 from jaxsr.interop._core.dtypes import constant_to_numpy, x64
@@ -219,7 +220,9 @@ def _compare(traced: _Traced, leaves: list[np.ndarray]) -> Verdict:
             if not one.ok:
                 name = f"{kind}{one.name.removeprefix('∂ ')}"
                 reason = f"{name} is off by {one.error:.2g}, torch by {one.torch_error:.2g}"
-                return Verdict(status="wrong", reason=reason)
+                # Of such a sample float32 says nothing, whoever computes it.
+                undecided = one.error < math.inf and one.torch_error > MOST
+                return Verdict(status="torch fails" if undecided else "wrong", reason=reason)
     return Verdict(status="right", gradient=traced.gradient)
 
 
