@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxsr.runtime.activity import now
+from jaxsr.runtime.activity import set_status
 from jaxsr.runtime.cli import parse_options, run_command, run_program
 
 
@@ -23,7 +23,7 @@ def _evaluate(arguments: list[str]) -> None:
     from jaxsr.metrics.evaluation import evaluate
     from jaxsr.runtime.setup import setup_compute
 
-    now(f"checking {config.data}")
+    set_status(f"checking {config.data}")
 
     split = config.split if config.split in ("test", "train") else Path(config.split)
     images = open_split(
@@ -32,7 +32,7 @@ def _evaluate(arguments: list[str]) -> None:
     setup_compute(config)
     detector = config.detector()
     check_folder(config.out)
-    now(f"evaluating {counted(len(images), 'image')}")
+    set_status(f"evaluating {counted(len(images), 'image')}")
     evaluation = evaluate(
         detector,
         images,

@@ -8,7 +8,7 @@ from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.models.example_inputs import Example, example_inputs, parse_inputs, settle
 from jaxsr.models.load import load_model
 from jaxsr.models.registry import LoadedModel
-from jaxsr.runtime.activity import now
+from jaxsr.runtime.activity import set_status
 
 
 def run(config: CheckConfig) -> int:
@@ -22,12 +22,12 @@ def run(config: CheckConfig) -> int:
     from jaxsr.interop.mesh import select_platform
     from jaxsr.runtime.setup import configure_jax
 
-    now(f"loading {config.model}")
+    set_status(f"loading {config.model}")
     configure_jax(config.compile_cache)  # none by default: compiling is timed
     select_platform(config.platform, simulated_devices=config.devices)
     warnings.simplefilter("ignore")  # of the user's libraries; the page stays one screen
     loaded, (args, kwargs) = load(config)
-    now(f"running {config.model} in torch, float32 and float64, and in JAX")
+    set_status(f"running {config.model} in torch, float32 and float64, and in JAX")
     with jax.default_matmul_precision("highest"):
         result = check(
             loaded.network,

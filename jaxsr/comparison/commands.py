@@ -13,7 +13,7 @@ from jaxsr.comparison.backend_spec import BackendSpec
 from jaxsr.comparison.ops_options import OpsOptions
 from jaxsr.comparison.workload_options import WorkloadOptions
 from jaxsr.errors import InputError
-from jaxsr.runtime.activity import now
+from jaxsr.runtime.activity import set_status
 from jaxsr.runtime.cli import parse_options
 from jaxsr.runtime.exit_status import ExitStatus
 from jaxsr.runtime.setup import cache_folder, configure_jax, share_gpu_memory
@@ -219,7 +219,7 @@ def _prepare(sides: Sequence[BackendSpec]) -> None:
 
     if any(side.engine == "torch" for side in sides):
         share_gpu_memory()
-    now("loading the model")
+    set_status("loading the model")
     configure_jax(cache_folder() / "compiled")
     platforms = [side.platform for side in sides if side.engine == "jax"]
     if "auto" in platforms:

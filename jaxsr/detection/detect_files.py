@@ -38,7 +38,7 @@ from jaxsr.detection.targets import Findings, Target, find_targets, overlay
 from jaxsr.errors import InputError, counted, printable
 from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.interop.out_of_memory import naming_out_of_memory
-from jaxsr.runtime.activity import now
+from jaxsr.runtime.activity import set_status
 from jaxsr.runtime.exit_status import ExitStatus
 from jaxsr.runtime.setup import setup_compute
 
@@ -53,10 +53,10 @@ def run(config: DetectConfig) -> int:
         raise InputError("no input; name pictures, folders or videos")
     inputs = find_inputs(config)
     _refuse_double_names(inputs.sources)
-    now("loading the model")
+    set_status("loading the model")
     setup_compute(config)
     session = _Session(config.detector(), config)
-    now("looking for targets")
+    set_status("looking for targets")
     check_folder(config.out)
     failed = len(inputs.problems)
     with naming_out_of_memory(rows=config.batch, advice="cut the pictures"):

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxsr.errors import one_line
-from jaxsr.runtime.activity import now
+from jaxsr.runtime.activity import set_status
 
 Status = Literal["ok", "note", "fail"]
 
@@ -37,7 +37,7 @@ def run_checks(checks: dict[str, Check]) -> Iterator[tuple[str, Finding]]:
     """Runs checks in order and yields each finding with the name of its section."""
     advice = "this check itself broke; JAXSR_TRACEBACK=1 python -m jaxsr.doctor shows where"
     for section, check in checks.items():
-        now(f"checking {section}")
+        set_status(f"checking {section}")
         try:
             for finding in check():
                 yield section, finding

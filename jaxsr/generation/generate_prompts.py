@@ -9,7 +9,7 @@ from jaxsr.interop.atomic_write import check_file
 from jaxsr.interop.install import install_extra
 from jaxsr.models.hub import fetched
 from jaxsr.models.llama.gguf_file import find_gguf
-from jaxsr.runtime.activity import now
+from jaxsr.runtime.activity import set_status
 from jaxsr.runtime.setup import setup_compute
 
 
@@ -32,7 +32,7 @@ def run(config: GenerateConfig) -> None:
     if config.out is not None:
         check_rows_path(config.out)
     check_packages(config)
-    now(f"loading {config.model}")
+    set_status(f"loading {config.model}")
     platform = setup_compute(config, jax_on_host=True, deterministic=config.deterministic)
     from jaxsr.models.language_models import check_model
 
@@ -42,7 +42,7 @@ def run(config: GenerateConfig) -> None:
     from jaxsr.generation.session import Session
 
     session = Session(config, platform)
-    now("generating")
+    set_status("generating")
     if config.resume is not None:
         session.resume()
     else:

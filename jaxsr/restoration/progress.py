@@ -3,7 +3,7 @@
 import sys
 import time
 
-from jaxsr.runtime.activity import is_quiet, now
+from jaxsr.runtime.activity import is_quiet, set_status
 
 _LINE_EVERY_S = 15.0
 
@@ -23,7 +23,7 @@ class Progress:
     def __init__(self, total: int) -> None:
         from tqdm import tqdm
 
-        now("restoring")
+        set_status("restoring")
         self.pixels, self._total = 0, total
         self._began = self._printed = time.perf_counter()
         layout = "{l_bar}{bar}| {n:.1f}/{total:.1f} MP [{elapsed}<{remaining}, {rate_fmt}]"
@@ -37,7 +37,7 @@ class Progress:
 
     def add(self, pixels: int) -> None:
         """Counts pixels that are done."""
-        now(None)
+        set_status(None)
         self.pixels += pixels
         self._bar.update(pixels / 1e6)
         clock = time.perf_counter()

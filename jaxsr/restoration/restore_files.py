@@ -21,7 +21,7 @@ from jaxsr.restoration.progress import Progress, short
 from jaxsr.restoration.restorer import configured_model, make_restorer, make_tiler
 from jaxsr.restoration.shipped import choose_for_files
 from jaxsr.restoration.tiling import APPROXIMATE_MARGIN, LARGEST_EXACT_MARGIN
-from jaxsr.runtime.activity import now
+from jaxsr.runtime.activity import set_status
 from jaxsr.runtime.exit_status import ExitStatus
 from jaxsr.runtime.setup import setup_compute
 
@@ -40,7 +40,7 @@ def run(config: RestoreConfig) -> int:
     if not config.inputs and not config.benchmark:
         raise InputError("nothing to restore: name pictures, videos, folders or globs")
     inputs = find_inputs(config)
-    now("loading the model")
+    set_status("loading the model")
     made_by = MadeBy(config, [configured_model(config, word) for word in _words(config)])
     if config.inputs and not config.benchmark:
         found = [(source, finished_result(source, config)) for source in inputs.sources]
@@ -62,9 +62,9 @@ def run(config: RestoreConfig) -> int:
             "or photo takes one for all",
             flush=True,
         )
-    now(f"starting {config.engine}")
+    set_status(f"starting {config.engine}")
     setup_compute(config)
-    now("measuring how far the network sees")
+    set_status("measuring how far the network sees")
     if config.benchmark:
         from jaxsr.restoration.throughput import benchmark
 

@@ -1,7 +1,8 @@
 """Says what a command is doing while nothing else appears: with a moving sign on a terminal.
 
-Commands call `now` where a long part begins; JAX's log says what is compiled. Nothing is said in a
-library, in a part that is over within `_PATIENCE_S`, with `--quiet`, or with `JAXSR_ACTIVITY=0`.
+Commands call `set_status` where a long part begins; JAX's log says what is compiled. Nothing is
+printed in a library, in a part that is over within `_PATIENCE_S`, with `--quiet`, or with
+`JAXSR_ACTIVITY=0`.
 """
 
 import itertools
@@ -30,7 +31,7 @@ def be_quiet() -> None:
     os.environ |= {QUIET: "1", "TQDM_DISABLE": "1"}
 
 
-class _Teller:
+class _StatusLine:
     """Watches what is going on, in a thread of its own."""
 
     def __init__(self, stream: Any) -> None:
@@ -38,7 +39,7 @@ class _Teller:
         self.terminal = bool(stream.isatty())
         self.parts: dict[str, tuple[str, float]] = {}
         """What is going on and since when: `command`, and above it `compiler`."""
-        self.said: set[tuple[str, float]] = set()
+        self.printed: set[tuple[str, float]] = set()
         self.shown = False
         self.output = time.monotonic()
         """When something was printed last."""
@@ -77,8 +78,8 @@ class _Teller:
                         line = f"{frame} {text} … {now - began:.0f} s"[: width - 1]
                         self.stream.write(f"\r{line}\x1b[K")
                         self.shown = True
-                    elif part not in self.said:
-                        self.said.add(part)
+                    elif part not in self.printed:
+                        self.printed.add(part)
                         self.stream.write(f"{text} …\n")
                     self.stream.flush()
                 except (OSError, ValueError):  # the stream is closed: nobody reads
@@ -88,66 +89,66 @@ class _Teller:
 class _Clearing:
     """A stream that takes the sign away before anything else is written."""
 
-    def __init__(self, stream: Any, teller: _Teller) -> None:
-        self._stream, self._teller = stream, teller
+    def __init__(self, stream: Any, status: _StatusLine) -> None:
+        self._stream, self._status = stream, status
 
     def write(self, text: str) -> int:
-        with self._teller.lock:
-            self._teller.clear()
-            self._teller.output = time.monotonic()
+        with self._status.lock:
+            self._status.clear()
+            self._status.output = time.monotonic()
             if text:
-                self._teller.is_within_line = not text.endswith("\n")
+                self._status.is_within_line = not text.endswith("\n")
             return self._stream.write(text)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
 
-_tellers: list[_Teller] = []
-"""That of the program, if there is one."""
+_status_lines: list[_StatusLine] = []
+"""The one of the program, if it has one."""
 
 
-def tell(command: str) -> None:
-    """Begins to say what the process does; called once by a program, never by a library."""
-    if is_quiet() or os.environ.get(SWITCH) == "0" or _tellers:
+def start_status(command: str) -> None:
+    """Begins to print what the process does; called once by a program, never by a library."""
+    if is_quiet() or os.environ.get(SWITCH) == "0" or _status_lines:
         return
-    teller = _Teller(sys.stderr)
-    _tellers.append(teller)
-    if teller.terminal:
-        sys.stderr = cast(Any, _Clearing(sys.stderr, teller))
+    status = _StatusLine(sys.stderr)
+    _status_lines.append(status)
+    if status.terminal:
+        sys.stderr = cast(Any, _Clearing(sys.stderr, status))
         if sys.stdout.isatty():
-            sys.stdout = cast(Any, _Clearing(sys.stdout, teller))
-    now(f"{command or 'jaxsr'}: loading libraries")
-    threading.Thread(target=teller.run, name="activity", daemon=True).start()
+            sys.stdout = cast(Any, _Clearing(sys.stdout, status))
+    set_status(f"{command or 'jaxsr'}: loading libraries")
+    threading.Thread(target=status.run, name="activity", daemon=True).start()
 
 
-def now(text: str | None) -> None:
+def set_status(text: str | None) -> None:
     """The command is doing this from now on; None: it shows progress of its own."""
-    for teller in _tellers:
-        teller.set("command", text)
-        _watch_compiler(teller)
+    for status in _status_lines:
+        status.set("command", text)
+        _watch_compiler(status)
 
 
 def finish() -> None:
-    """The program ends: nothing is said any more."""
-    for teller in _tellers:
+    """The program ends: nothing is printed any more."""
+    for status in _status_lines:
         for level in ("compiler", "command"):
-            teller.set(level, None)
+            status.set(level, None)
 
 
-def _watch_compiler(teller: _Teller) -> None:
+def _watch_compiler(status: _StatusLine) -> None:
     """Lets JAX say which program it compiles, once it is loaded."""
     logger = logging.getLogger("jax._src.interpreters.pxla")
     if "jax" not in sys.modules or any(isinstance(f, _Compiling) for f in logger.filters):
         return
     import jax
 
-    logger.addFilter(_Compiling(teller, logger.getEffectiveLevel()))
+    logger.addFilter(_Compiling(status, logger.getEffectiveLevel()))
     logger.setLevel(logging.DEBUG)
 
     def compiled(event: str, duration_secs: float, **_: str | int) -> None:
         if event == "/jax/core/compile/backend_compile_duration":
-            teller.set("compiler", None)
+            status.set("compiler", None)
 
     jax.monitoring.register_event_duration_secs_listener(compiled)
 
@@ -156,13 +157,13 @@ class _Compiling(logging.Filter):
     """Reads from JAX's log which program it begins to compile; passes what passed before.
 
     Args:
-      teller: says it.
+      status: prints it.
       level: of the logger, before it logged this.
     """
 
-    def __init__(self, teller: _Teller, level: int) -> None:
+    def __init__(self, status: _StatusLine, level: int) -> None:
         super().__init__()
-        self._teller, self._level = teller, level
+        self._status, self._level = status, level
 
     @staticmethod
     def _cached() -> str:
@@ -174,5 +175,5 @@ class _Compiling(logging.Filter):
         if str(record.msg).startswith("Compiling ") and isinstance(record.args, tuple):
             name = str(record.args[0]).removeprefix("jit(").removeprefix("jit_").rstrip(")")
             name = "a program" if name.startswith("<") else name
-            self._teller.set("compiler", f"compiling {name}{self._cached()}")
+            self._status.set("compiler", f"compiling {name}{self._cached()}")
         return record.levelno >= self._level

@@ -13,7 +13,7 @@ from jaxsr.interop.aot.topology import Topology, load_topology
 from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.interop.mesh import select_platform
 from jaxsr.runtime import compile_cache
-from jaxsr.runtime.activity import now
+from jaxsr.runtime.activity import set_status
 from jaxsr.runtime.exit_status import ExitStatus
 from jaxsr.runtime.options import AotOptions
 from jaxsr.runtime.setup import choose_deterministic_kernels, compiled_folder, configure_jax
@@ -36,7 +36,7 @@ def prepare(config: AotOptions, *, deterministic: bool = False) -> Topology:
     """
     import jax
 
-    now(f"compiling for {config.aot}")
+    set_status(f"compiling for {config.aot}")
     if deterministic:
         choose_deterministic_kernels(config)
     configure_jax(config.aot_save or compiled_folder(config), least_compile_s=0)

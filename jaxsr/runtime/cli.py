@@ -55,7 +55,7 @@ def run_program(main: Callable[[], int], command: str) -> NoReturn:
         sys.stdout.reconfigure(errors="backslashreplace")  # file names need not be UTF-8
     try:
         end_on_signals()  # one that comes before `run_command` is said, too
-        activity.tell(command)
+        activity.start_status(command)
         status = main()
         sys.stdout.flush()
     except BrokenPipeError:

@@ -14,14 +14,14 @@ from typing import Any, NoReturn, Self
 import jax
 
 from jaxsr.data.picture_file import ChangedFileError
-from jaxsr.errors import FileAccessError, InputError, UserError, one_line
+from jaxsr.errors import FileAccessError, InputError, UserError, counted, one_line
 from jaxsr.interop.atomic_write import atomic_write, set_aside
 from jaxsr.interop.checkpoint import Checkpoints, metric_rank, restore_newest
 from jaxsr.interop.errors import IndexOutsideError
 from jaxsr.interop.train.step import decides_failure, index_rule
 from jaxsr.interop.train.torch_step import NonFiniteError
 from jaxsr.interop.weights import export_weights, read_weights
-from jaxsr.runtime.activity import now
+from jaxsr.runtime.activity import set_status
 from jaxsr.training.config import RunConfig
 from jaxsr.training.config_file import summarize
 from jaxsr.training.engines import Engine, make_engine
@@ -97,7 +97,7 @@ def train(task: TaskRun, out: Path, record: RunRecord | None = None) -> bool:
         )
         run = _Run(task, engine, checkpoints, records, out)
         devices = config.mesh_shape.devices
-        now(f"tracing and compiling the step for {devices} device{'s' * (devices > 1)}")
+        set_status(f"tracing and compiling the step for {counted(devices, 'device')}")
         run.steps(batches, total, stopping)
         records.say(f"run folder: {out}")
     return engine.step >= total

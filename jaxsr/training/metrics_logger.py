@@ -16,7 +16,7 @@ import numpy as np
 from jaxsr.errors import DamagedFileError
 from jaxsr.interop.atomic_write import atomic_write, set_aside
 from jaxsr.interop.sealed_json import seal, unseal
-from jaxsr.runtime.activity import is_quiet, now
+from jaxsr.runtime.activity import is_quiet, set_status
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class Records:
 
     def compiled(self, done: int) -> None:
         """Leaves the time until now, in which a step was compiled, out of the rate."""
-        now(None)
+        set_status(None)
         self._began = (time.perf_counter(), done - 1)
         if self._bar is not None:
             self._bar.unpause()

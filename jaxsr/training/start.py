@@ -14,7 +14,7 @@ from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.atomic_write import clear_partials
 from jaxsr.interop.cpu_kernels.torch_calls import TORCH_THREADS
 from jaxsr.interop.out_of_memory import naming_out_of_memory
-from jaxsr.runtime.activity import is_quiet, now
+from jaxsr.runtime.activity import is_quiet, set_status
 from jaxsr.runtime.setup import setup_compute
 from jaxsr.runtime.source_digest import source_digest
 from jaxsr.runtime.xla_flags import without_ynn_flag
@@ -60,7 +60,7 @@ def start(name: str, kind: type[Task], config: RunConfig) -> Run:
       UserError: the run cannot start, here or in another process of the job, or cannot go on.
     """
     record = None
-    now("checking the data")
+    set_status("checking the data")
     with ExitStack() as stack:
         with fail_together():
             setup_compute(

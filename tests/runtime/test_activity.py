@@ -18,13 +18,13 @@ from jaxsr.runtime import activity
 from jaxsr.runtime.cli import run_command, run_program
 
 def command(words):
-    activity.now("reading the stars")
+    activity.set_status("reading the stars")
     time.sleep(0.8)
     print("one", end="", flush=True)
     time.sleep(0.8)
     print(" star", flush=True)
     time.sleep(0.8)
-    activity.now(None)
+    activity.set_status(None)
     time.sleep(0.5)
     return 0
 
@@ -40,7 +40,7 @@ def command(words):
     import logging, jax, jax.numpy as jnp
     logging.basicConfig()  # as other libraries do: what JAX logs for debugging stays unseen
     jax.config.update("jax_platforms", "cpu")
-    activity.now("starting")
+    activity.set_status("starting")
 
     def slow_step(x):
         for k in range(150):
@@ -49,7 +49,7 @@ def command(words):
 
     f = jax.jit(slow_step)
     f(jnp.ones((8, 8)))
-    activity.now(None)
+    activity.set_status(None)
     time.sleep(1)
     return 0
 
