@@ -277,7 +277,7 @@ def render(rows: Sequence[Row]) -> str:
         "", "A model that torch cannot run here lacks inputs, a tiny configuration, or a package; "
         "it says nothing", "of jaxsr, and counts nowhere else. Compiling is timed without XLA's "
         "optimisations, on a busy", "machine. *In x64 mode*: refused until JAX's x64 mode is on, "
-        "as the refusal says.", "", "## What is not the same", "",
+        "as the refusal says.", "", "## Differences", "",
         "| model | status | cause | message |", "|---|---|---|---|",
     ]  # fmt: skip
     for row in ran:

@@ -27,6 +27,7 @@ import jaxtyping
 import pytest
 
 import jaxsr  # noqa: F401  # adds to XLA_FLAGS, which XLA reads when the first backend starts
+from jaxsr.runtime.activity import QUIET
 from jaxsr.runtime.setup import cache_folder, configure_jax
 from tests.type_checks import checked
 
@@ -87,6 +88,18 @@ def _free_programs() -> Iterator[None]:
     """Compiled programs end with their module: kept, they would take gigabytes."""
     yield
     jax.clear_caches()
+
+
+@pytest.fixture(autouse=True)
+def _loud() -> Iterator[None]:
+    """`--quiet` silences the process, and so the tests after one that runs such a command."""
+    before = {name: os.environ.get(name) for name in (QUIET, "TQDM_DISABLE")}
+    yield
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 @pytest.fixture

@@ -95,7 +95,7 @@ def read_notes(image: Any, data: bytes) -> Notes:
     chunks, dropped = _png_notes(data, dpi) if format == "PNG" else ((), ())
     segments = _jpeg_segments(data) if format == "JPEG" else ()
     if image.format == "MPO":
-        dropped += (f"{getattr(image, 'n_frames', 2) - 1} further pictures (depth, gain map)",)
+        dropped += (f"{getattr(image, 'n_frames', 2) - 1} further images (depth, gain map)",)
     if format == "TIFF":
         tags = dict(image.tag_v2)
         samples = int(tags.get(277, 1))

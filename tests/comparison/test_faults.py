@@ -171,5 +171,5 @@ def test_local_errors_of_one_module_only(subject):
     comparison, *_ = compare_engines(subject("span"), TORCH, TORCH, within="blocks.1")
     looked = {row.call.path for row in comparison.rows if row.local is not None}
     assert looked and all(path.startswith("blocks.1") for path in looked)
-    with pytest.raises(ValueError, match="no module of Span; there are conv_1"):
+    with pytest.raises(ValueError, match="is not a module of Span; there are conv_1"):
         compare_engines(subject("span"), TORCH, TORCH, within="stem")

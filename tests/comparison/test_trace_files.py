@@ -182,7 +182,7 @@ def test_damaged_traces(recorded, tmp_path, capsys, file, damage, message):
         (["engines", "--model", "span", "--b", "jax,speed=9"], "'speed=9' is none of"),
         (["engines", "--model", "span", "--b", "jax,jax"], "names its engine twice"),
         (["engines", "--model", "span", "--a", "torch", "--b", "torch", "--within", "stem"],
-         "no module of Span"),
+         "is not a module of Span"),
         (["traces", "only-one"], "traces"),
     ],
 )  # fmt: skip

@@ -378,7 +378,7 @@ def _no_shard(folder):
         (_pointer("config.json"), "run git lfs pull"),
         (_stop_word, "generation_config.json has the eos_token_id '</s>', which is not a token"),
         (_more_tokens, "/model: model.embed_tokens.weight has shape (320, 64), but the config"),
-        (shutil.rmtree, "; give a Hugging Face folder or a .gguf file"),
+        (shutil.rmtree, "; give a Hugging Face folder, a .gguf file"),
     ],
 )
 def test_wrong_model_is_one_line(spoil, message, capsys, model_folder, tmp_path):

@@ -275,7 +275,7 @@ def test_tensors_of_schemes_that_are_not_stated_are_refused(model_folder, tmp_pa
         load_model(folder)
     save_file(tensors, folder / "model.safetensors")
     stated(folder, {"quant_method": "fp8", "weight_block_size": [128, 60]})
-    with pytest.raises(ValueError, match="in groups of 60, which 64 inputs are not multiples of"):
+    with pytest.raises(ValueError, match="in groups of 60, which 64 inputs are not a multiple of"):
         load_model(folder)
     int8 = compressed(
         weights=WEIGHTS | {"type": "int"}, input_activations=ROUNDED | {"type": "int"}
@@ -368,10 +368,13 @@ def test_nothing_at_the_path(tmp_path):
 @pytest.mark.parametrize(
     ("index", "reason"),
     [
-        ({"weight_map": {"a": "../outside.safetensors"}}, "no safetensors file of its folder"),
-        ({"weight_map": {"a": "/etc/passwd"}}, "no safetensors file of its folder"),
-        ({"weight_map": {"a": "pytorch_model.bin"}}, "no safetensors file of its folder"),
-        ({"weight_map": {"a": ["x"]}}, "no safetensors file of its folder"),
+        (
+            {"weight_map": {"a": "../outside.safetensors"}},
+            "is not a safetensors file of its folder",
+        ),
+        ({"weight_map": {"a": "/etc/passwd"}}, "is not a safetensors file of its folder"),
+        ({"weight_map": {"a": "pytorch_model.bin"}}, "is not a safetensors file of its folder"),
+        ({"weight_map": {"a": ["x"]}}, "is not a safetensors file of its folder"),
         ({"weight_map": {}}, "no weight_map"),
         ({"weight_map": "model.safetensors"}, "no weight_map"),
         ({}, "no weight_map"),

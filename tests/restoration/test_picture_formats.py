@@ -234,11 +234,11 @@ def jpeg_segments(folder):
     assert "without JPEG's application segments" in folder.restored("a.jpg", "--format", "png")[1]
 
 
-@case("JPEG (MPO)", "further pictures (depth, gain map)", "dropped, with a line")
+@case("JPEG (MPO)", "further images (depth, gain map)", "dropped, with a line")
 def further_pictures(folder):
     images = [Image.fromarray(PIXELS), Image.fromarray(PIXELS[::-1])]
     images[0].save(folder.path / "a.jpg", "MPO", save_all=True, append_images=images[1:])
-    assert "without 1 further pictures (depth, gain map)" in folder.restored("a.jpg")[1]
+    assert "without 1 further images (depth, gain map)" in folder.restored("a.jpg")[1]
 
 
 def _tiff(path: Path, pixels: np.ndarray, **options: Any) -> None:
@@ -279,7 +279,7 @@ def tiff_alpha(folder):
         assert picture.pixels[0, 0, 0] == (16384 if kind == 1 else 10000)
 
 
-@case("TIFF", "smaller copies of the picture (thumbnail pages, SubIFDs)", "dropped, with a line")
+@case("TIFF", "smaller copies of the image (thumbnail pages, SubIFDs)", "dropped, with a line")
 def thumbnails(folder):
     with tifffile.TiffWriter(folder.path / "a.tif") as file:
         file.write(PIXELS, photometric="rgb")
@@ -362,6 +362,6 @@ def test_row(key, tmp_path, capsys):
 
 
 def test_the_page_has_these_rows():
-    section = PAGE.read_text().partition("## Pictures")[2].partition("## ")[0]
+    section = PAGE.read_text().partition("## Images")[2].partition("## ")[0]
     rows = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \|$", section, re.MULTILINE)[1:]
     assert {row for row in rows if row[0] != "---"} == set(CASES)

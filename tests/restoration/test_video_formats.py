@@ -193,7 +193,7 @@ def attachments(tmp_path, ending, capsys):
         assert attached.data == b"letters" and attached.metadata["filename"] == "letters.ttf"
 
 
-@case("MP4", "a cover picture", "kept")
+@case("MP4", "a cover image", "kept")
 def cover(tmp_path, ending, capsys):
     import io
 

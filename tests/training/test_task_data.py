@@ -156,7 +156,7 @@ def test_what_cannot_be_sent_to_workers_says_so():
 
 def test_without_grain_workers_are_refused(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "grain", None)
-    with pytest.raises(InputError, match=r"--workers 2 needs Grain .*extra data"):
+    with pytest.raises(InputError, match=r"--workers 2 needs Grain .*; pip install"):
         take(open_data(Noisy()), 1, workers=2)
 
 

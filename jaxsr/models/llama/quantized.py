@@ -90,8 +90,8 @@ class ScaledLinear(QuantizedLinear):
         group = activations.group if activations else None
         if group is not None and inputs % group:
             raise InputError(
-                f"activations are rounded in groups of {group}, which {inputs} inputs are no "
-                "multiple of"
+                f"activations are rounded in groups of {group}, which {inputs} inputs are "
+                "not a multiple of"
             )
         self.activations = activations
         if block is None:
