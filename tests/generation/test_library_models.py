@@ -348,7 +348,7 @@ def with_longrope(family):
     ("family", "engine"),
     [("phi3", JaxEngine), ("phi3", TorchEngine), ("phimoe", TorchEngine)],  # a Python branch in JAX
 )
-@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("deterministic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_short_texts_beside_long_ones_under_longrope(family, engine, deterministic):
     model, prompts = with_longrope(family)
     alone = [reference_tokens(model, prompts=[p], new_tokens=8)[0] for p in prompts]

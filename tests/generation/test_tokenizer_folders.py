@@ -143,7 +143,7 @@ def same(ours, theirs):
         assert ours.decode(plain) == theirs.backend_tokenizer.decode(plain)
 
 
-@pytest.mark.sample(24)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(("kind", "name", "model", "fields"), FORMS[:800])
 def test_a_folder_is_read_as_transformers_reads_it(kind, name, model, fields, folder_of):
     folder = folder_of(kind, name, model, fields)
