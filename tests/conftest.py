@@ -27,8 +27,9 @@ import jaxtyping
 import pytest
 
 import jaxsr  # noqa: F401  # adds to XLA_FLAGS, which XLA reads when the first backend starts
+from jaxsr.folders import cache_folder
 from jaxsr.runtime.activity import QUIET
-from jaxsr.runtime.setup import cache_folder, configure_jax
+from jaxsr.runtime.setup import configure_jax
 from tests.type_checks import checked
 
 # Set before the first backend is made; the suite is about arithmetic, not about accelerators,

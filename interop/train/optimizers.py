@@ -39,12 +39,14 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
             main = optax.exponential_decay(config.lr, span, config.final_lr / config.lr)
         case "multistep":
             at = [round(one * steps if one < 1 else one) for one in config.milestones]
-            # Counted from the end of the warm-up, as `join_schedules` counts.
-            places = {max(one - config.warmup_steps, 0): config.gamma for one in at}
-            main = optax.piecewise_constant_schedule(config.lr, places)
+            # `join_schedules` counts from the end of the warm-up.
+            factors = dict[int, float]()
+            for place in (max(one - config.warmup_steps, 0) for one in at):
+                factors[place] = factors.get(place, 1.0) * config.gamma
+            main = optax.piecewise_constant_schedule(config.lr, factors)
         case "wsd":
-            fall = max(round(config.decay_share * steps), 1)
-            main = optax.linear_schedule(config.lr, config.final_lr, fall, max(span - fall, 0))
+            fall = min(max(round(config.decay_share * steps), 1), span)
+            main = optax.linear_schedule(config.lr, config.final_lr, fall, span - fall)
         case _:
             main = optax.constant_schedule(config.lr)
     if not config.warmup_steps:
@@ -76,7 +78,7 @@ def make_optimizer(
         parts.append(_rule_of_optax(config, make_schedule(config, steps)))
         if lr_factors:
             parts.append(_scale_each(lr_factors))
-        return optax.chain(*parts, optax.scale_by_schedule(lambda count: 1.0))  # which counts
+        return optax.chain(*parts, _counting())
     decay = config.weight_decay
     if decay and config.optimizer != "adamw":
         parts.append(optax.add_decayed_weights(decay))
@@ -99,6 +101,11 @@ def make_optimizer(
     parts.append(optax.scale_by_learning_rate(make_schedule(config, steps)))
     optimizer = optax.chain(*parts)
     return optimizer if lr_factors else Elementwise(*optimizer)
+
+
+def _counting() -> optax.GradientTransformation:
+    """Changes nothing; its state is what `updates_done` reads."""
+    return optax.scale_by_schedule(lambda count: 1.0)
 
 
 def _rule_of_optax(

@@ -13,10 +13,11 @@ from jaxsr.comparison.backend_spec import BackendSpec
 from jaxsr.comparison.ops_options import OpsOptions
 from jaxsr.comparison.workload_options import WorkloadOptions
 from jaxsr.errors import InputError
+from jaxsr.folders import cache_folder
 from jaxsr.runtime.activity import set_status
 from jaxsr.runtime.cli import parse_options
 from jaxsr.runtime.exit_status import ExitStatus
-from jaxsr.runtime.setup import cache_folder, configure_jax, share_gpu_memory
+from jaxsr.runtime.setup import configure_jax, share_gpu_memory
 
 if TYPE_CHECKING:
     from jaxsr.comparison.result import Comparison

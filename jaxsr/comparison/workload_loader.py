@@ -16,7 +16,6 @@ from jaxsr.models.example_inputs import Example, example_inputs, parse_inputs
 from jaxsr.models.load import load_model
 from jaxsr.models.registry import FAMILIES, LoadedModel
 from jaxsr.models.user_files import place_of
-from jaxsr.runtime.setup import cache_folder
 
 
 def load_workload(options: WorkloadOptions) -> Workload:
@@ -162,7 +161,7 @@ def _language(loaded: LoadedModel, model: str, options: WorkloadOptions) -> Work
     if options.model not in FAMILIES:
         from jaxsr.models.llama.tokenizer import load_tokenizer
 
-        tokenizer = load_tokenizer(Path(model), kept=cache_folder() / "tokenizers")
+        tokenizer = load_tokenizer(Path(model))
         decode = tokenizer.decode
         if options.raw or tokenizer.template is None:
             ids = tokenizer.encode(options.prompt)

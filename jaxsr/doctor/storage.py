@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jaxsr.doctor.checks import Finding
-from jaxsr.runtime.setup import cache_folder
+from jaxsr.folders import cache_folder
 
 _LITTLE_GIB = 2.0
 

@@ -28,7 +28,6 @@ from jaxsr.models.language_models import check_model, load_shapes
 from jaxsr.models.llama.loading import LanguageModel
 from jaxsr.models.llama.tokenizer import load_tokenizer
 from jaxsr.runtime.aot import conclude, prepare
-from jaxsr.runtime.setup import cache_folder
 
 # What a prompt and its output fill where the command names neither: 8k tokens of context.
 _CONTEXT = 8192
@@ -106,9 +105,7 @@ def compile_run(
     needs_tokenizer = prompts or any(not text.isdecimal() for text in config.stop)
     tokenizer = None
     if needs_tokenizer:
-        tokenizer = load_tokenizer(
-            config.tokenizer or config.model, kept=cache_folder() / "tokenizers"
-        )
+        tokenizer = load_tokenizer(config.tokenizer or config.model)
     draft = None
     if config.draft_model is not None:
         draft = load_draft(

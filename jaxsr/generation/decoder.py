@@ -298,10 +298,12 @@ def logprobs_capacity(options: SamplingOptions, vocabulary: int) -> int | None:
     return min(max(_LEAST_TOP, 1 << max(options.logprobs - 1, 0).bit_length()), vocabulary)
 
 
-def ending_in(prompt_BT: np.ndarray, slots: int) -> np.ndarray:
-    """Prompts that end in the last of so many columns, `UNFILLED` before them."""
+def ending_in(xp: Any, prompt_BT: Any, slots: int) -> Any:
+    """Prompts that end in the last of so many columns, `UNFILLED` before them; `xp` is NumPy or
+    `jax.numpy`.
+    """
     part = prompt_BT[:, max(0, prompt_BT.shape[1] - slots) :]
-    return np.pad(part, [(0, 0), (slots - part.shape[1], 0)], constant_values=UNFILLED)
+    return xp.pad(part, [(0, 0), (slots - part.shape[1], 0)], constant_values=UNFILLED)
 
 
 def empty_logprobs(rows: int, room: int, top: int | None) -> dict[str, np.ndarray]:

@@ -6,7 +6,6 @@ from typing import Any
 
 from jaxsr.errors import InputError
 from jaxsr.models.llama.tokenizer import load_tokenizer
-from jaxsr.runtime.setup import cache_folder
 
 
 def load_draft(load: Callable[..., Any], path: Path, tokenizer: Any, **options: Any) -> Any:
@@ -22,7 +21,7 @@ def load_draft(load: Callable[..., Any], path: Path, tokenizer: Any, **options: 
       InputError: its tokens are others, or it cannot be loaded.
     """
     if tokenizer is not None:
-        check_same_tokens(tokenizer, load_tokenizer(path, kept=cache_folder() / "tokenizers"), path)
+        check_same_tokens(tokenizer, load_tokenizer(path), path)
     return load(path, **options).network
 
 

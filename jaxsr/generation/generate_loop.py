@@ -47,7 +47,6 @@ def check_prompts(prompts: Sequence[Sequence[int]], options: SamplingOptions, co
         output that passes the length from which on LongRoPE turns all keys by other angles.
     """
     context, vocabulary = config.max_position_embeddings, config.vocab_size
-    short = config.short_context
     if not prompts:
         raise InputError("there is no prompt; give one as an argument, or a file with --prompts")
     for index, prompt in enumerate(prompts):
@@ -64,14 +63,7 @@ def check_prompts(prompts: Sequence[Sequence[int]], options: SamplingOptions, co
                 f"would pass the model's context of {context}; use --max-new-tokens "
                 f"{context - len(prompt)} or fewer"
             )
-        # The last token is not fed.
-        if short and len(prompt) <= short < len(prompt) + options.max_new_tokens - 1:
-            raise InputError(
-                f"prompt {index} has {len(prompt)} tokens, and {options.max_new_tokens} new ones "
-                f"would pass {short}, from where on the model (LongRoPE) turns the keys of all "
-                f"tokens by other angles; use --max-new-tokens {short + 1 - len(prompt)} or fewer, "
-                "and give what comes out as a prompt"
-            )
+        _check_angles(f"prompt {index}", len(prompt), options.most_slots - 1, config)
         if not 0 <= min(prompt) <= max(prompt) < vocabulary:
             raise InputError(
                 f"prompt {index} has the token id {max(prompt)}, but the model knows "
@@ -87,6 +79,24 @@ def check_prompts(prompts: Sequence[Sequence[int]], options: SamplingOptions, co
         raise InputError(
             f"logprobs={options.logprobs} asks for more tokens than the model's {vocabulary}; use "
             "fewer"
+        )
+
+
+def _check_angles(what: str, filled: int, fed: int, config: Any) -> None:
+    """Refuses a row that LongRoPE turns by other angles in its middle.
+
+    Args:
+      what: the row, for the error.
+      filled: tokens in its cache before it decodes.
+      fed: tokens that decoding feeds.
+      config: of the network.
+    """
+    short = config.short_context
+    if short is not None and filled <= short < filled + fed:
+        raise InputError(
+            f"{what} has {filled} tokens, and its output would pass {short}, from where on the "
+            f"model (LongRoPE) turns the keys of all tokens by other angles; use fewer "
+            f"--max-new-tokens, by {filled + fed - short}, and give what comes out as a prompt"
         )
 
 
@@ -162,7 +172,7 @@ def complete(
     alone = deterministic or keep_snapshots or options.num_beams > 1
     packs = engine.packs_prompts and not alone and options.num_draft_tokens is None
     pending = [request for request in requests if request.index not in skip]
-    for waiting in _companies(pending, config.short_context):
+    for waiting in _groups_of_angles(pending, config.short_context):
         if deterministic and engine.tile > 1 and options.num_beams == 1 and not options.proposals:
             rounds.tiles(waiting, min(batch_size, engine.tile), keep_snapshots=keep_snapshots)
             waiting.clear()
@@ -204,9 +214,9 @@ def complete(
     return rounds.run
 
 
-def _companies(requests: Sequence[Request], short: int | None) -> list[deque[Request]]:
+def _groups_of_angles(requests: Sequence[Request], short: int | None) -> list[deque[Request]]:
     """Requests that may share a batch: LongRoPE turns the keys of short and long texts by other
-    angles, and its code looks at the longest of a batch.
+    angles, and transformers' code decides by the longest of a batch.
     """
     if short is None:
         return [deque(requests)]
@@ -290,6 +300,9 @@ def continue_from(
             f"{options.max_new_tokens} tokens would pass the model's context of "
             f"{engine.config.max_position_embeddings}; use a smaller --max-new-tokens"
         )
+    left = options.most_slots - have
+    for row, filled in enumerate(snapshot.filled):
+        _check_angles(f"row {row} of the saved batch", int(filled), left, engine.config)
     rounds = Rounds(engine, options, stop_ids, stop_text, chunk, on_tokens, on_done)
     batch, prefill_s = rounds.timed(engine.resume, snapshot, options, stop_ids=stop_ids)
     rows = [

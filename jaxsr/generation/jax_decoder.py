@@ -391,7 +391,7 @@ class JaxEngine(ProposingNetwork, Engine):
             "first": first,
             "token": snapshot.token.astype(np.int32),
             "done": snapshot.done | np.isin(snapshot.token, stop_ids),
-            "prompt": ending_in(snapshot.prompt, slots),
+            "prompt": ending_in(np, snapshot.prompt, slots),
             "outputs": outputs,
             "count": count_B,
             "keys": np.asarray(keys),

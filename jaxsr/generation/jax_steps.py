@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxsr.generation import beams, prompt_lookup, sampling
 from jaxsr.generation.cache_layouts import CacheLayout
-from jaxsr.generation.decoder import LOGPROBS, NO_TOKEN, UNFILLED, empty_logprobs
+from jaxsr.generation.decoder import LOGPROBS, NO_TOKEN, UNFILLED, empty_logprobs, ending_in
 from jaxsr.generation.logits_processors import History, Settings, is_stop
 from jaxsr.generation.padding import Padding
 
@@ -53,7 +53,7 @@ class Steps:
         logits_BV, cache, filled_B, first_B = self.layout.prefill(
             partial(self.run, weights), tokens_BT, length_B, left=left, slots=slots
         )
-        prompt_BT = _ending_in(_right_aligned(tokens_BT, length_B, left=left), slots)
+        prompt_BT = ending_in(jnp, _right_aligned(tokens_BT, length_B, left=left), slots)
         state = {"cache": cache, "filled": filled_B, "first": first_B, "prompt": prompt_BT}
         if self.draft is not None:
             _, cache, filled_B, first_B = self.draft.layout.prefill(
@@ -296,7 +296,7 @@ class Steps:
     def resized(self, slots: int, state: State, keep: jax.Array, count: jax.Array) -> State:
         """The rows `keep`, of which those from `count` on have ended, with so many slots."""
         rows = {n: v[keep] for n, v in state.items() if n != "cache"}
-        rows["prompt"] = _ending_in(rows["prompt"], slots)
+        rows["prompt"] = ending_in(jnp, rows["prompt"], slots)
         for name in ("outputs", *LOGPROBS):
             if name in rows:
                 rows[name] = _of_length(rows[name], slots)
@@ -372,12 +372,6 @@ def _right_aligned(tokens_BT: jax.Array, length_B: jax.Array, *, left: bool) -> 
     gap_B = count - length_B
     aligned_BT = tokens_BT if left else jax.vmap(jnp.roll)(tokens_BT, gap_B)
     return jnp.where(jnp.arange(count) < gap_B[:, None], UNFILLED, aligned_BT)
-
-
-def _ending_in(prompt_BT: jax.Array, slots: int) -> jax.Array:
-    """Prompts that end in the last of so many columns, `UNFILLED` before them."""
-    part = prompt_BT[:, max(0, prompt_BT.shape[1] - slots) :]
-    return jnp.pad(part, [(0, 0), (slots - part.shape[1], 0)], constant_values=UNFILLED)
 
 
 def _of_length(outputs_BT: jax.Array, slots: int) -> jax.Array:

@@ -54,9 +54,8 @@ class PackedRounds:
         Args:
           waiting: requests, at least one, which are taken from here.
         """
-        longest = max(len(request.prompt) for request in waiting)
         self._pool = self._next_pool(waiting)
-        batch = self._start(longest)
+        batch = self._start()
         while True:
             if waiting and not self._pool:
                 self._pool = self._next_pool(waiting)
@@ -82,8 +81,8 @@ class PackedRounds:
         some = min(len(waiting), _POOLED * self._rows)
         return PromptPool(waiting.popleft() for _ in range(some))
 
-    def _start(self, longest: int) -> _Batch:
-        """An empty batch for the pool, and for prompts of up to `longest` tokens after it."""
+    def _start(self) -> _Batch:
+        """An empty batch for the pool."""
         rounds, slots = self._rounds, self._slots_needed()
         state = rounds.engine.start_empty(
             rounds.options,

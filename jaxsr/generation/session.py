@@ -30,7 +30,7 @@ from jaxsr.models.llama.loading import LanguageModel, fingerprint
 from jaxsr.models.llama.tokenizer import load_tokenizer
 from jaxsr.models.load import load_model
 from jaxsr.runtime.allocator import release_freed_memory
-from jaxsr.runtime.setup import cache_folder, compiled_folder
+from jaxsr.runtime.setup import compiled_folder
 
 _LESS = "use --dtype bfloat16, --quantize int8, fewer tokens, or more devices (--mesh)"
 
@@ -46,9 +46,7 @@ class Session:
     def __init__(self, config: GenerateConfig, platform: str) -> None:
         begin = time.perf_counter()
         self.config = config
-        self.tokenizer = load_tokenizer(
-            config.tokenizer or config.model, kept=cache_folder() / "tokenizers"
-        )
+        self.tokenizer = load_tokenizer(config.tokenizer or config.model)
         dtype = getattr(torch, config.dtype)
         model = load_model(
             config.model,

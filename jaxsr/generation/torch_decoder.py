@@ -107,7 +107,7 @@ class TorchEngine(Engine):
         batch = TorchBatch(options, stop_ids, requests, seeds, padding=padding, slots=slots)
         left = padding == "left"
         logits_BV = self._calls.prefill(batch, tokens_BT, length_B, left, slots)
-        batch.prompt = ending_in(_right_aligned(tokens, length, left=left), slots)
+        batch.prompt = ending_in(np, _right_aligned(tokens, length, left=left), slots)
         self._begin(batch, len(length))
         self._take(batch, logits_BV)
         return batch

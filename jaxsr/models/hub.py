@@ -10,11 +10,11 @@ import functools
 import hashlib
 import importlib.util
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 from jaxsr.errors import InputError, MissingFileError, one_line, printable
+from jaxsr.folders import cache_folder
 
 _NAME = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
 _PLAIN = re.compile(rf"(?P<repo>{_NAME})(?:@(?P<revision>[\w./-]+))?")
@@ -24,6 +24,7 @@ _DATA = (
     *("tokenizer.model", "spiece.model", "LICENSE*"),
 )
 """Files that are fetched of a repository; of several formats of weights safetensors alone."""
+_DIGEST = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 _PART = re.compile(r"(.+-)\d{5}(-of-(\d{5})\.gguf)")
 
 
@@ -66,9 +67,8 @@ def fetched(model: str | Path) -> Path:
             f"{text} is fetched by huggingface_hub, which is not installed; pip install "
             f"huggingface_hub, or fetch it elsewhere: hf download {repo}"
         )
-    print(f"{repo}: from {_endpoint()}, or its cache", file=sys.stderr, flush=True)
     try:
-        return _verified(repo, revision, file)
+        path = _download(repo, revision, file)
     except (InputError, MissingFileError):
         raise
     except Exception as error:  # of huggingface_hub, its transport, and its many kinds
@@ -77,44 +77,48 @@ def fetched(model: str | Path) -> Path:
             f"{text} cannot be fetched ({type(error).__name__}: {one_line(error):.200}); where the "
             f"hub is reached: hf download {named}"
         ) from error
+    _check_digests(path)
+    return path
 
 
-def _endpoint() -> str:
-    from huggingface_hub import constants
+def _check_digests(path: Path) -> None:
+    """Compares the files of a snapshot with their digests, once for each.
 
-    return constants.ENDPOINT
-
-
-def _verified(repo: str, revision: str | None, file: str | None) -> Path:
-    from huggingface_hub import constants
-    from huggingface_hub.file_download import repo_folder_name
-
-    folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model")
-    before = _blobs(folder)
-    try:
-        return _download(repo, revision, file)
-    finally:  # what came before an interruption would be taken as whole by the next call
-        for blob in sorted(_blobs(folder) - before):
-            if not _is_whole(blob):
-                with contextlib.suppress(FileNotFoundError):
-                    blob.unlink()
-                raise InputError(
-                    f"{repo}: a file of {folder.name} is not what its digest says, and was "
-                    "removed; run the command again"
-                )
-
-
-def _blobs(folder: Path) -> set[Path]:
-    return {blob for blob in (folder / "blobs").glob("*") if re.fullmatch("[0-9a-f]+", blob.name)}
+    Raises:
+      InputError: one differs; it is removed.
+    """
+    checked = cache_folder() / "hub"
+    for file in sorted(path.iterdir()) if path.is_dir() else _parts_beside(path):
+        blob = file.resolve()  # the cache names a file's content by its digest
+        if not _DIGEST.fullmatch(blob.name):
+            continue
+        mark = checked / blob.name
+        if mark.exists() and mark.stat().st_mtime >= blob.stat().st_mtime:
+            continue
+        if _digest(blob) != blob.name:
+            blob.unlink()
+            raise InputError(
+                f"{printable(file.name, 120)} of the hub is not what its digest says, and was "
+                "removed; run the command again"
+            )
+        with contextlib.suppress(OSError):  # then it is compared again the next time
+            checked.mkdir(parents=True, exist_ok=True)
+            mark.touch()
 
 
-def _is_whole(blob: Path) -> bool:
-    """Whether a file of the cache is what its name says: large ones have SHA-256, others git's."""
-    content = blob.read_bytes()
-    if len(blob.name) == hashlib.sha256().digest_size * 2:
-        return hashlib.sha256(content).hexdigest() == blob.name
-    head = f"blob {len(content)}\0".encode()
-    return hashlib.sha1(head + content, usedforsecurity=False).hexdigest() == blob.name
+def _parts_beside(path: Path) -> list[Path]:
+    """The parts of a file that is split, or the file alone."""
+    part = _PART.fullmatch(path.name)
+    return sorted(path.parent.glob(f"{part[1]}*{part[2]}")) if part else [path]
+
+
+def _digest(blob: Path) -> str:
+    """A file's digest of the kind that its name is: SHA-256 of large ones, git's of others."""
+    with blob.open("rb") as stream:
+        if len(blob.name) == hashlib.sha256().digest_size * 2:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+        digest = hashlib.sha1(f"blob {blob.stat().st_size}\0".encode(), usedforsecurity=False)
+        return hashlib.file_digest(stream, lambda: digest).hexdigest()
 
 
 def _download(repo: str, revision: str | None, file: str | None) -> Path:

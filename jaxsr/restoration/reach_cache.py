@@ -18,11 +18,11 @@ import torch
 from torch import nn
 
 from jaxsr.errors import UserError, one_line
+from jaxsr.folders import cache_folder
 from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.interop.bounded_read import read_bounded
 from jaxsr.interop.sealed_json import seal, unseal
 from jaxsr.restoration.receptive_field import Reach, measure_reach
-from jaxsr.runtime.setup import cache_folder
 from jaxsr.runtime.source_digest import source_digest
 
 log = logging.getLogger(__name__)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxsr.errors import DeviceError, InputError, check_utf8_path
+from jaxsr.folders import cache_folder
 from jaxsr.runtime.allocator import release_memory_of_compilers
 from jaxsr.runtime.options import ComputeOptions
 
@@ -161,9 +162,3 @@ def torch_device(platform: str) -> str:
 def compiled_folder(options: ComputeOptions) -> Path:
     """Where a command keeps compiled programs."""
     return options.compile_cache or cache_folder() / "compiled"
-
-
-def cache_folder() -> Path:
-    """Where jaxsr keeps what can be made again: `$XDG_CACHE_HOME/jaxsr` or `~/.cache/jaxsr`."""
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "jaxsr"

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import json
 import re
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -449,3 +450,16 @@ def test_decode_loop_updates_its_cache_in_place(engines, prompts):
         if any(f" {shape}" in line.split(" copy(")[0] for shape in shapes) and " copy(" in line
     ]
     assert not copies
+
+
+def test_one_decode_program_serves_prompts_and_limits_of_a_cache_size(network):
+    engine = JaxEngine(network("llama"))
+    for prompt, new in ((5, 4), (40, 4), (5, 90), (100, 30)):
+        complete(engine, [[7] * prompt], SamplingOptions(max_new_tokens=new))
+    kinds = Counter(key[0] for key in engine._programs)
+    assert kinds["prefill"] == 3  # buckets of 16, 64 and 128 tokens
+    assert kinds["decode"] == kinds["first_token"] == 1
+    complete(engine, [[7] * 180], SamplingOptions(max_new_tokens=4))
+    assert Counter(key[0] for key in engine._programs)["decode"] == 1  # 256 slots hold it as well
+    complete(engine, [[7] * 5], SamplingOptions(max_new_tokens=300))
+    assert Counter(key[0] for key in engine._programs)["decode"] == 2

@@ -365,8 +365,13 @@ def test_an_output_that_passes_longropes_short_context_is_refused():
     most = SamplingOptions(max_new_tokens=12)
     tokens = complete(engine, [prompts[0]], most).completions[0].tokens
     assert list(tokens) == reference_tokens(model, prompts=[prompts[0]], new_tokens=12)[0]
-    with pytest.raises(InputError, match=r"would pass 16, .*--max-new-tokens 12 or fewer"):
+    with pytest.raises(InputError, match=r"would pass 16, .*fewer --max-new-tokens, by 1,"):
         complete(engine, [prompts[0]], SamplingOptions(max_new_tokens=13))
+    saved = complete(engine, [prompts[0]], SamplingOptions(max_new_tokens=4), keep_snapshots=True)
+    (snapshot,) = saved.snapshots
+    assert list(continue_from(engine, snapshot, most).completions[0].tokens) == list(tokens)
+    with pytest.raises(InputError, match=r"row 0 of the saved batch .*, by 1,"):
+        continue_from(engine, snapshot, SamplingOptions(max_new_tokens=13))
 
 
 @pytest.mark.parametrize(

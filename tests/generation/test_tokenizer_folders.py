@@ -117,7 +117,9 @@ def tokenizer_of(kind):
 
 
 @pytest.fixture
-def folder_of(tmp_path):
+def folder_of(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # nothing of earlier runs
+
     def make(kind, name, model, fields):
         tokenizer_of(kind).save(str(tmp_path / "tokenizer.json"))
         config = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
@@ -155,18 +157,21 @@ def test_a_folder_is_read_as_transformers_reads_it(kind, name, model, fields, fo
 
 
 @pytest.mark.parametrize("fields", ["plain", "splits", "added"])
-def test_what_transformers_makes_is_kept(fields, folder_of, tmp_path, monkeypatch):
-    folder, kept = folder_of("llama2", "LlamaTokenizer", "llama", fields), tmp_path / "kept"
+def test_what_transformers_makes_is_stored(fields, folder_of, tmp_path, monkeypatch):
+    folder = folder_of("llama2", "LlamaTokenizer", "llama", fields)
+    stored = tmp_path / "cache" / "jaxsr" / "tokenizers"
     theirs = read_by_transformers(folder)
-    same(load_tokenizer(folder, kept=kept), theirs)
-    made = module._made
-    monkeypatch.setattr(module, "_made", lambda *_: pytest.fail("transformers was asked again"))
-    same(load_tokenizer(folder, kept=kept), theirs)
-    monkeypatch.setattr(module, "_made", made)
-    (file,) = kept.iterdir()
+    same(load_tokenizer(folder), theirs)
+    made = module._made_by_transformers
+    monkeypatch.setattr(
+        module, "_made_by_transformers", lambda *_: pytest.fail("transformers was asked again")
+    )
+    same(load_tokenizer(folder), theirs)
+    monkeypatch.setattr(module, "_made_by_transformers", made)
+    (file,) = stored.iterdir()
     file.write_bytes(file.read_bytes().replace(b"tokenizer", b"tokeniser"))
-    same(load_tokenizer(folder, kept=kept), theirs)
+    same(load_tokenizer(folder), theirs)
     config = folder / "tokenizer_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"add_eos_token": True}))
-    same(load_tokenizer(folder, kept=kept), read_by_transformers(folder))
-    assert len([*kept.iterdir()]) == 2
+    same(load_tokenizer(folder), read_by_transformers(folder))
+    assert len([*stored.iterdir()]) == 2

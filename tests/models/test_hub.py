@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("huggingface_hub")
 
-from jaxsr.models.hub import is_hub_name
+from jaxsr.models.hub import _digest, is_hub_name
 
 COMMIT = "0" * 39 + "1"
 
@@ -91,7 +91,8 @@ def hub(tmp_path):
     def run(*names, **environment):
         settings = {
             "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
-            "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            "HF_HOME": str(tmp_path / "hf"), "XDG_CACHE_HOME": str(tmp_path / "cache"),
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
             "HF_HUB_ETAG_TIMEOUT": "3", "HF_HUB_DOWNLOAD_TIMEOUT": "3",
         }  # fmt: skip
         code = (
@@ -149,6 +150,26 @@ def test_parts_of_a_gguf_file_come_together(hub):
     assert {path for path in Hub.asked if "big-" in path} == {
         f"/org/name/resolve/main/big-{part:05}-of-00003.gguf" for part in range(1, 4)
     }
+
+
+def test_files_are_compared_again_when_they_change(hub, tmp_path):
+    (line,) = hub("org/name")
+    assert len(list((tmp_path / "cache" / "jaxsr" / "hub").iterdir())) == 3
+    weights = next(path for path in (tmp_path / "hf").rglob("model.safetensors")).resolve()
+    weights.write_bytes(b"changed")
+    (offline,) = hub("org/name", HF_HUB_OFFLINE="1")
+    assert "InputError model.safetensors of the hub is not what its digest says" in offline
+    assert hub("org/name") == [line]
+    assert weights.read_bytes() == b"weights"
+
+
+def test_small_files_have_gits_digest(tmp_path):
+    content = b"{}\n"
+    name = subprocess.run(
+        ["git", "hash-object", "--stdin"], input=content, capture_output=True, check=True
+    ).stdout.decode().strip()  # fmt: skip
+    (tmp_path / name).write_bytes(content)
+    assert _digest(tmp_path / name) == name
 
 
 @pytest.mark.parametrize("fault", ["altered", "cut"])

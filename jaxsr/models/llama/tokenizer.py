@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxsr.errors import InputError, MissingFileError, UserError, one_line
+from jaxsr.folders import cache_folder
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.interop.bounded_read import read_bounded
@@ -108,12 +109,11 @@ class Tokenizer:
         return Renderer(self.template)
 
 
-def load_tokenizer(path: Path | str, *, kept: Path | None = None) -> Tokenizer:
+def load_tokenizer(path: Path | str) -> Tokenizer:
     """The tokenizer that lies with a model.
 
     Args:
       path: a Hugging Face folder with tokenizer.json, that file itself, or a GGUF file.
-      kept: a folder for what transformers makes of files, which is then not imported again.
 
     Raises:
       FileNotFoundError: nothing there.
@@ -123,9 +123,9 @@ def load_tokenizer(path: Path | str, *, kept: Path | None = None) -> Tokenizer:
     if not (path / "tokenizer.json").is_file():
         path = find_gguf(path)
     if path.is_dir():
-        return _from_folder(path, path / "tokenizer.json", kept)
+        return _from_folder(path, path / "tokenizer.json")
     if path.suffix == ".json" and path.is_file():
-        return _from_folder(path.parent, path, kept)
+        return _from_folder(path.parent, path)
     return _from_gguf(open_gguf(path))
 
 
@@ -141,7 +141,7 @@ def _from_gguf(file: GGUFFile) -> Tokenizer:
     )
 
 
-def _from_folder(folder: Path, path: Path, kept: Path | None) -> Tokenizer:
+def _from_folder(folder: Path, path: Path) -> Tokenizer:
     config_path = folder / "tokenizer_config.json"
     config = read_json(config_path) if config_path.is_file() else {}
     template = config.get("chat_template")
@@ -163,7 +163,7 @@ def _from_folder(folder: Path, path: Path, kept: Path | None) -> Tokenizer:
     except (KeyError, TypeError, UnicodeDecodeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise InputError(f"{config_path} or {beside.name} is damaged ({reason})") from error
-    inner = _inner(folder, path, kept)
+    inner = _inner(folder, path)
     return Tokenizer(inner=inner, template=template, special=tokens)
 
 
@@ -186,12 +186,12 @@ def _text(token: Any) -> Any:
     return token["content"] if isinstance(token, dict) else token
 
 
-def _inner(folder: Path, path: Path, kept: Path | None) -> Any:
+def _inner(folder: Path, path: Path) -> Any:
     """The `tokenizers.Tokenizer` that transformers makes of the folder, or that of the file alone.
 
     transformers adds tokens that only tokenizer_config.json has, and some of its classes build
     their own in the place of the file's. Importing it takes longer than all else of a start, so
-    what it makes is kept.
+    what it makes is stored in the cache folder.
     """
     config_path = folder / "tokenizer_config.json"
     config = read_json(config_path) if config_path.is_file() else {}
@@ -206,14 +206,13 @@ def _inner(folder: Path, path: Path, kept: Path | None) -> Any:
         is_installed = importlib.util.find_spec("transformers") is not None
         if path.name != "tokenizer.json" or "auto_map" in config or not is_installed:
             return _plain(_read(path))
-    file = None if kept is None else kept / f"{_files_digest(folder)}.json"
-    inner = None if file is None else _known(file, path)
+    entry = cache_folder() / "tokenizers" / f"{_files_digest(folder)}.json"
+    inner = _stored(entry, path)
     if inner is None:
-        own = _plain(_read(path)) if path.is_file() else None
-        inner = _made(folder, config, path if own else None, older)
-        if file is not None:
-            same = own is not None and own.to_str() == inner.to_str()
-            _keep(file, None if same else inner.to_str(), split=inner.encode_special_tokens)
+        of_file = _plain(_read(path)) if path.is_file() else None
+        inner = _made_by_transformers(folder, config, path if of_file else None, older)
+        same = of_file is not None and of_file.to_str() == inner.to_str()
+        _store(entry, None if same else inner.to_str(), split=inner.encode_special_tokens)
     return inner
 
 
@@ -238,7 +237,9 @@ def _plain(inner: Any) -> Any:
     return inner
 
 
-def _made(folder: Path, config: JsonObject, path: Path | None, older: Sequence[str]) -> Any:
+def _made_by_transformers(
+    folder: Path, config: JsonObject, path: Path | None, older: Sequence[str]
+) -> Any:
     from jaxsr.models.transformers_files import tokenizer_from_folder
 
     try:
@@ -268,31 +269,31 @@ def _files_digest(folder: Path) -> str:
     return digest.hexdigest()[:32]
 
 
-def _known(file: Path, path: Path) -> Any:
-    """The tokenizer that `_keep` wrote; None where there is none, or a damaged one."""
+def _stored(entry: Path, path: Path) -> Any:
+    """The tokenizer that `_store` wrote; None where there is none, or a damaged one."""
     import tokenizers
 
     try:
-        entry = unseal(read_bounded(file), source=file)
+        content = unseal(read_bounded(entry), source=entry)
     except FileNotFoundError:
         return None
     except (UserError, OSError) as error:
         _LOG.warning("%s; the tokenizer is made again", one_line(error))
         return None
-    text = entry["tokenizer"]
+    text = content["tokenizer"]
     inner = _plain(_read(path)) if text is None else tokenizers.Tokenizer.from_str(text)
-    inner.encode_special_tokens = entry["encode_special_tokens"]
+    inner.encode_special_tokens = content["encode_special_tokens"]
     return inner
 
 
-def _keep(file: Path, text: str | None, *, split: bool) -> None:
+def _store(entry: Path, text: str | None, *, split: bool) -> None:
     """Writes what transformers made; None stands for what tokenizer.json itself says."""
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        entry.parent.mkdir(parents=True, exist_ok=True)
         content = {"tokenizer": text, "encode_special_tokens": split}
-        atomic_write(file, seal(content).encode())
+        atomic_write(entry, seal(content).encode())
     except OSError as error:
-        _LOG.warning("the tokenizer is not kept in %s: %s", file.parent, one_line(error))
+        _LOG.warning("the tokenizer is not stored in %s: %s", entry.parent, one_line(error))
 
 
 def _check_growth(path: Path) -> None:

@@ -152,6 +152,19 @@ def test_schedules_are_torchs(options):
     )
 
 
+def test_schedules_after_a_warm_up():
+    def rates(**options):
+        schedule = make_schedule(OptimizerConfig(lr=1.0, warmup_steps=10, **options), 40)
+        return [round(np.asarray(schedule(index)).item(), 4) for index in range(40)]
+
+    # Each milestone counts, those during the warm-up from its end on, and equal ones as often.
+    steps = rates(schedule="multistep", milestones=(4, 8, 20, 0.5))
+    assert steps[10:20] == [0.25] * 10 and steps[20:] == [0.0625] * 20
+    stable = rates(schedule="wsd", decay_share=0.5)
+    assert stable[10:21] == [1.0] * 11 and stable[-1] == 0.05
+    assert rates(schedule="wsd", decay_share=1.0)[-1] == pytest.approx(1 / 30, abs=1e-4)
+
+
 @pytest.mark.parametrize(
     ("name", "options", "rule"),
     [
