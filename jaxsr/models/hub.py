@@ -15,6 +15,7 @@ from typing import Any
 
 from jaxsr.errors import InputError, MissingFileError, one_line, printable
 from jaxsr.folders import cache_folder
+from jaxsr.models.llama.gguf_file import first_files, part_names
 
 _NAME = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
 _PLAIN = re.compile(rf"(?P<repo>{_NAME})(?:@(?P<revision>[\w./-]+))?")
@@ -25,13 +26,12 @@ _DATA = (
 )
 """Files that are fetched of a repository; of several formats of weights safetensors alone."""
 _DIGEST = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
-_PART = re.compile(r"(.+-)\d{5}(-of-(\d{5})\.gguf)")
 
 
 def is_hub_name(model: str | Path) -> bool:
     """Whether a model is named by its repository, and no file or folder here has that name.
 
-    `runs/mine` is none where there is a folder `runs`: it is a path with a mistake.
+    `runs/mine` is not a name where there is a folder `runs`: it is a mistyped path.
     """
     text = str(model)
     if text.startswith("hf:"):
@@ -88,7 +88,11 @@ def _check_digests(path: Path) -> None:
       InputError: one differs; it is removed.
     """
     checked = cache_folder() / "hub"
-    for file in sorted(path.iterdir()) if path.is_dir() else _parts_beside(path):
+    if path.is_dir():
+        files = sorted(path.iterdir())
+    else:
+        files = [path.with_name(name) for name in part_names(path.name)]
+    for file in files:
         blob = file.resolve()  # the cache names a file's content by its digest
         if not _DIGEST.fullmatch(blob.name):
             continue
@@ -106,12 +110,6 @@ def _check_digests(path: Path) -> None:
             mark.touch()
 
 
-def _parts_beside(path: Path) -> list[Path]:
-    """The parts of a file that is split, or the file alone."""
-    part = _PART.fullmatch(path.name)
-    return sorted(path.parent.glob(f"{part[1]}*{part[2]}")) if part else [path]
-
-
 def _digest(blob: Path) -> str:
     """A file's digest of the kind that its name is: SHA-256 of large ones, git's of others."""
     with blob.open("rb") as stream:
@@ -126,18 +124,14 @@ def _download(repo: str, revision: str | None, file: str | None) -> Path:
 
     options: dict[str, Any] = {"revision": revision}
     if file is not None:
-        part = _PART.fullmatch(file)
-        count = int(part[3]) if part else 0
-        names = [f"{part[1]}{i:05}{part[2]}" for i in range(1, count + 1)] if part else [file]
-        paths = {name: Path(hf_hub_download(repo, name, **options)) for name in names}
-        return paths[file]
+        paths = [hf_hub_download(repo, name, **options) for name in part_names(file)]
+        return Path(paths[part_names(file).index(file)])
     folder = Path(snapshot_download(repo, allow_patterns=list(_DATA), **options))
     if any(folder.glob("*.safetensors")):
         return folder
     here = [path.name for path in folder.iterdir()]
     names = here if constants.HF_HUB_OFFLINE else HfApi().list_repo_files(repo, **options)
-    found = sorted(n for n in names if n.endswith(".gguf") and not n.startswith("mmproj"))
-    firsts = [n for n in found if not (m := _PART.fullmatch(n)) or "-00001-of-" in m[0]]
+    firsts = first_files(names)
     if len(firsts) > 1:
         raise InputError(
             f"{repo} has {len(firsts)} GGUF files ({', '.join(firsts[:4])}); give one as "

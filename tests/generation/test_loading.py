@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from jaxsr.generation.options import recommended_options
 from jaxsr.models.language_models import load_language_model
+from jaxsr.models.llama.filling import is_tied
 from jaxsr.models.llama.quantization_config import read_quantization
 from jaxsr.models.llama.quantized import Float8Activations, ScaledLinear, W8A8Linear
 from jaxsr.models.load import load_model
@@ -73,6 +74,12 @@ def test_weights_that_a_configuration_ties_are_transformers(
     if implementation == "own":
         ours = ours[:, -1]
     torch.testing.assert_close(ours, theirs(TOKENS).logits[:, -1], **CLOSE)
+
+
+def test_a_head_of_packed_numbers_is_not_the_embedding():
+    embedding = {"embed.weight": torch.ones(2, 2)}
+    assert is_tied(dict(embedding), "head", "embed")
+    assert not is_tied({**embedding, "head.qweight": torch.ones(2, 2)}, "head", "embed")
 
 
 @pytest.mark.parametrize("implementation", ["own", "transformers"])

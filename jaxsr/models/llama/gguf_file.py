@@ -41,8 +41,7 @@ _MOST_ENTRIES = 2**22
 _LONGEST_STRING = 2**24
 _MOST_FIELDS = _MOST_TENSORS = 2**16
 _MOST_AXES = 8
-_MOST_PARTS = 1000
-_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+_PART = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf")
 
 
 @dataclass(frozen=True)
@@ -130,13 +129,26 @@ def find_gguf(path: Path) -> Path:
     """
     if not path.is_dir() or (path / "config.json").exists():
         return path
-    # Beside a language model may lie the encoder of its images.
-    files = sorted(p for p in path.glob("*.gguf") if not p.name.startswith("mmproj"))
-    firsts = [p for p in files if not (m := _PART.fullmatch(p.name)) or int(m[2]) == 1]
-    if len(firsts) > 1:
-        names = ", ".join(printable(p.name, 60) for p in firsts[:4])
-        raise InputError(f"{path} has {len(firsts)} GGUF files ({names}); give one of them")
-    return firsts[0] if firsts else path
+    names = first_files(p.name for p in path.iterdir())
+    if len(names) > 1:
+        listed = ", ".join(printable(name, 60) for name in names[:4])
+        raise InputError(f"{path} has {len(names)} GGUF files ({listed}); give one of them")
+    return path / names[0] if names else path
+
+
+def first_files(names: Iterable[str]) -> list[str]:
+    """The GGUF files of language models among these: of one in parts the first part alone."""
+    # The encoder of a model's images may lie beside it.
+    files = (n for n in names if n.endswith(".gguf") and not n.startswith("mmproj"))
+    return sorted({part_names(name)[0] for name in files})
+
+
+def part_names(name: str) -> list[str]:
+    """The names of all parts of the file that this is a part of; of any other file its own."""
+    part = _PART.fullmatch(name)
+    if part is None:
+        return [name]
+    return [f"{part[1]}-{i:05}-of-{part[2]}.gguf" for i in range(1, int(part[2]) + 1)]
 
 
 def open_gguf(path: Path) -> GGUFFile:
@@ -160,13 +172,12 @@ def open_gguf(path: Path) -> GGUFFile:
 
 
 def _joined(path: Path, parts: int) -> GGUFFile:
-    name = _PART.fullmatch(path.name)
-    if name is None or int(name[3]) != parts or parts > _MOST_PARTS:
+    paths = [path.with_name(name) for name in part_names(path.name)]
+    if len(paths) != parts:
         raise InputError(
             f"{path} says that it is one of {parts} parts, which are named NAME-00001-of-"
             f"{parts:05}.gguf and so on; give the files their names again"
         )
-    paths = [path.with_name(f"{name[1]}-{i:05}-of-{parts:05}.gguf") for i in range(1, parts + 1)]
     if absent := [p.name for p in paths if not p.is_file()]:
         raise MissingFileError(
             f"{path.parent} lacks {len(absent)} of {parts} parts: {', '.join(absent[:3])}; fetch "
