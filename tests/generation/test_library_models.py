@@ -367,6 +367,10 @@ def test_an_output_that_passes_longropes_short_context_is_refused():
     assert list(tokens) == reference_tokens(model, prompts=[prompts[0]], new_tokens=12)[0]
     with pytest.raises(InputError, match=r"would pass 16, .*fewer --max-new-tokens, by 1,"):
         complete(engine, [prompts[0]], SamplingOptions(max_new_tokens=13))
+    with pytest.raises(InputError, match=r"would pass 16, .*, by 2,"):  # proposals are fed as well
+        complete(
+            engine, [prompts[0]], dataclasses.replace(most, max_new_tokens=11, prompt_lookup=3)
+        )
     saved = complete(engine, [prompts[0]], SamplingOptions(max_new_tokens=4), keep_snapshots=True)
     (snapshot,) = saved.snapshots
     assert list(continue_from(engine, snapshot, most).completions[0].tokens) == list(tokens)
