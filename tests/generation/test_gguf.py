@@ -165,6 +165,12 @@ def test_a_huge_sparse_file_is_refused_at_once(tmp_path):
         load_model(path)
 
 
+def with_field(content, name, value):
+    """A GGUF file whose field of numbers has another value: it follows the name and its type."""
+    at = content.index(name) + len(name) + 4
+    return content[:at] + value + content[at + len(value) :]
+
+
 @torch.no_grad()
 def test_parts_and_folders_of_gguf_files(hf_model, hf_tokenizer, texts, tmp_path):
     model, folder = hf_model("llama"), tmp_path / "split"
@@ -174,12 +180,23 @@ def test_parts_and_folders_of_gguf_files(hf_model, hf_tokenizer, texts, tmp_path
     assert len(parts) > 2
     (folder / "mmproj-m.gguf").write_bytes(b"of images")
     for path in (folder, parts[0], parts[1]):
-        network = load_model(path).network
+        loaded = load_model(path)
+        assert loaded.name == parts[0].stem
+        network = loaded.network
         torch.testing.assert_close(network(TOKENS)[0], model(TOKENS).logits, atol=2e-4, rtol=1e-5)
         assert load_tokenizer(path).encode(texts[0]) == hf_tokenizer.encode(texts[0])
     check_model(folder)
-    content = parts[2].read_bytes()
-    parts[2].write_bytes(parts[1].read_bytes())
+    content, others = parts[2].read_bytes(), parts[1].read_bytes()
+    parts[2].write_bytes(with_field(others, b"split.no", struct.pack("<H", 2)))
+    with pytest.raises(InputError, match="is in two parts"):
+        load_model(folder)
+    parts[2].write_bytes(content)
+    first = parts[0].read_bytes()
+    parts[0].write_bytes(with_field(first, b"split.tensors.count", struct.pack("<i", 999)))
+    with pytest.raises(InputError, match=r"the parts hold \d+ of 999 tensors"):
+        load_model(folder)
+    parts[0].write_bytes(first)
+    parts[2].write_bytes(others)
     with pytest.raises(InputError, match="is not part 3 of"):
         load_model(folder)
     parts[2].unlink()

@@ -1,6 +1,7 @@
 """Folders of every form of tokenizer, read as transformers' AutoTokenizer reads them."""
 
 import functools
+import importlib.metadata
 import itertools
 import json
 import random
@@ -171,7 +172,23 @@ def test_what_transformers_makes_is_stored(fields, folder_of, tmp_path, monkeypa
     (file,) = stored.iterdir()
     file.write_bytes(file.read_bytes().replace(b"tokenizer", b"tokeniser"))
     same(load_tokenizer(folder), theirs)
+    version = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: f"{version(name)}.1")
+    load_tokenizer(folder)
+    assert len([*stored.iterdir()]) == 2  # of another version of transformers
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     config = folder / "tokenizer_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"add_eos_token": True}))
     same(load_tokenizer(folder), read_by_transformers(folder))
-    assert len([*stored.iterdir()]) == 2
+    assert len([*stored.iterdir()]) == 3
+
+
+def test_a_file_is_read_where_the_class_is_code_of_the_folder(folder_of):
+    folder = folder_of("gpt2", "OwnTokenizer", "gpt2", "plain")
+    plain = [load_tokenizer(folder / "tokenizer.json").encode(text) for text in TEXTS]
+    config = folder / "tokenizer_config.json"
+    auto_map = {"AutoTokenizer": ["own.OwnTokenizer", None]}
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"auto_map": auto_map}))
+    (folder / "own.py").write_text("raise SystemExit(3)")
+    assert [load_tokenizer(folder).encode(text) for text in TEXTS] == plain
