@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from jaxsr.errors import InputError
 from jaxsr.generation.options import recommended_options
 from jaxsr.models.language_models import load_language_model
 from jaxsr.models.llama.filling import is_tied
@@ -38,6 +39,14 @@ def test_generation_config_is_read(model_folder, tmp_path):
     model = load_model(folder)
     assert model.stop_ids == (2, 7)
     assert recommended_options(model.sampling) == ({"temperature": 0.6, "top_k": 20}, [])
+
+
+@pytest.mark.parametrize(
+    "fields", [{"bad_words_ids": True}, {"suppress_tokens": 3}, {"sequence_bias": {"a": 1}}]
+)
+def test_biases_of_another_form_are_one_line(fields):
+    with pytest.raises(InputError, match="generation_config.json has bad_words_ids, suppress_"):
+        recommended_options(fields)
 
 
 def single_file(model_folder, family, tmp_path):

@@ -3,12 +3,14 @@
 import csv
 import dataclasses
 import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from jaxsr.errors import InputError
+from jaxsr.generation.config import GenerateConfig
 from jaxsr.generation.padding import bucket, cache_slots, packed, padded
 from jaxsr.generation.prompts import Prompt, read_prompts, write_rows
 from jaxsr.generation.run_settings import prompt_ids
@@ -160,3 +162,9 @@ def test_what_a_line_cannot_have_is_named(tmp_path, line, message):
     path.write_text(json.dumps(line) + "\n")
     with pytest.raises(InputError, match=message):
         read_prompts(path)
+
+
+@pytest.mark.parametrize("option", [{"stop": ("\udcff",)}, {"system": "\udcff"}])
+def test_options_that_are_not_utf_8_are_refused_before_any_work(option):
+    with pytest.raises(InputError, match=f"{next(iter(option))} is not UTF-8 text"):
+        GenerateConfig(model=Path("m"), prompt=("a",), **option)

@@ -189,9 +189,17 @@ def test_a_tokenizer_that_panics_is_one_line(model_folder, tmp_path):
         load_tokenizer(folder)
 
 
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "fields",
     [{"rope_theta": "many"}, {"rms_norm_eps": [1]}, {"num_key_value_heads": "2"},
+     {"rope_scaling": LLAMA3 | {"factor": None}}, {"rope_scaling": LLAMA3 | {"factor": True}},
+     {"rope_scaling": LLAMA3 | {"original_max_position_embeddings": "8192"}},
      {"rope_scaling": "linear"}, {"hidden_size": "64"}, {"vocab_size": 3.5}],
 )  # fmt: skip
 def test_values_of_another_type_in_a_configuration_are_one_line(fields):
@@ -200,6 +208,7 @@ def test_values_of_another_type_in_a_configuration_are_one_line(fields):
     plain = {"model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
              "num_hidden_layers": 1, "num_attention_heads": 2}  # fmt: skip
     LlamaConfig.from_hf(plain)
+    LlamaConfig.from_hf(plain | {"rope_scaling": LLAMA3})
     with pytest.raises(InputError):
         LlamaConfig.from_hf(plain | fields)
 
