@@ -6,6 +6,7 @@ on Adagrad's start and epsilon, or on where clipping adds its epsilon. The tests
 each against torch. References: Kingma & Ba 2015; Loshchilov & Hutter 2019; Duchi et al. 2011.
 """
 
+import collections
 import importlib
 import inspect
 from collections.abc import Mapping
@@ -38,10 +39,12 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
         case "exponential":
             main = optax.exponential_decay(config.lr, span, config.final_lr / config.lr)
         case "multistep":
-            at = [round(one * steps if one < 1 else one) for one in config.milestones]
-            # Counted from the end of the warm-up, as `join_schedules` counts.
-            places = {max(one - config.warmup_steps, 0): config.gamma for one in at}
-            main = optax.piecewise_constant_schedule(config.lr, places)
+            factors = collections.defaultdict[int, float](lambda: 1.0)
+            for milestone in config.milestones:
+                update = round(milestone * steps if milestone < 1 else milestone)
+                # Counted from the end of the warm-up, as `join_schedules` counts.
+                factors[max(update - config.warmup_steps, 0)] *= config.gamma
+            main = optax.piecewise_constant_schedule(config.lr, dict(factors))
         case "wsd":
             fall = max(round(config.decay_share * steps), 1)
             main = optax.linear_schedule(config.lr, config.final_lr, fall, max(span - fall, 0))

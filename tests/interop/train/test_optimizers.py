@@ -116,7 +116,8 @@ def _torch_lr(config, steps):
     of_torch = torch.optim.lr_scheduler
     match config.schedule:
         case "multistep":
-            theirs = of_torch.MultiStepLR(optimizer, [10, 30], gamma=config.gamma)
+            places = [round(m * steps if m < 1 else m) for m in config.milestones]
+            theirs = of_torch.MultiStepLR(optimizer, places, gamma=config.gamma)
         case "exponential":
             rate = (config.final_lr / config.lr) ** (1 / steps)
             theirs = of_torch.ExponentialLR(optimizer, rate)
@@ -137,6 +138,7 @@ def _torch_lr(config, steps):
     "options",
     [
         {"schedule": "multistep", "milestones": (10, 0.75), "gamma": 0.3},
+        {"schedule": "multistep", "milestones": (10, 0.25, 12)},
         {"schedule": "exponential", "final_lr": 0.01},
         {"schedule": "wsd", "final_lr": 0.05, "decay_share": 0.3},
     ],
@@ -150,6 +152,13 @@ def test_schedules_are_torchs(options):
     assert [np.asarray(warm(i)).item() for i in range(5)] == pytest.approx(
         [0.1, 0.2, 0.3, 0.4, 0.5]
     )
+
+
+def test_milestones_within_the_warmup_all_count():
+    options = {"schedule": "multistep", "milestones": (2, 3, 8), "gamma": 0.5, "warmup_steps": 4}
+    schedule = make_schedule(OptimizerConfig(lr=1.0, **options), 10)
+    rates = [np.asarray(schedule(index)).item() for index in range(4, 10)]
+    assert rates == [0.25] * 4 + [0.125] * 2
 
 
 @pytest.mark.parametrize(
