@@ -218,7 +218,7 @@ class FunctionalModule:
             gradients = gradients or Unrecorded()
             outputs, after, settled = None, dict[str, jax.Array](), False
             changes = list[Change]()
-            trace = self._trace(rng, rewriter, gradients)
+            trace = self._new_trace(rng, rewriter, gradients)
             with session(trace, compiling=compiling), suppress(GradientRequested):
                 tensors = wrapped(trace)
                 with (
@@ -251,7 +251,7 @@ class FunctionalModule:
             changed_again = list[Change]()
 
             def program() -> list[PyTree]:
-                trace = self._trace(rng, rewriter, Sketched())
+                trace = self._new_trace(rng, rewriter, Sketched())
                 results = list[PyTree]()
                 with session(trace, compiling=compiling):
                     tensors = wrapped(trace)
@@ -297,7 +297,9 @@ class FunctionalModule:
             except Exception:
                 raise error from None
 
-    def _trace(self, rng: jax.Array | None, rewriter: Rewriter, gradients: Gradients) -> Trace:
+    def _new_trace(
+        self, rng: jax.Array | None, rewriter: Rewriter | None, gradients: Gradients
+    ) -> Trace:
         """A trace that knows the module's tensors and code."""
         trace = Dispatcher(rng, rewriter, gradients)
         trace.originals, trace.windows = self.originals, self.windows
