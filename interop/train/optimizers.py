@@ -107,10 +107,10 @@ def make_optimizer(
 def _rule_of_optax(
     config: OptimizerConfig, schedule: optax.Schedule
 ) -> optax.GradientTransformation:
-    where, _, name = config.optimizer.partition(":")
-    rule: Any = getattr(importlib.import_module(where), name, None)
-    takes = list(inspect.signature(rule).parameters) if callable(rule) else []
-    if rule is None or "learning_rate" not in takes:
+    module, _, name = config.optimizer.partition(":")
+    rule: Any = getattr(importlib.import_module(module), name, None)
+    parameters = list(inspect.signature(rule).parameters) if callable(rule) else []
+    if "learning_rate" not in parameters:
         raise InputError(
             f"optimizer {config.optimizer} is not a rule of optax {optax.__version__} with a "
             "learning rate; give another name, or return it from your task's optimizer method"
@@ -121,18 +121,18 @@ def _rule_of_optax(
             "step does not; use wsd as the schedule"
         )
     arguments = config.arguments
-    if config.weight_decay and "weight_decay" in takes:
+    if config.weight_decay:
+        if "weight_decay" not in parameters:
+            raise InputError(f"optimizer {config.optimizer} takes no weight_decay; leave it at 0")
         arguments = {"weight_decay": config.weight_decay, **arguments}
-    elif config.weight_decay:
-        raise InputError(f"optimizer {config.optimizer} takes no weight_decay; leave it at 0")
     try:
-        made: Any = rule(schedule, **arguments)
+        transform: Any = rule(schedule, **arguments)
     except (TypeError, ValueError) as error:
         raise InputError(
             f"optimizer {config.optimizer} does not take {config.optimizer_args} "
-            f"({first_line(error)}); it has {', '.join(takes[1:])}"
+            f"({first_line(error)}); it has {', '.join(parameters[1:])}"
         ) from error
-    return made
+    return transform
 
 
 def _scale_each(factors: Mapping[str, float]) -> optax.GradientTransformation:
