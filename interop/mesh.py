@@ -66,11 +66,12 @@ def select_platform(platform: str, *, simulated_devices: int = 1) -> str:
     # JAX asserts where it knows the platform but finds no device of it.
     except (RuntimeError, AssertionError) as error:
         reason = (str(error).strip() or "JAX finds no such device.").splitlines()[0]
-        extra = install_extra(platform) if platform in ("tpu", "cuda") else platform
-        way_out = f"Use --platform auto or cpu, or install the extra for it: {extra}"
-        if platform == "auto" and (chosen := os.environ.get("JAX_PLATFORMS")):
+        if platform != "auto":
+            way_out = "Use --platform auto or cpu, or install the extra for it: "
+            way_out += install_extra(platform)
+        elif chosen := os.environ.get("JAX_PLATFORMS"):
             way_out = f"JAX_PLATFORMS={chosen} asks for it: unset that, or use --platform cpu"
-        elif platform == "auto":
+        else:
             way_out = "Use --platform cpu"
         raise DeviceError(
             f"platform {platform!r} is not usable here: {reason} {way_out}"

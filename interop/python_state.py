@@ -388,11 +388,12 @@ class Snapshot:
         )
         if is_users_file(function.__code__.co_filename):
             names = names_of(function.__code__)
-            if "type" in names:
-                self.asking_types.append(function.__globals__)
-                names -= {"type"}  # which is not theirs
             if "globals" in names:
-                names |= function.__globals__.keys() - {"type"}
+                names |= function.__globals__.keys()
+            if isinstance(function.__globals__.get("type", type), type):
+                if "type" in names:
+                    self.asking_types.append(function.__globals__)
+                names -= {"type"}  # a trace's own
             self._visit_names(function.__globals__, names)
             if names & {"environ", "getenv", "putenv"} and id(os.environ) not in self._seen:
                 self._seen[id(os.environ)] = os.environ
@@ -412,39 +413,31 @@ class Snapshot:
             lambda key: f"os.environ[{key!r}]",
         )
 
-    def _visit_names(self, space: dict, names: frozenset[str]) -> None:
-        """The globals that code names, of its own file and of users' files that it imports."""
+    def _visit_names(self, space: dict, names: frozenset[str], kinds: Any = object) -> None:
+        """The globals that code names, of its own file and of the modules that it imports.
+
+        Args:
+          space: globals of a file or module.
+          names: in the code, of globals and of attributes.
+          kinds: classes of values that are looked at: of a library's only plain ones.
+        """
         module = space.get("__name__", "")
-        for name in sorted(names):
-            value = space.get(name, _MISSING)
-            if value is _MISSING or (id(space), name) in self._seen:
+        for name in sorted(names & space.keys()):
+            value = space[name]
+            if (id(space), name) in self._seen:
                 continue
             self._seen[id(space), name] = space
             if isinstance(value, types.ModuleType):
-                if is_users_file(getattr(value, "__file__", None) or ""):
-                    self._visit_names(vars(value), names)
-                else:
-                    self._visit_library(value, names)
+                is_users = is_users_file(getattr(value, "__file__", None) or "")
+                self._visit_names(vars(value), names, object if is_users else PLAIN)
+                continue
+            if not isinstance(value, kinds):
                 continue
 
             def read(name: str = name) -> dict:
                 return {name: space[name]} if name in space else {}
 
             self._hold(module, space, read, space.update, lambda key: f"global {module}.{key}")
-
-    def _visit_library(self, library: types.ModuleType, names: frozenset[str]) -> None:
-        """Plain values of a library's module, and of modules in it, that users' code names."""
-        space = vars(library)
-        new = frozenset(name for name in names if (id(space), name) not in self._seen)
-        self._seen.update({(id(space), name): space for name in new})
-
-        def read() -> dict:
-            return {n: space[n] for n in new if isinstance(space.get(n, ...), PLAIN)}
-
-        self._hold("", space, read, space.update, lambda key: f"{library.__name__}.{key}")
-        for name in new:
-            if isinstance(part := space.get(name), types.ModuleType):
-                self._visit_library(part, names)
 
     def _visit_class(self, kind: type, path: str) -> None:
         del path

@@ -182,12 +182,20 @@ def cell_writer(cell: types.CellType) -> Callable[[dict], None]:
 
 
 def cached_results(cache: functools._lru_cache_wrapper) -> list[Any]:
-    """What a cache of functools holds: it shows the garbage collector its table and results."""
-    parts = gc.get_referents(cache)
-    tables = [part for part in parts if isinstance(part, dict) and part is not vars(cache)]
+    """The results in a cache of functools, and where it is bounded their keys and the function.
+
+    It shows the garbage collector its table, and if it is bounded all that its entries hold.
+    """
+    if not cache.cache_info().currsize:
+        return []
+    parts = [part for part in gc.get_referents(cache) if part is not vars(cache)]
     if cache.cache_parameters()["maxsize"] is None:
-        return [result for table in tables for result in table.values()]
-    own = [t for t in tables if any(type(v).__name__ == "_lru_list_elem" for v in t.values())]
-    return [p for p in parts if not isinstance(p, (type, dict))] + [
-        table for table in tables if table and table not in own
-    ]
+        return [result for part in parts if isinstance(part, dict) for result in part.values()]
+    return [part for part in parts if not isinstance(part, type) and not _is_table(part)]
+
+
+def _is_table(part: object) -> bool:
+    """Whether it is the dictionary of a bounded cache, by which this finds its entries."""
+    return isinstance(part, dict) and any(
+        type(entry).__name__ == "_lru_list_elem" for entry in part.values()
+    )

@@ -77,7 +77,7 @@ def rot90(
       axes: the height and the width axis.
 
     Raises:
-      TypeError: an unsuitable dtype, or turns that are not integer.
+      TypeError: an unsuitable dtype, or turns that are not integers.
 
     Example:
       >>> ops.rot90(np.arange(4).reshape(2, 2, 1).astype(np.uint8))[..., 0].tolist()

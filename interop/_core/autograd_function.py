@@ -268,19 +268,15 @@ def _is_same(one: JaxTensor, other: JaxTensor) -> bool:
 
 
 def _summed_to(gradient: jax.Array, shape: tuple[int, ...], source: str, place: int) -> jax.Array:
-    """The gradient of an input that was broadcast: torch sums over what was added."""
-    if gradient.shape == shape:
-        return gradient
-    added = gradient.ndim - len(shape)
-    padded = (1,) * added + shape
-    pairs = list(zip(gradient.shape, padded, strict=True)) if added >= 0 else []
-    if added < 0 or any(have not in (1, now) for now, have in pairs):
+    """The gradient of an input that was broadcast: torch sums over the axes that this added."""
+    padded = (1,) * (gradient.ndim - len(shape)) + shape
+    axes = [a for a, (n, size) in enumerate(zip(gradient.shape, padded, strict=False)) if n != size]
+    if len(padded) != gradient.ndim or any(padded[axis] != 1 for axis in axes):
         raise ValueError(
             f"{source} returns a gradient of shape {gradient.shape} for input {place} of shape "
             f"{shape}; return one of the input's shape"
         )
-    axes = tuple(axis for axis, (now, have) in enumerate(pairs) if have != now)
-    return gradient.sum(tuple({*range(added), *axes})).reshape(shape)
+    return gradient.sum(axes).reshape(shape) if gradient.shape != shape else gradient
 
 
 def _varying_as(axes: frozenset, gradient: jax.Array) -> jax.Array:

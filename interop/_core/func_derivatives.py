@@ -122,11 +122,11 @@ def _conjugated(arrays: Arrays) -> list[jax.Array]:
 def functional_inputs(
     trace: Trace, inputs: tuple[torch.Tensor, ...], create_graph: bool, need_graph: bool
 ) -> tuple[torch.Tensor, ...]:
-    """What `torch.autograd.functional` differentiates by: tensors of its own.
+    """The tensors by which `torch.autograd.functional` differentiates, instead of its inputs.
 
     With `create_graph` torch detaches those that are not marked with `requires_grad`. An input of
     `apply` need not be marked, and JAX may take its gradient all the same.
     """
     del trace
-    own = [x.view_as(x) if create_graph else x.detach() for x in inputs]
-    return tuple(x if x.requires_grad else x.requires_grad_(need_graph) for x in own)
+    variables = [x.view_as(x) if create_graph else x.detach() for x in inputs]
+    return tuple(x if x.requires_grad else x.requires_grad_(need_graph) for x in variables)

@@ -106,7 +106,7 @@ def functionalize(
     functional.originals = Originals({n: t for n, t in registered.items() if slots[n].trainable})
     functional.windows = {id(w.placeholder): w for w in shared.windows.values()}
     functional.constants = [(n, memo[id(t)]) for n, t in shared.constants]
-    functional.spaces = globals_of(twin, reached)
+    functional.code_globals = globals_of(twin, reached)
     functional.wrap_remat(remat)
     return functional
 
@@ -135,7 +135,7 @@ class FunctionalModule:
         """The trained parameters of the module that was copied."""
         self.windows: dict[int, Window] = {}
         """Tensors in the memory of parameters, by id of what stands for them."""
-        self.spaces: list[Globals] = []
+        self.code_globals: list[Globals] = []
         """The globals of the code that forward may run."""
         self.constants: list[tuple[str, object]] = []
         """Names of buffers, and tensors over the same memory that keep their first values."""
@@ -218,8 +218,7 @@ class FunctionalModule:
             gradients = gradients or Unrecorded()
             outputs, after, settled = None, dict[str, jax.Array](), False
             changes = list[Change]()
-            trace = Dispatcher(rng, rewriter, gradients)
-            self._tell(trace)
+            trace = self._new_trace(rng, rewriter, gradients)
             with session(trace, compiling=compiling), suppress(GradientRequested):
                 tensors = wrapped(trace)
                 with (
@@ -252,8 +251,7 @@ class FunctionalModule:
             changed_again = list[Change]()
 
             def program() -> list[PyTree]:
-                trace = Dispatcher(rng, rewriter, Sketched())
-                self._tell(trace)
+                trace = self._new_trace(rng, rewriter, Sketched())
                 results = list[PyTree]()
                 with session(trace, compiling=compiling):
                     tensors = wrapped(trace)
@@ -299,9 +297,14 @@ class FunctionalModule:
             except Exception:
                 raise error from None
 
-    def _tell(self, trace: Trace) -> None:
+    def _new_trace(
+        self, rng: jax.Array | None, rewriter: Rewriter | None, gradients: Gradients
+    ) -> Trace:
+        """A trace that knows the module's tensors and code."""
+        trace = Dispatcher(rng, rewriter, gradients)
         trace.originals, trace.windows = self.originals, self.windows
-        trace.placeholders, trace.spaces = self.meta_names, self.spaces
+        trace.placeholders, trace.code_globals = self.meta_names, self.code_globals
+        return trace
 
     def _check_names(
         self, params: Mapping[str, ArrayLike], buffers: Mapping[str, ArrayLike]

@@ -21,7 +21,7 @@ _ROUNDS = 128
 class RepeatedCode:
     """Counts how often the same operation runs at the same line of code for the same submodule.
 
-    A deep network runs one line for many submodules, and is none.
+    A deep network, which runs one line for many submodules, is not a loop.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What `type(x)` answers to the code of a module that is traced: the class that torch gives.
+"""Gives code that is traced torch's classes as answers of `type(x)`.
 
 Tensors of a trace are of a subclass, so `type(x) is torch.Tensor` would be False, and code would
 take its other branch. `type` is looked up among the globals of the code: while something is traced
@@ -15,8 +15,8 @@ from torch import nn
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop.python_state import Snapshot
 
-_OTHERS = frozenset({"builtins", "jax", "jaxsr", "torch", "torchax"})
-"""Packages whose code knows the tensors of a trace, or asks for no types."""
+_OTHERS = sys.stdlib_module_names | {"jax", "jaxsr", "torch", "torchax"}
+"""Packages whose code knows the tensors of a trace, or does not ask for their types."""
 
 Globals = dict[str, Any]
 
@@ -25,10 +25,15 @@ class _Answers(type):
     """The class of `Type`, which stands for Python's `type` also as an argument."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        if cls is not Type or len(args) != 1:
+        if cls is not Type:
             return super().__call__(*args, **kwargs)
+        if len(args) != 1:  # a new class, which must not differ after the trace
+            return type(*args, **kwargs)
         kind = type(args[0])
         return Type if kind is type else args[0].__class__ if kind is JaxTensor else kind
+
+    def __getitem__(cls, kind: Any) -> Any:
+        return type[kind]
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, type) if cls is Type else super().__instancecheck__(instance)
@@ -45,27 +50,31 @@ def globals_of(module: nn.Module, reached: Snapshot) -> list[Globals]:
     """The globals of the code that a module's forward may run.
 
     Args:
-      module: whose classes say which libraries are used; all loaded files of these count.
-      reached: what is reachable from it, with the code of users' files.
+      module: its classes tell which libraries it uses; all loaded files of these are included.
+      reached: everything reachable from the module, with the code of users' files.
     """
-    spaces = {id(space): space for space in reached.asking_types}
+    tables = {id(table): table for table in reached.asking_types}
     classes = {base for sub in module.modules() for base in type(sub).__mro__}
     libraries = {kind.__module__.partition(".")[0] for kind in classes} - _OTHERS
     for name, loaded in list(sys.modules.items()):
-        space = getattr(loaded, "__dict__", None)
-        if name.partition(".")[0] in libraries and isinstance(space, dict):
-            spaces[id(space)] = space
-    return list(spaces.values())
+        table = getattr(loaded, "__dict__", None)
+        if name.partition(".")[0] in libraries and isinstance(table, dict):
+            tables[id(table)] = table
+    return list(tables.values())
 
 
 @contextmanager
-def answering_types(spaces: Iterable[Globals]) -> Generator[None]:
-    """In this block code with these globals gets torch's classes from `type(tensor)`."""
-    added = [space for space in spaces if "type" not in space]
-    for space in added:
-        space["type"] = Type
+def answering_types(tables: Iterable[Globals]) -> Generator[None]:
+    """In this block code with these globals gets torch's classes from `type(tensor)`.
+
+    Code whose globals have a `type` already, of its own or of an outer block, keeps that.
+    """
+    changed = [table for table in tables if "type" not in table]
     try:
+        for table in changed:
+            table["type"] = Type
         yield
     finally:
-        for space in added:
-            space.pop("type", None)
+        for table in changed:
+            if table.get("type") is Type:
+                del table["type"]

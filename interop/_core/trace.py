@@ -38,25 +38,29 @@ class Trace(ABC):
 
     def __init__(self, rng: jax.Array | None, gradients: Gradients | None = None) -> None:
         self.rng = rng
+        """The key that `apply` got."""
         self.draws = 0
+        """Keys that were made of it so far."""
         self.state: set[Cell] = set()
         """The cells of parameters and buffers. Once written they differ from call to call."""
-        self.spaces: list[dict[str, Any]] = []
+        self.code_globals: list[dict[str, Any]] = []
         """The globals of the code that runs, for `tensor_types.answering_types`."""
         self.thread: int | None = None
+        """The thread that is being traced; None before and after."""
         self.host_draws: list[str] = []
         """Generators of Python and NumPy that the code drew from."""
         self.gradients = gradients or Gradients()
         self.gradients.begin()
         self.adopted: dict[int, tuple[torch.Tensor, JaxTensor]] = {}
+        """Constants by the id of the plain torch tensor, which comes first."""
         self.originals = Originals({})
         """Trained parameters of the module that was copied, which no code may read."""
         self.windows: Mapping[int, Window] = {}
-        """By id, what stands for tensors in the memory of parameters."""
+        """Stand-ins of tensors in the memory of parameters, by id."""
         self.registered: Mapping[str, JaxTensor] = {}
         """Parameters and buffers by name."""
         self.placeholders: Mapping[int, str] = {}
-        """Their names by the id of what stands for them in the copy of the module."""
+        """Names of parameters and buffers by the id of the stand-in in the module's copy."""
 
     def is_tracing_thread(self) -> bool:
         """Whether the calling thread is the one being traced."""
@@ -170,13 +174,24 @@ class Trace(ABC):
 
     @abstractmethod
     def meta_result(self, func: Callable, args: tuple, kwargs: dict) -> Any:
-        """What torch says about shapes and dtypes; its errors are the user's errors."""
+        """The result on torch's meta device: shapes, strides and dtypes.
+
+        Raises:
+          Exception: whatever torch raises for these arguments, which is the user's error.
+        """
 
     @abstractmethod
     def functional(
         self, func: torch._ops.OpOverload, entry: Entry, args: tuple, kwargs: dict, metas: Any
     ) -> Any:
-        """What an entry computes, as tensors of the dtypes and strides that `metas` have."""
+        """Runs an entry of the registry on JAX arrays.
+
+        Args:
+          func: the operator.
+          entry: its lowering.
+          args, kwargs: of torch.
+          metas: results on the meta device, whose dtypes and strides the tensors get.
+        """
 
     @abstractmethod
     def wrap_result(self, func: Callable, result: Any, metas: Any, needs_grad: bool) -> Any:
@@ -200,12 +215,19 @@ class Trace(ABC):
         needs_grad: bool,
         bounds: tuple[int, int] | None = None,
     ) -> None:
-        """`target[...] = value`, as the current grad mode means it; `bounds` are of integers."""
+        """Does `target[...] = value`, with gradients as the current grad mode has them.
+
+        Args:
+          target: any tensor, a view too.
+          value: of the target's shape.
+          needs_grad: whether a gradient flows to the value.
+          bounds: least and greatest of the value's integers, where they are known.
+        """
 
     @abstractmethod
     def resumed(self) -> "AbstractContextManager[Trace]":
-        """Runs more of this trace's code later; `trace_context.resumed`."""
+        """Runs more of this trace's code later: see `trace_context.resumed`."""
 
     @abstractmethod
     def apply_function(self, cls: type[Function], args: tuple, kwargs: dict) -> Any:
-        """`cls.apply(*args)` with `cls.backward` as its derivative."""
+        """Runs `cls.apply(*args)` with `cls.backward` as its derivative."""

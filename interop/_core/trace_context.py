@@ -65,7 +65,7 @@ def session(trace: Trace, *, compiling: bool = True) -> Generator[None]:
         stack.enter_context(torch.enable_grad())
         stack.enter_context(torch.autocast("cpu", enabled=False))
         stack.enter_context(patched(trace))
-        stack.enter_context(answering_types(trace.spaces))
+        stack.enter_context(answering_types(trace.code_globals))
         stack.callback(setattr, trace, "thread", trace.thread)
         trace.thread = threading.get_ident()
         stack.enter_context(running(trace))

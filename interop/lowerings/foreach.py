@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.registry import overrides
+from jaxsr.interop._core.trace import Trace
 
 _FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "addcdiv": lambda x, a, b, value=1: torch.addcdiv(x, a, b, value=value),

@@ -12,6 +12,7 @@ import torch
 from jaxsr.interop._core.dtypes import widened
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import lowers
+from jaxsr.ops._sampler import METHODS
 from jaxsr.ops._stored import stored
 
 
@@ -93,8 +94,9 @@ def grid_sampler(
     """Samples images or volumes, in float32 at least as torch's kernels do.
 
     Args:
-      x: channels first.
-      grid: positions in [-1, 1], the last axis of the image first.
+      x: (N, C, H, W) or (N, C, D, H, W).
+      grid: (N, …, 2) or (N, …, 3) positions, the last axis of the image first; the image lies
+        within [-1, 1].
       mode: 0 linear, 1 nearest, 2 cubic.
       padding: 0 zeros, 1 border, 2 reflection.
       align: whether -1 and 1 are centres of pixels, not their borders.
@@ -111,37 +113,21 @@ def grid_sampler(
             p = jnp.where(p >= size - 1, size - 1, jnp.where(p > 0, p, 0))  # NaN is at 0
         return p
 
-    taps = list[list[tuple[jax.Array, jax.Array | float]]]()
+    weigh = METHODS[("bilinear", "nearest", "bicubic")[mode]]
+    taps = list[list[tuple[jax.Array, jax.Array]]]()
     for axis, size in enumerate(sizes):
         # A tap and its weight are of one position.
         p = stored(_unnormalise(grid[..., len(sizes) - 1 - axis], size, align))
         p = p if mode == 2 else bounded(p, size)
-        first = jnp.floor(p)
-        if mode == 0:
-            taps.append([(first, 1 - (p - first)), (first + 1, p - first)])
-        elif mode == 1:
-            taps.append([(jnp.round(p), 1.0)])
-        else:
-            weights = _cubic(p - first)
-            taps.append([(bounded(first + k - 1, size), w) for k, w in enumerate(weights)])
+        first, weights = weigh(p)
+        places = [first + k for k in range(len(weights))]
+        places = [bounded(q, size) for q in places] if mode == 2 else places
+        taps.append(list(zip(places, weights, strict=True)))
     total = jnp.zeros((), x.dtype)
     for corner in itertools.product(*taps):
         weight: Any = math.prod(w for _, w in corner)
-        value = _gather(x, [place for place, _ in corner])
-        total = total + (value if mode == 1 else weight[:, None] * value)
+        total = total + weight[:, None] * _gather(x, [place for place, _ in corner])
     return total
-
-
-def _cubic(t: jax.Array, a: float = -0.75) -> tuple[jax.Array, ...]:
-    """Keys' weights of four neighbours, with torch's coefficient."""
-
-    def near(d: jax.Array) -> jax.Array:
-        return ((a + 2) * d - (a + 3)) * d * d + 1
-
-    def far(d: jax.Array) -> jax.Array:
-        return ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
-
-    return far(t + 1), near(t), near(1 - t), far(2 - t)
 
 
 def _gather(x: jax.Array, coordinates: list[jax.Array]) -> jax.Array:

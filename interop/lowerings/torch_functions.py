@@ -220,16 +220,16 @@ def _to_python(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> Any:
 
 @overrides(torch.tensor, torch.as_tensor, torch.Tensor.new_tensor)
 def _tensor(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
-    """Of a list of traced tensors torch reads the values: they are stacked, without gradients."""
-    given = args[1:] if func is torch.Tensor.new_tensor else args
-    data = given[0] if given else kwargs["data"]
-    if isinstance(data, (list, tuple)) and any(map(_is_traced, pytree.tree_leaves(data))):
-        values = _stacked(data).detach()
-        dtype = kwargs.get("dtype", given[1] if len(given) > 1 else None)
-        if func is torch.Tensor.new_tensor:
-            dtype = dtype or args[0].dtype
-        return values.to(dtype or values.dtype)
-    return func(*args, **kwargs)
+    """Stacks a list of traced tensors, without their gradients: torch reads the values."""
+    is_method = func is torch.Tensor.new_tensor
+    positional = args[1:] if is_method else args
+    data = positional[0] if positional else kwargs["data"]
+    if not isinstance(data, (list, tuple)) or not any(map(_is_traced, pytree.tree_leaves(data))):
+        return func(*args, **kwargs)
+    values = _stacked(data).detach()
+    dtype = kwargs.get("dtype", positional[1] if len(positional) > 1 else None)
+    values = values.to(dtype or (args[0].dtype if is_method else values.dtype))
+    return values.requires_grad_() if kwargs.get("requires_grad") else values
 
 
 def _is_traced(value: object) -> bool:
@@ -238,8 +238,14 @@ def _is_traced(value: object) -> bool:
 
 def _stacked(data: Any) -> torch.Tensor:
     if isinstance(data, (list, tuple)):
-        return torch.stack([*torch.broadcast_tensors(*map(_stacked, data))])
-    return torch.as_tensor(data)
+        return torch.stack([_stacked(part) for part in data])
+    value = torch.as_tensor(data)
+    if value.numel() != 1:
+        raise ValueError(
+            f"only one element tensors can be converted to Python scalars, got shape "
+            f"{tuple(value.shape)} in a list; use torch.stack"
+        )
+    return value.reshape(())
 
 
 _NEEDED = "the value of a traced tensor is needed in Python"

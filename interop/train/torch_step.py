@@ -21,9 +21,8 @@ from jaxsr.interop.eager_control_flow import eager_control_flow
 from jaxsr.interop.errors import IndexOutsideError, InputError, UserError
 from jaxsr.interop.torch_evaluation import evaluated
 from jaxsr.interop.train.objective import checked_loss
-from jaxsr.interop.train.optimizers import OptimizerConfig, make_schedule
-from jaxsr.interop.train.options import OPTIMIZERS
-from jaxsr.interop.train.step import StepConfig
+from jaxsr.interop.train.optimizers import make_schedule
+from jaxsr.interop.train.options import OPTIMIZERS, OptimizerConfig, StepConfig
 
 
 def make_torch_optimizer(
@@ -34,6 +33,9 @@ def make_torch_optimizer(
     Args:
       config: rule and hyper-parameters.
       parameters: or groups of them, as `torch.optim` takes them.
+
+    Raises:
+      InputError: the rule is optax's.
     """
     parameters = [*parameters]  # type: ignore[assignment]
     decay, eps = config.weight_decay, config.epsilon

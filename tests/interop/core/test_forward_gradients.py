@@ -230,6 +230,7 @@ FUNCTIONAL: dict[str, Callable] = {
     "jvp": lambda f, x: _F.jvp(f, x, x * 2, create_graph=True)[1],
     "hvp": lambda f, x: _F.hvp(lambda y: f(y).sum(), x, x.detach() + 1, create_graph=True)[1],
     "no graph": lambda f, x: _F.jacobian(f, x) * x.sum(),
+    "no graph nor parameters": lambda f, x: _F.jacobian(torch.sin, x) * x.sum(),
 }
 
 

@@ -172,3 +172,12 @@ def test_an_index_that_is_known_may_be_outside(index):
     out, _ = to_jax(Call(_caught)).apply({}, {}, np.array(index))
     np.testing.assert_array_equal(out, _caught(torch.tensor(index)))
     jax.jit(lambda i: to_jax(Call(_caught_elsewhere)).apply({}, {}, i)[0])(np.array([0, 1]))
+
+
+def test_code_without_a_module_looks_up():
+    names = {"rows": IMAGE[0, 0]}
+    exec("def function(index):\n    return rows[index]", names)
+    assert "__name__" not in names
+    model, index = to_jax(Call(names["function"])), np.array([2, 0])
+    out = jax.jit(lambda i: model.apply({}, {}, i)[0])(index)
+    np.testing.assert_array_equal(out, IMAGE[0, 0][index])

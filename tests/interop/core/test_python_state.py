@@ -310,6 +310,24 @@ def in_bounded_table(s: Any, x: Any) -> Any:
     return x * bounded_table("a")["n"]
 
 
+@functools.lru_cache(maxsize=4)
+def bounded_notes() -> dict[str, int]:
+    return {}
+
+
+bounded_notes()
+
+
+def in_bounded_notes(s: Any, x: Any) -> Any:
+    bounded_notes()["n"] = bounded_notes().get("n", 0) + 1
+    return x * bounded_notes()["n"]
+
+
+_NAMES: dict[str, Any] = {"__name__": "a_model", "type": 0}
+exec("def of_type(s, x):\n    global type\n    type += 1\n    return x * type", _NAMES)
+of_type: Callable = _NAMES["of_type"]
+
+
 def of_a_library(s: Any, x: Any) -> Any:
     np.linalg.jaxsr_test_count += 1  # pyright: ignore[reportAttributeAccessIssue]
     return x * np.linalg.jaxsr_test_count  # pyright: ignore[reportAttributeAccessIssue]
@@ -382,6 +400,8 @@ STATE: dict[str, tuple[Callable, str]] = {
     ),
     "bounded cache": (lambda s, x: x * bounded_counter("a").step(), r"bounded_counter\(\)\.n"),
     "table in a bounded cache": (in_bounded_table, r"bounded_table\(\)\['n'\]"),
+    "empty table in a bounded cache": (in_bounded_notes, r"bounded_notes\(\)"),
+    "a global called type": (of_type, r"global a_model\.type"),
     "library": (of_a_library, r"numpy\.linalg\.jaxsr_test_count"),
     "descriptor": (lambda s, x: x * s.ticket, r"Net\.ticket\.n"),
     "weak reference": (lambda s, x: x * s.reference().step(), r"self\.reference\.n"),

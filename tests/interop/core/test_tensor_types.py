@@ -1,9 +1,11 @@
 """`type(x)` and `x.__class__` in code that is traced answer as in torch."""
 
+import abc
 import copy
 import functools
 import importlib
 import sys
+import typing
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,7 @@ import torch
 from torch import nn
 
 from jaxsr.interop import to_jax
+from jaxsr.interop._core.tensor_types import Type, answering_types
 
 X = np.random.default_rng(0).normal(size=(3,)).astype(np.float32)
 BY_TYPE = {torch.Tensor: 2.0, nn.Parameter: 3.0}
@@ -40,6 +43,17 @@ def _metaclass(m, x):
         factor = 3
 
     return Made().factor * (type(Made) is Meta) * isinstance(Made, type) + issubclass(Meta, type)
+
+
+def _annotated(m, x):
+    def same(kind: type[torch.Tensor], instance: torch.Tensor | type) -> bool:
+        return type(instance) is kind
+
+    return same(torch.Tensor, x) * 2.0
+
+
+class Abstract(abc.ABC):  # noqa: B024
+    factor = 3
 
 
 class Doubled(torch.autograd.Function):
@@ -87,7 +101,11 @@ CASES = {
         (type(int) is type) + 2 * isinstance(int, type) + 4 * isinstance(x, type) + 8
     ),
     "a class made": lambda m, x: type("Made", (), {"factor": 4}).factor,
+    "a class made of an abstract one": lambda m, x: (
+        type(type("Made", (Abstract,), {"factor": 4})) is abc.ABCMeta
+    ),
     "a metaclass": _metaclass,
+    "an annotation": _annotated,
     "of a Function": lambda m, x: Doubled.apply(x),
 }  # fmt: skip
 
@@ -138,3 +156,41 @@ def test_code_of_an_installed_library_is_answered_too(tmp_path, monkeypatch):
     model = to_jax(nn.Sequential(library.Layer()))
     np.testing.assert_allclose(model.apply({}, {}, jnp.asarray(X))[0], X * 2)
     assert not hasattr(sys.modules[f"{package.name}.checks"], "type")
+
+
+def test_a_class_made_in_a_trace_is_an_ordinary_one():
+    assert type(Type("Made", (), {})) is type
+
+
+def test_the_standard_library_is_left_alone():
+    class Wrapped(nn.Module, typing.Generic[typing.TypeVar("T")]):
+        def forward(self, x):
+            return x * (2 if type(x) is torch.Tensor and not hasattr(typing, "type") else 3)
+
+    np.testing.assert_allclose(to_jax(Wrapped()).apply({}, {}, X)[0], X * 2)
+
+
+def test_code_with_its_own_name_type_keeps_it():
+    names = {"torch": torch, "type": lambda x: 7.0}
+    exec("def function(m, x):\n    return x * type(x)", names)
+    own = names["type"]
+    model = to_jax(Call(names["function"]))
+    np.testing.assert_allclose(model.apply(model.params, model.buffers, X)[0], X * 7)
+    assert names["type"] is own
+
+
+def test_globals_are_restored_after_an_error():
+    model = to_jax(Call(lambda m, x: [][x.ndim] if type(x) is torch.Tensor else x))
+    with pytest.raises(IndexError):
+        model.apply(model.params, model.buffers, X)
+    assert "type" not in globals()
+
+
+def test_an_inner_trace_leaves_the_types_of_an_outer_one():
+    outer, inner, named = {}, {}, {"type": 7}
+    with answering_types([outer, named]):
+        with answering_types([outer, inner, named]):
+            assert outer["type"] is inner["type"] is Type and named["type"] == 7
+            inner["type"] = 8  # by code with `global type`
+        assert outer["type"] is Type
+    assert (outer, inner, named) == ({}, {"type": 8}, {"type": 7})

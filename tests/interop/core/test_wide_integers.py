@@ -50,6 +50,9 @@ CASES = {
     "sum of all": (lambda x: x.sum() % 1009, INTEGERS.repeat(9)),
     "sum of int32": (lambda x: x.int().sum(), INTEGERS.repeat(9)),
     "int32 wraps": (lambda x: x.int() + x.int(), INTEGERS),
+    "int32 that has wrapped": (
+        lambda x: ((x.clamp(2**30).int() * 2).long() - x.clamp(2**30) * 2) % 1009, INTEGERS,
+    ),
     "running sum": (lambda x: x.cumsum(0), INTEGERS.repeat(3)),
     "counted by place": (lambda x: torch.zeros(2).long().scatter_add(0, x % 2, x), INTEGERS),
     "accumulated": (

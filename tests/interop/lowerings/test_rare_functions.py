@@ -79,6 +79,7 @@ CASES = {
     "tensor of traced tensors": lambda x: torch.tensor([[x.sum(), 1.0], [2, x[0, 0]]]) * x[:2, :2],
     "tensor of whole ones": lambda x: torch.tensor([x.argmax(), 3], dtype=torch.float32) * x[:, :2],
     "as_tensor of traced tensors": lambda x: torch.as_tensor((x.sum(), x.mean())),
+    "tensor of traced tensors of one element": lambda x: torch.tensor([[x[:1, :1]], [x[0, :1]]]),
     "new_tensor of traced tensors": lambda x: x.new_tensor([x[0, 0] * 9, 2]),
     "segment_reduce by offsets": lambda x: torch.segment_reduce(
         x[:, 0], "sum", offsets=torch.tensor([0, 2, 6])
@@ -98,3 +99,20 @@ def test_constructors_that_read_values_are_refused_by_name():
     model = to_jax(Function(lambda x: x * torch.FloatTensor([x.sum(), x.mean()]).sum()))
     with pytest.raises(UnsupportedTorchError, match=r"values of a traced tensor.*torch\.stack"):
         jax.jit(lambda x: model.apply({}, {}, x)[0])(X)
+
+
+def test_lists_of_longer_tensors_are_refused_as_in_torch():
+    module = Function(lambda x: torch.tensor([x[0], x[1, :1]]))
+    for run in (module, lambda x: jax.jit(lambda x: to_jax(module).apply({}, {}, x)[0])(x.numpy())):
+        with pytest.raises(ValueError, match="only one element tensors can be converted"):
+            run(torch.from_numpy(X))
+
+
+def test_a_tensor_of_traced_tensors_may_require_a_gradient():
+    def slope(x):
+        ends = torch.tensor([x[0, 0], 3.0], requires_grad=True)
+        return torch.autograd.grad((ends**3).sum(), ends)[0]
+
+    module = Function(slope)
+    got = jax.jit(lambda x: to_jax(module).apply({}, {}, x)[0])(X)
+    np.testing.assert_allclose(got, module(torch.from_numpy(X)), rtol=1e-6)
