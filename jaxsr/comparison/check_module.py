@@ -1,7 +1,7 @@
 """`jaxsr.check(module, *inputs)`: does a torch module compute the same in JAX?"""
 
 import contextlib
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -10,7 +10,6 @@ import jax
 import numpy as np
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from jaxsr.comparison.arguments import Arguments
 from jaxsr.comparison.check_fault import find_fault, module_errors
@@ -32,6 +31,7 @@ from jaxsr.errors import InputError, InputTypeError, one_line
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.folding.policy import LaneFolding
 from jaxsr.interop.mesh import platform_name
+from jaxsr.interop.mode_methods import FunctionMode, Options
 
 _MOST_ROWS = 4
 """Samples that `vmap` is checked on."""
@@ -370,24 +370,17 @@ def _compiling() -> Generator[None]:
         torch.compiler._is_compiling_flag = before  # pyright: ignore[reportPrivateUsage]
 
 
-class _StableSorts(TorchFunctionMode):
+class _StableSorts(FunctionMode):
     """`torch.sort` and its like keep the order of equal elements, as JAX's do, and `topk` takes the
     first of them."""
 
-    def __torch_function__(
-        self,
-        func: Callable,
-        types: Sequence[type],
-        args: tuple = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        options = dict(kwargs or {})
+    def call(self, func: Callable, args: tuple, kwargs: Options) -> Any:
         if func in (torch.sort, torch.argsort, torch.Tensor.sort, torch.Tensor.argsort):
-            options |= dict(zip(("dim", "descending"), args[1:], strict=False)) | {"stable": True}
+            kwargs |= dict(zip(("dim", "descending"), args[1:], strict=False)) | {"stable": True}
             args = args[:1]
         if func in (torch.topk, torch.Tensor.topk):
-            return _first_topk(*args, **options)
-        return func(*args, **options)
+            return _first_topk(*args, **kwargs)
+        return func(*args, **kwargs)
 
 
 def _first_topk(
