@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from jaxsr.comparison.arguments import Arguments
-from jaxsr.comparison.backend_spec import BackendSpec
+from jaxsr.comparison.backend_spec import REFEREE, BackendSpec
 from jaxsr.comparison.check_modes import TorchRuns, compare_mode
 from jaxsr.comparison.check_result import Fault, ModuleError, Row
 from jaxsr.comparison.compare_engines import compare_engines
@@ -27,7 +27,6 @@ from jaxsr.interop.module_copy import copy_module
 from jaxsr.interop.torch_evaluation import in_mode
 
 TORCH = BackendSpec(engine="torch", platform="cpu")
-EXACT = BackendSpec(engine="torch", platform="cpu", dtype="float64")
 JAX = BackendSpec(engine="jax")
 
 
@@ -158,7 +157,7 @@ def module_errors(
     """
     workload = workload_of(module, arguments)
     single = _recorded(TorchBackend(workload, TORCH), workload)
-    exact = _recorded(TorchBackend(workload, EXACT), workload) if has_referee else single
+    exact = _recorded(TorchBackend(workload, REFEREE), workload) if has_referee else single
     recorded = _recorded(JaxBackend(workload, JAX, lane_folding=lane_folding), workload)
     kinds = {path: type(sub).__name__ for path, sub in module.named_modules()}
     errors: list[ModuleError] = []

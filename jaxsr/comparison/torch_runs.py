@@ -204,19 +204,9 @@ def run_here(
     args, kwargs = arguments.call(
         {n: t.view_as(t) if differentiate else t for n, t in tensors.items()}
     )
-    draws = TorchDraws(key) if key is not None else None
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng(devices=[]))
-        stack.enter_context(torch.enable_grad() if differentiate else evaluated(module))
-        stack.enter_context(eager_control_flow())
-        if differentiate:
-            stack.enter_context(_ContiguousGradients())
-        if double:
-            stack.enter_context(in_float64())
-        if draws is not None:
-            stack.enter_context(draws)
+    with running(module, double=double, key=key, differentiate=differentiate) as draws:
         result = (method or nn.Module.__call__)(module, *args, **kwargs)
-        outputs = named_leaves(result, lambda v: isinstance(v, torch.Tensor))
+        outputs = named_leaves(result, torch.Tensor)
         gradients: Arrays = {}
         graded = {n: t for n, t in outputs.items() if t.requires_grad}
         if differentiate and graded:
@@ -238,6 +228,25 @@ def run_here(
         is_seeded=draws is not None and draws.is_seeded,
         differentiable=frozenset(graded),
     )
+
+
+@contextlib.contextmanager
+def running(
+    module: nn.Module, *, double: bool, key: jax.Array | None, differentiate: bool = False
+) -> Iterator[TorchDraws | None]:
+    """In this block torch runs the module's code; gives what draws, with a key."""
+    draws = TorchDraws(key) if key is not None else None
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.enter_context(torch.enable_grad() if differentiate else evaluated(module))
+        stack.enter_context(eager_control_flow())
+        if differentiate:
+            stack.enter_context(_ContiguousGradients())
+        if double:
+            stack.enter_context(in_float64())
+        if draws is not None:
+            stack.enter_context(draws)
+        yield draws
 
 
 def host_array(tensor: torch.Tensor) -> np.ndarray:
@@ -265,9 +274,7 @@ def torch_step(
         args, kwargs = arguments.call({n: t.clone() for n, t in arguments.tensors.items()})
         grads = torch.enable_grad() if differentiate else evaluated(module)
         with grads, eager_control_flow():
-            outputs = named_leaves(
-                module(*args, **kwargs), lambda v: isinstance(v, torch.Tensor)
-            ).values()
+            outputs = named_leaves(module(*args, **kwargs), torch.Tensor).values()
             if not differentiate:
                 return outputs
             loss = sum(t.real.sum() for t in outputs if t.requires_grad)
