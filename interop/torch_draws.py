@@ -4,25 +4,24 @@ Dropout, drop path and noise then have equal values in torch and in JAX, so that
 training mode can be compared number by number.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import torch
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from jaxsr.interop._core import registry
 from jaxsr.interop._core.dispatch import Dispatcher
 from jaxsr.interop.below_modes import run_below
 from jaxsr.interop.host_arrays import to_numpy, to_torch
 from jaxsr.interop.lowerings.random import DRAWS
+from jaxsr.interop.mode_methods import DispatchMode, Options
 
 _NARROW = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 
 
-class TorchDraws(TorchDispatchMode):
+class TorchDraws(DispatchMode):
     """A context in which torch draws what `apply(rng=key)` draws at the same place.
 
     Args:
@@ -42,14 +41,7 @@ class TorchDraws(TorchDispatchMode):
         """Draws so far."""
         return self._trace.draws
 
-    def __torch_dispatch__(
-        self,
-        func: torch._ops.OpOverload,
-        types: Sequence[type],
-        args: tuple = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def call(self, func: torch._ops.OpOverload, args: tuple, kwargs: Options) -> Any:
         if func not in DRAWS:
             return run_below(func, args, kwargs)
         self.is_seeded |= torch.initial_seed() != self._seed

@@ -45,7 +45,7 @@ from jaxsr.interop._core.schema import Schema, in_order_of, name_of, schema_of
 from jaxsr.interop._core.spreading import spread_numbers
 from jaxsr.interop._core.stored_tensors import mark_whole, store_decided
 from jaxsr.interop._core.tensor import JaxTensor, straight_through
-from jaxsr.interop._core.torch_modes import DispatchMode, FunctionMode
+from jaxsr.interop._core.torch_modes import TraceDispatchMode, TraceFunctionMode
 from jaxsr.interop._core.trace import Trace
 from jaxsr.interop._core.trace_context import resumed
 from jaxsr.interop._core.views import make_views, without_grad
@@ -82,8 +82,8 @@ class Dispatcher(Trace):
         # A gradient is taken of operations on plain arrays.
         self.rewriter = None if self.gradients.recording else rewriter
         self.repeated_code = RepeatedCode()
-        self.dispatch_mode = DispatchMode(self)
-        self.function_mode = FunctionMode(self)
+        self.dispatch_mode = TraceDispatchMode(self)
+        self.function_mode = TraceFunctionMode(self)
 
     def resumed(self) -> AbstractContextManager[Trace]:
         return resumed(self)

@@ -17,8 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from jaxsr.interop._core.caught_errors import try_around
 from jaxsr.interop._core.dtypes import as_int32
@@ -28,6 +26,7 @@ from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace_scope import Region, plain_torch
 from jaxsr.interop.below_modes import run_below
 from jaxsr.interop.errors import IndexOutsideError, UnsupportedTorchError
+from jaxsr.interop.mode_methods import DispatchMode, FunctionMode, Options
 
 
 class Use(NamedTuple):
@@ -243,28 +242,16 @@ def _place() -> str:
     return f" at {file}:{line} `{linecache.getline(file, line).strip()}`"
 
 
-class _CheckedOperators(TorchDispatchMode):
-    def __torch_dispatch__(
-        self,
-        func: torch._ops.OpOverload,
-        types: Sequence[type],
-        args: tuple = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        with checked_indices(func, args, kwargs or {}):
-            return run_below(func, args, kwargs or {})
+class _CheckedOperators(DispatchMode):
+    def call(self, func: torch._ops.OpOverload, args: tuple, kwargs: Options) -> Any:
+        with checked_indices(func, args, kwargs):
+            return run_below(func, args, kwargs)
 
 
-class _CheckedFunctions(TorchFunctionMode):
-    def __torch_function__(
-        self,
-        func: Callable,
-        types: Sequence[type],
-        args: tuple = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        with checked_indices(func, args, kwargs or {}):
-            return func(*args, **(kwargs or {}))
+class _CheckedFunctions(FunctionMode):
+    def call(self, func: Callable, args: tuple, kwargs: Options) -> Any:
+        with checked_indices(func, args, kwargs):
+            return func(*args, **kwargs)
 
 
 @contextmanager

@@ -1,39 +1,32 @@
 """The modes through which torch hands what the module's code does to a `Trace`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from jaxsr.interop._core import registry, selections
 from jaxsr.interop._core.index_bounds import checked_indices
 from jaxsr.interop._core.registry import Kind
 from jaxsr.interop._core.trace import Trace
 from jaxsr.interop.errors import UnsupportedTorchError
+from jaxsr.interop.mode_methods import DispatchMode, FunctionMode, Options
 
 
-class DispatchMode(TorchDispatchMode):
+class TraceDispatchMode(DispatchMode):
     """Gives every aten operator to a trace."""
 
     def __init__(self, trace: Trace) -> None:
         super().__init__()
         self.trace = trace
 
-    def __torch_dispatch__(
-        self,
-        func: torch._ops.OpOverload,
-        types: Sequence[type],
-        args: tuple = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def call(self, func: torch._ops.OpOverload, args: tuple, kwargs: Options) -> Any:
         with torch._C.DisableTorchFunction():
-            return self.trace.dispatch(func, args, kwargs or {})
+            return self.trace.dispatch(func, args, kwargs)
 
 
-class FunctionMode(TorchFunctionMode):
+class TraceFunctionMode(FunctionMode):
     """Gives torch's functions to `@overrides`, before torch splits them into operators."""
 
     def __init__(self, trace: Trace) -> None:
@@ -41,14 +34,7 @@ class FunctionMode(TorchFunctionMode):
         self.trace = trace
         self.constructors = _device_constructors()
 
-    def __torch_function__(
-        self,
-        func: Callable,
-        types: Sequence[type],
-        args: tuple = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = dict(kwargs or {})
+    def call(self, func: Callable, args: tuple, kwargs: Options) -> Any:
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise UnsupportedTorchError(
                 "a transformation of torch.func inside forward other than grad, grad_and_value, "

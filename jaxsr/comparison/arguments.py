@@ -1,7 +1,7 @@
 """A module's arguments: the tensors among them by name, the rest as it is; outputs by name."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -91,17 +91,15 @@ def _argument_name(path: Any, single: bool) -> str:
     return name + pytree.keystr(tuple(rest))
 
 
-def named_leaves(
-    value: PyTree, is_array: Callable[[object], bool], name: str = ""
-) -> dict[str, Any]:
+def named_leaves(value: PyTree, kind: type | tuple[type, ...], name: str = "") -> dict[str, Any]:
     """The arrays in a module's output, by where they stand: `logits`, `[0]`, `hidden[2]`.
 
     Args:
       value: whatever forward returned.
-      is_array: says what counts as an array.
+      kind: of an array.
       name: of `value`; "" for the output itself.
     """
-    if is_array(value):
+    if isinstance(value, kind):
         return {name or "output": value}
     if isinstance(value, Mapping):
         items = [(f"{name}.{k}" if name else str(k), v) for k, v in value.items()]
@@ -116,5 +114,5 @@ def named_leaves(
         items = [(name + pytree.keystr(path), leaf) for path, leaf in pairs if path]
     leaves: dict[str, Any] = {}
     for label, inner in items:
-        leaves |= named_leaves(inner, is_array, label)
+        leaves |= named_leaves(inner, kind, label)
     return leaves

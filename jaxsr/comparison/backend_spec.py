@@ -74,3 +74,7 @@ class BackendSpec:
         where = "" if self.platform == "auto" else f" on {self.platform}"
         odd = "" if self.precision == "highest" else f", {self.precision} precision"
         return f"{self.engine} {self.dtype}{where}{odd}"
+
+
+REFEREE = BackendSpec(engine="torch", platform="cpu", dtype="float64")
+"""Shows which of two sides is more accurate."""

@@ -5,10 +5,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxsr.comparison.arguments import Arguments, named_leaves
+from jaxsr.comparison.arguments import Arguments
 from jaxsr.comparison.check_command import load
 from jaxsr.comparison.check_options import CheckConfig
-from jaxsr.comparison.jax_runs import Named, is_array
+from jaxsr.comparison.jax_runs import JaxRuns, Named
 from jaxsr.errors import InputError
 from jaxsr.interop.aot.compile import Ahead, abstract, compile_ahead
 from jaxsr.interop.folding.policy import choose_folding
@@ -31,12 +31,11 @@ def run(config: CheckConfig) -> int:
         compute_dtype=None if config.dtype == "float32" else jnp.dtype(config.dtype),
         lane_folding=choose_folding(config.lane_folding, topology.devices[0]),
     )
+    evaluate = JaxRuns(module, arguments).forward(train=False)
     same, split = replicated(mesh), batch_sharding(mesh)
 
     def forward(params: Named, buffers: Named, inputs: Named, key: jax.Array) -> Named:
-        values, keywords = arguments.call(inputs)
-        outputs = module.call(params, buffers, values, keywords, rng=key)[0]
-        return named_leaves(outputs, is_array)
+        return evaluate((params, buffers), inputs, key)[0]
 
     def loss(params: Named, buffers: Named, inputs: Named, key: jax.Array) -> jax.Array:
         outputs = forward(params, buffers, inputs, key).values()

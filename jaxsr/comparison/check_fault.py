@@ -3,24 +3,30 @@
 Both come from the comparison of two engines, operation by operation; see `compare_engines`.
 """
 
+import jax
 import numpy as np
+import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from jaxsr.comparison.arguments import Arguments
-from jaxsr.comparison.backend_spec import BackendSpec
+from jaxsr.comparison.backend_spec import REFEREE, BackendSpec
+from jaxsr.comparison.check_modes import TorchRuns, compare_mode
 from jaxsr.comparison.check_result import Fault, ModuleError, Row
 from jaxsr.comparison.compare_engines import compare_engines
 from jaxsr.comparison.jax_backend import JaxBackend
+from jaxsr.comparison.jax_runs import JaxRuns
 from jaxsr.comparison.measures import compare_arrays
 from jaxsr.comparison.op_recorder import Record
 from jaxsr.comparison.torch_backend import TorchBackend
+from jaxsr.comparison.torch_runs import run_torch
 from jaxsr.comparison.workload import SingleWorkload
+from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.folding.policy import LaneFolding
 from jaxsr.interop.module_copy import copy_module
 from jaxsr.interop.torch_evaluation import in_mode
 
 TORCH = BackendSpec(engine="torch", platform="cpu")
-EXACT = BackendSpec(engine="torch", platform="cpu", dtype="float64")
 JAX = BackendSpec(engine="jax")
 
 
@@ -54,16 +60,10 @@ def find_fault(
       lane_folding: as for `to_jax`.
 
     Returns:
-      The operation; the module itself where none is wrong, or none can be run alone.
+      The operation; where none is wrong or can be run alone, the innermost submodule that is wrong,
+      or the module itself.
     """
-    worst = row.worst
-    assert worst is not None
     quantity = row.name.split()[-1]
-    prefix = {"gradient": "gradient ", "buffers": "buffer "}.get(quantity, "")
-    whole = Fault(
-        path="", kind=type(module).__name__, quantity=f"{prefix}{worst.name}",
-        error=worst.error, bound=worst.bound,
-    )  # fmt: skip
     try:
         workload = workload_of(module, arguments, train=train)
         comparison, *_ = compare_engines(
@@ -73,23 +73,71 @@ def find_fault(
             gradients=quantity == "gradient",
             check=False,
         )
+        findings = comparison.findings
     except Exception:  # a module that only runs as a whole
-        return whole
-    for finding in comparison.findings:
+        findings = []
+    for finding in findings:
         call = finding.row.call
         local = finding.row.local if finding.kind == "local" else finding.row.backward
         if finding.kind in ("local", "backward") and local is not None:
             kinds = {path: type(sub).__name__ for path, sub in module.named_modules()}
             return Fault(
                 path=call.path,
-                kind=kinds.get(call.path, whole.kind),
+                kind=kinds.get(call.path, type(module).__name__),
                 quantity=("gradient of " if finding.kind == "backward" else "") + call.operation,
                 error=local.error.worst,
                 bound=local.threshold,
                 detail=finding.text,
                 source=call.source,
             )
-    return whole
+    return _wrong_submodule(module, arguments, row, train, lane_folding)
+
+
+def _wrong_submodule(
+    module: nn.Module, arguments: Arguments, row: Row, train: bool, folding: LaneFolding | None
+) -> Fault:
+    """The innermost submodule that differs on the inputs that torch gave it; else the module."""
+    calls: list[tuple[str, nn.Module, Arguments]] = []
+    key = jax.random.key(0)
+
+    def run(copied: nn.Module, *args: PyTree, **kwargs: PyTree) -> PyTree:
+        paths = {sub: path for path, sub in copied.named_modules() if path}
+
+        def enter(sub: nn.Module, args: tuple, kwargs: dict[str, PyTree]) -> None:
+            if sub in paths:  # copies: later operations may write into state and inputs
+                inputs = pytree.tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
+                calls.append((paths[sub], copy_module(sub), Arguments.of(*inputs)))
+
+        for sub in paths:
+            sub.register_forward_pre_hook(enter, with_kwargs=True)
+        return copied(*args, **kwargs)
+
+    run_torch(module, arguments, train=train, key=key, method=run)
+    fault, right = _fault_of("", module, row), ()
+    for path, sub, inputs in calls:
+        if not path.startswith(f"{fault.path}." if fault.path else "") or path.startswith(right):
+            continue
+        try:
+            differentiate = row.name.endswith("gradient")
+            runs = TorchRuns.of(sub, inputs, train=train, key=key, differentiate=differentiate)
+            rows = compare_mode(JaxRuns(sub, inputs, lane_folding=folding), runs).rows
+        except Exception:  # a submodule that only runs inside the module
+            rows = []
+        if (wrong := next((row for row in rows if row.status == "differs"), None)) is None:
+            right += (f"{path}.",)
+        else:
+            fault = _fault_of(path, sub, wrong)
+    return fault
+
+
+def _fault_of(path: str, module: nn.Module, row: Row) -> Fault:
+    worst, group = row.worst, row.name.split()[-1]
+    assert worst is not None
+    prefix = {"gradient": "gradient ", "buffers": "buffer "}.get(group, "")
+    return Fault(
+        path=path, kind=type(module).__name__, quantity=f"{prefix}{worst.name}",
+        error=worst.error, bound=worst.bound,
+    )  # fmt: skip
 
 
 def module_errors(
@@ -109,7 +157,7 @@ def module_errors(
     """
     workload = workload_of(module, arguments)
     single = _recorded(TorchBackend(workload, TORCH), workload)
-    exact = _recorded(TorchBackend(workload, EXACT), workload) if has_referee else single
+    exact = _recorded(TorchBackend(workload, REFEREE), workload) if has_referee else single
     recorded = _recorded(JaxBackend(workload, JAX, lane_folding=lane_folding), workload)
     kinds = {path: type(sub).__name__ for path, sub in module.named_modules()}
     errors: list[ModuleError] = []

@@ -72,11 +72,13 @@ class TorchRuns:
             options["differentiate"] = False
             single = run_torch(module, arguments, **options)
             undifferentiable = f"{type(error).__name__}: {one_line(error)}"
-        exact, referee = single, "float32: the module fails in float64"
+        exact, referee = single, "float64"
         try:
-            exact, referee = run_torch(module, arguments, double=True, **options), "float64"
-            if any(exact.outputs[n].shape != a.shape for n, a in single.outputs.items()):
-                exact, referee = single, "float32: shapes differ in float64"
+            double = run_torch(module, arguments, double=True, **options)
+            if all(double.outputs[n].shape == a.shape for n, a in single.outputs.items()):
+                exact = double
+            else:
+                referee = "float32: shapes differ in float64"
         except Exception as error:
             referee = f"float32: float64 fails with {type(error).__name__}"
         return cls(
@@ -90,17 +92,18 @@ class TorchRuns:
         """By group and array: how far the referee moves when weights and inputs are rounded."""
         if self._noise is None:
             self._noise = {group: {} for group in _GROUPS}
+            double = self.referee == "float64"
             for seed in _NOISE_SEEDS:
                 generator = torch.Generator().manual_seed(seed)
                 inputs = {
-                    n: moved(t.double() if self.referee == "float64" else t, generator)
+                    n: moved(t.double() if double else t, generator)
                     for n, t in self.arguments.tensors.items()
                     if t.is_floating_point()
                 }
                 near = run_torch(
-                    perturbed(self.module, seed, double=self.referee == "float64"),
+                    perturbed(self.module, seed, double=double),
                     self.arguments.replaced(inputs),
-                    double=self.referee == "float64",
+                    double=double,
                     train=self.train,
                     key=self.key,
                     differentiate=self.differentiate,

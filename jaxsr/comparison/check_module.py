@@ -1,7 +1,7 @@
 """`jaxsr.check(module, *inputs)`: does a torch module compute the same in JAX?"""
 
 import contextlib
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -10,7 +10,6 @@ import jax
 import numpy as np
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from jaxsr.comparison.arguments import Arguments
 from jaxsr.comparison.check_fault import find_fault, module_errors
@@ -23,7 +22,7 @@ from jaxsr.comparison.check_modes import (
     equal_runs,
     judged,
 )
-from jaxsr.comparison.check_result import CheckResult, Row, Speed
+from jaxsr.comparison.check_result import CheckResult, Row, Speed, skipped
 from jaxsr.comparison.further_calls import compare_calls
 from jaxsr.comparison.jax_runs import JaxRuns, Program, to_host
 from jaxsr.comparison.measures import ILL_CONDITIONED_ULPS, compare_arrays
@@ -32,6 +31,7 @@ from jaxsr.errors import InputError, InputTypeError, one_line
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.folding.policy import LaneFolding
 from jaxsr.interop.mesh import platform_name
+from jaxsr.interop.mode_methods import FunctionMode, Options
 
 _MOST_ROWS = 4
 """Samples that `vmap` is checked on."""
@@ -168,10 +168,9 @@ class _Check:
             )
         except Exception as error:
             detail = f"torch fails in training mode: {type(error).__name__}: {one_line(error)}"
-            return [Row(name="train", status="skipped", detail=detail, required=False)]
+            return [skipped("train", detail)]
         if equal_runs(trained.single, self.evaluated.single):
-            detail = "torch computes the same bits as in evaluation"
-            return [Row(name="train", status="skipped", detail=detail, required=False)]
+            return [skipped("train", "torch computes the same bits as in evaluation")]
         mode = self._compare(trained, prefix="train ", separate=separate)
         if mode.computed:
             mode.rows += self._calls(trained, mode, evaluation)
@@ -213,16 +212,14 @@ class _Check:
         args, kwargs = self.arguments.call(self.jax.inputs())
         static = [v for v in (*args, *kwargs.values()) if isinstance(v, (bool, str))]
         if static:
-            detail = "some arguments are not arrays"
-            return Row(name="jit of apply", status="skipped", detail=detail, required=False)
+            return skipped("jit of apply", "some arguments are not arrays")
         jax.eval_shape(self.jax.converted.apply, *self.jax.state, *args, rng=self.key, **kwargs)
         return Row(name="jit of apply", status="ok")
 
     def _vmap(self) -> Row:
         rows = self.arguments.rows
         if rows is None:
-            detail = "the inputs share no batch axis"
-            return Row(name="vmap", status="skipped", detail=detail, required=False)
+            return skipped("vmap", "the inputs share no batch axis")
         batch = self._first_rows(min(rows, _MOST_ROWS))
         singles = [self._row_outputs(batch.row(i), False) for i in range(batch.rows or 0)]
         exact = [self._row_outputs(batch.row(i), True) for i in range(batch.rows or 0)]
@@ -242,12 +239,10 @@ class _Check:
         name = f"mesh of {devices}"
         available = len(jax.devices())
         if available < devices:
-            detail = f"JAX has {available} device here"
-            return Row(name=name, status="skipped", detail=detail, required=False)
+            return skipped(name, f"JAX has {available} device here")
         batch, torch_runs = self.arguments, self.evaluated
         if batch.rows is None:
-            detail = "the inputs share no batch axis"
-            return Row(name=name, status="skipped", detail=detail, required=False)
+            return skipped(name, "the inputs share no batch axis")
         if batch.rows % devices:
             for _ in range(devices - 1):
                 batch = batch.doubled()
@@ -370,24 +365,17 @@ def _compiling() -> Generator[None]:
         torch.compiler._is_compiling_flag = before  # pyright: ignore[reportPrivateUsage]
 
 
-class _StableSorts(TorchFunctionMode):
+class _StableSorts(FunctionMode):
     """`torch.sort` and its like keep the order of equal elements, as JAX's do, and `topk` takes the
     first of them."""
 
-    def __torch_function__(
-        self,
-        func: Callable,
-        types: Sequence[type],
-        args: tuple = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        options = dict(kwargs or {})
+    def call(self, func: Callable, args: tuple, kwargs: Options) -> Any:
         if func in (torch.sort, torch.argsort, torch.Tensor.sort, torch.Tensor.argsort):
-            options |= dict(zip(("dim", "descending"), args[1:], strict=False)) | {"stable": True}
+            kwargs |= dict(zip(("dim", "descending"), args[1:], strict=False)) | {"stable": True}
             args = args[:1]
         if func in (torch.topk, torch.Tensor.topk):
-            return _first_topk(*args, **options)
-        return func(*args, **options)
+            return _first_topk(*args, **kwargs)
+        return func(*args, **kwargs)
 
 
 def _first_topk(

@@ -35,6 +35,11 @@ class Row:
         return max(self.arrays, key=lambda one: one.ratio, default=None)
 
 
+def skipped(name: str, reason: str) -> Row:
+    """The row of something that cannot be checked here, and need not be."""
+    return Row(name=name, status="skipped", detail=reason, required=False)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Speed:
     """Seconds to build a program; steps a second of it and of eager torch on the CPU, if timed."""

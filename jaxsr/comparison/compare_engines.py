@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from jaxsr.comparison.arguments import Arguments
-from jaxsr.comparison.backend_spec import BackendSpec
+from jaxsr.comparison.backend_spec import REFEREE, BackendSpec
 from jaxsr.comparison.check_modes import TorchRuns
 from jaxsr.comparison.compare_traces import align_traces, compare_traces
 from jaxsr.comparison.local_error import LocalErrorObserver, measure_local_errors
@@ -37,13 +37,12 @@ def compare_stored(
     runner = open_backend(workload, second)
     trace = make_trace(workload, runner, forced=stored.tokens, progress=progress)
     rows = align_traces(stored, trace)
-    exact_side = BackendSpec(engine="torch", platform="cpu", dtype="float64")
     observer = LocalErrorObserver(
         None,
         runner,
         rows,
         dtypes=(BackendSpec.parse(stored.header["side"]).dtype, second.dtype),
-        reference=open_backend(workload, exact_side) if reference else None,
+        reference=open_backend(workload, REFEREE) if reference else None,
         within=within,
     )
     progress("local errors of the stored operations")
@@ -99,8 +98,7 @@ def compare_engines(
     )
     exact_runner = exact = None
     if reference:
-        exact_side = BackendSpec(engine="torch", platform="cpu", dtype="float64")
-        exact_runner = open_backend(workload, exact_side)
+        exact_runner = open_backend(workload, REFEREE)
         exact = make_trace(
             workload, exact_runner, forced=trace_a.tokens, check=False, progress=progress
         )

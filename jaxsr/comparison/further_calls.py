@@ -15,7 +15,7 @@ from torch import nn
 
 from jaxsr.comparison.arguments import Arguments
 from jaxsr.comparison.check_modes import ModeRows, TorchRuns, cotangents, judged
-from jaxsr.comparison.check_result import Row
+from jaxsr.comparison.check_result import Row, skipped
 from jaxsr.comparison.jax_runs import JaxRuns, Program, to_host
 from jaxsr.comparison.measures import compare_arrays, distances
 from jaxsr.comparison.torch_runs import Arrays, moved, perturbed, run_here, widened
@@ -53,7 +53,7 @@ def compare_calls(
             exact = _torch_calls(widened(module), torch_runs.arguments, double=True, **options)
     except Exception as error:
         detail = f"torch fails in a further call: {type(error).__name__}: {one_line(error)}"
-        return Row(name=name, status="skipped", detail=detail, required=False)
+        return skipped(name, detail)
     arrays = _jax_calls(jax_runs, torch_runs, mode, evaluation)
     # A cache that took the input's size in torch keeps its own in JAX.
     exact = {

@@ -21,11 +21,6 @@ State = tuple[Named, Named]
 """Parameters and buffers by name."""
 
 
-def is_array(value: object) -> bool:
-    """Whether it is an array or a tracer of one."""
-    return isinstance(value, (jax.Array, np.ndarray))
-
-
 class Program:
     """A compiled function, with the seconds that it took.
 
@@ -80,7 +75,7 @@ class JaxRuns:
         def run(state: State, inputs: Named, key: jax.Array) -> tuple[Named, Named]:
             args, kwargs = self.arguments.call(inputs)
             outputs, buffers = self.converted.call(*state, args, kwargs, rng=key, train=train)
-            return named_leaves(outputs, is_array), buffers
+            return named_leaves(outputs, (jax.Array, np.ndarray)), buffers
 
         return run
 

@@ -112,8 +112,14 @@ class LocalErrorObserver:
             threshold = local_threshold(call, other, self._declared)
             row.local = Local(error=INCOMPARABLE, threshold=threshold, problem=f"takes {counts}")
             return
-        # The first side's values where the second's are results; its own parameters and constants.
-        own = [operand.kind not in ("operation", "input") for operand in other.operands]
+        # The first side's values where the second's are results, or come from nowhere, as inside an
+        # `autograd.Function`; its own parameters and constants.
+        assert other.program is not None
+        constants = other.program.constants
+        own = [
+            operand.kind == "parameter" or constants.get(place) is not None
+            for place, operand in enumerate(other.operands)
+        ]
 
         def replaced(values: Sequence[np.ndarray]) -> list[np.ndarray | None]:
             return [None if mine else v for mine, v in zip(own, values, strict=True)]

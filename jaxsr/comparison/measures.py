@@ -65,11 +65,6 @@ class ArrayError:
         return self.error <= self.bound or self.apart <= self.rounding
 
     @property
-    def ulps(self) -> float:
-        """Error in steps of float32 at the array's largest value."""
-        return self.error / ULP
-
-    @property
     def condition(self) -> float:
         """Steps of float32 by which torch itself is off: 1 is perfect, 1e4 is ill-conditioned."""
         return max(self.torch_error, self.noise) / ULP

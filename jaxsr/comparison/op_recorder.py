@@ -22,7 +22,6 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -30,6 +29,7 @@ from jaxsr.comparison.calls import SLOT, Call, Operand, Program, Result, SourceK
 from jaxsr.comparison.statistics import Figures, describe
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.hooks import users_frame
+from jaxsr.interop.mode_methods import FunctionMode, Options
 
 _FOLDER = Path(__file__).parent
 
@@ -89,7 +89,7 @@ class OpRecorder:
             after.remove()
 
 
-class _Run(TorchFunctionMode):
+class _Run(FunctionMode):
     def __init__(
         self, recorder: OpRecorder, module: nn.Module, arguments: tuple[tuple, dict]
     ) -> None:
@@ -118,14 +118,7 @@ class _Run(TorchFunctionMode):
         if self.recorder.granularity == "module" and results and id(module) in self.names:
             self._record(path, "forward", _tensors(args), results, "", None, None)
 
-    def __torch_function__(
-        self,
-        func: Callable,
-        types: Sequence[type],
-        args: tuple = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = dict(kwargs or {})
+    def call(self, func: Callable, args: tuple, kwargs: Options) -> Any:
         name = operation_name(func)
         if name is None:
             return func(*args, **kwargs)

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator, Sequence
 
+import jax
 import numpy as np
 import torch
 from torch.utils import _pytree as pytree
@@ -18,14 +19,12 @@ from jaxsr.comparison.op_recorder import (
     StatisticsObserver,
     replay_call,
 )
-from jaxsr.comparison.torch_runs import Run, cotangent, in_float64, run_here, widened
+from jaxsr.comparison.torch_runs import Run, cotangent, run_here, running, widened
 from jaxsr.comparison.workload import Inputs, Workload, run_key
 from jaxsr.interop.annotations import PyTree
-from jaxsr.interop.eager_control_flow import eager_control_flow
 from jaxsr.interop.host_arrays import to_numpy, to_torch
 from jaxsr.interop.module_copy import copy_module
-from jaxsr.interop.torch_draws import TorchDraws
-from jaxsr.interop.torch_evaluation import evaluated, in_mode
+from jaxsr.interop.torch_evaluation import in_mode
 from jaxsr.runtime.setup import torch_device
 
 
@@ -45,7 +44,8 @@ class TorchBackend:
         self.side, self.train = side, workload.train
         self.device = torch.device(torch_device(side.platform))
         self.dtype = getattr(torch, side.dtype)
-        if side.dtype == "float64":
+        self._double = side.dtype == "float64"
+        if self._double:
             network = widened(workload.network)
         else:
             plain = self.device.type == "cpu" and side.dtype == "float32"
@@ -69,13 +69,9 @@ class TorchBackend:
         }
 
     @contextlib.contextmanager
-    def _settings(self) -> Iterator[None]:
+    def _precision(self) -> Iterator[None]:
         """Sets the precision, which torch keeps per process, and restores it."""
         with contextlib.ExitStack() as stack:
-            stack.enter_context(evaluated(self.network))
-            stack.enter_context(eager_control_flow())
-            if self.side.dtype == "float64":
-                stack.enter_context(in_float64())
             if self.side.precision != "default":
                 product, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn
                 stack.callback(torch.set_float32_matmul_precision, product)
@@ -87,12 +83,14 @@ class TorchBackend:
             yield
 
     @contextlib.contextmanager
+    def _settings(self, key: jax.Array | None = None) -> Iterator[None]:
+        with self._precision(), running(self.network, double=self._double, key=key):
+            yield
+
+    @contextlib.contextmanager
     def _running(self) -> Iterator[torch.nn.Module]:
         """The network in its mode; in training a copy, which draws what JAX draws."""
-        with self._settings(), contextlib.ExitStack() as stack:
-            if self.train:
-                stack.enter_context(torch.random.fork_rng(devices=[]))
-                stack.enter_context(TorchDraws(run_key()))
+        with self._settings(run_key() if self.train else None):
             yield in_mode(copy_module(self.network), True) if self.train else self.network
 
     def _placed(self, inputs: Inputs) -> Inputs:
@@ -115,11 +113,11 @@ class TorchBackend:
     def grad(self, inputs: Inputs) -> Run:
         """One step: outputs, buffers, and gradients for the outputs' cotangents."""
         network = in_mode(copy_module(self.network), self.train)
-        with self._settings():
+        with self._precision():
             return run_here(
                 network,
                 Arguments.of(*inputs),
-                double=self.side.dtype == "float64",
+                double=self._double,
                 key=run_key() if self.train else None,
                 differentiate=True,
                 device=str(self.device),
@@ -199,7 +197,7 @@ class TorchBackend:
         tensors = []
         for place, (operand, value) in enumerate(zip(call.operands, inputs, strict=True)):
             dtype = getattr(torch, operand.dtype)
-            if self.side.dtype == "float64" and dtype.is_floating_point:
+            if self._double and dtype.is_floating_point:
                 dtype = torch.float64
             if value is not None:
                 tensor = to_torch(value).to(self.device, dtype)

@@ -3,7 +3,7 @@
 import contextlib
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,12 +11,12 @@ import jax
 import numpy as np
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from jaxsr.comparison.arguments import Arguments, named_leaves
 from jaxsr.interop.eager_control_flow import eager_control_flow
 from jaxsr.interop.host_arrays import to_numpy
+from jaxsr.interop.mode_methods import FunctionMode, Options
 from jaxsr.interop.module_copy import copy_module
 from jaxsr.interop.python_state import Snapshot
 from jaxsr.interop.torch_draws import TorchDraws
@@ -46,21 +46,15 @@ class Run:
     """Outputs with a gradient."""
 
 
-class _Float64(TorchFunctionMode):
+class _Float64(FunctionMode):
     """Casts to a narrower dtype in the module's code become casts to float64."""
 
-    def __torch_function__(
-        self,
-        func: Callable,
-        types: Sequence[type],
-        args: tuple = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def call(self, func: Callable, args: tuple, kwargs: Options) -> Any:
         if func is torch.Tensor.float:
             func = torch.Tensor.double
         elif func in (torch.nn.functional.grouped_mm, torch._grouped_mm):  # not in float64
             func = _grouped_matmul
-        wide_args, wide_kwargs = pytree.tree_map(_wide, (args, kwargs or {}))
+        wide_args, wide_kwargs = pytree.tree_map(_wide, (args, kwargs))
         return func(*wide_args, **wide_kwargs)
 
 
@@ -85,21 +79,15 @@ def _wide(value: Any) -> Any:
     return _WIDE.get(value, value) if isinstance(value, torch.dtype) else value
 
 
-class _ContiguousGradients(TorchFunctionMode):
+class _ContiguousGradients(FunctionMode):
     """Keeps a fault of torch 2.13 out of the referee.
 
     In evaluation mode batch_norm's gradient is wrong for one image and a permuted cotangent, as
     behind `bn(x).permute(2, 3, 0, 1)`.
     """
 
-    def __torch_function__(
-        self,
-        func: Callable,
-        types: Sequence[type],
-        args: tuple = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
+    def call(self, func: Callable, args: tuple, kwargs: Options) -> Any:
+        result = func(*args, **kwargs)
         if func is nn.functional.batch_norm and result.requires_grad:
             result.register_hook(lambda gradient: gradient.clone(
                 memory_format=torch.contiguous_format
@@ -216,19 +204,9 @@ def run_here(
     args, kwargs = arguments.call(
         {n: t.view_as(t) if differentiate else t for n, t in tensors.items()}
     )
-    draws = TorchDraws(key) if key is not None else None
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng(devices=[]))
-        stack.enter_context(torch.enable_grad() if differentiate else evaluated(module))
-        stack.enter_context(eager_control_flow())
-        if differentiate:
-            stack.enter_context(_ContiguousGradients())
-        if double:
-            stack.enter_context(in_float64())
-        if draws is not None:
-            stack.enter_context(draws)
+    with running(module, double=double, key=key, differentiate=differentiate) as draws:
         result = (method or nn.Module.__call__)(module, *args, **kwargs)
-        outputs = named_leaves(result, lambda v: isinstance(v, torch.Tensor))
+        outputs = named_leaves(result, torch.Tensor)
         gradients: Arrays = {}
         graded = {n: t for n, t in outputs.items() if t.requires_grad}
         if differentiate and graded:
@@ -250,6 +228,25 @@ def run_here(
         is_seeded=draws is not None and draws.is_seeded,
         differentiable=frozenset(graded),
     )
+
+
+@contextlib.contextmanager
+def running(
+    module: nn.Module, *, double: bool, key: jax.Array | None, differentiate: bool = False
+) -> Iterator[TorchDraws | None]:
+    """In this block torch runs the module's code; gives what draws, with a key."""
+    draws = TorchDraws(key) if key is not None else None
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.enter_context(torch.enable_grad() if differentiate else evaluated(module))
+        stack.enter_context(eager_control_flow())
+        if differentiate:
+            stack.enter_context(_ContiguousGradients())
+        if double:
+            stack.enter_context(in_float64())
+        if draws is not None:
+            stack.enter_context(draws)
+        yield draws
 
 
 def host_array(tensor: torch.Tensor) -> np.ndarray:
@@ -277,9 +274,7 @@ def torch_step(
         args, kwargs = arguments.call({n: t.clone() for n, t in arguments.tensors.items()})
         grads = torch.enable_grad() if differentiate else evaluated(module)
         with grads, eager_control_flow():
-            outputs = named_leaves(
-                module(*args, **kwargs), lambda v: isinstance(v, torch.Tensor)
-            ).values()
+            outputs = named_leaves(module(*args, **kwargs), torch.Tensor).values()
             if not differentiate:
                 return outputs
             loss = sum(t.real.sum() for t in outputs if t.requires_grad)

@@ -10,7 +10,7 @@ Ranges are pairs of int16 tensors (first, -last) that broadcast to the tensor's 
 union is a minimum. An operator without a rule makes its result depend on all that went in.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,8 +21,8 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from jaxsr.interop.mode_methods import DispatchMode, Options
 from jaxsr.restoration.coverage_rules import rule_of
 from jaxsr.restoration.covered_tensor import Coverage, CoveredTensor, covered_constant, refresh
 
@@ -60,21 +60,15 @@ def cover(
     return output, coverage
 
 
-class _WrittenConstants(TorchDispatchMode):
+class _WrittenConstants(DispatchMode):
     """Gives constants that results were written into their ranges, wherever they are read."""
 
     def __init__(self, coverage: Coverage) -> None:
         super().__init__()
         self._coverage = coverage
 
-    def __torch_dispatch__(
-        self,
-        func: torch._ops.OpOverload,
-        types: Sequence[type],
-        args: tuple = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        values = args, dict(kwargs or {})
+    def call(self, func: torch._ops.OpOverload, args: tuple, kwargs: Options) -> Any:
+        values = args, kwargs
         if self._coverage.written_constants:
             values = pytree.tree_map(lambda v: covered_constant(self._coverage, v), values)
         return func(*values[0], **values[1])

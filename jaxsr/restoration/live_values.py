@@ -2,13 +2,13 @@
 
 import collections
 import weakref
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from jaxsr.interop.mode_methods import DispatchMode, Options
 
 
 class LiveValues:
@@ -36,19 +36,13 @@ class LiveValues:
             self._now -= values
 
 
-class _Counting(TorchDispatchMode):
+class _Counting(DispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.live = LiveValues()
 
-    def __torch_dispatch__(
-        self,
-        func: torch._ops.OpOverload,
-        types: Sequence[type],
-        args: tuple = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
+    def call(self, func: torch._ops.OpOverload, args: tuple, kwargs: Options) -> Any:
+        result = func(*args, **kwargs)
         for tensor in pytree.tree_leaves(result):
             if isinstance(tensor, Tensor):
                 self.live.hold(tensor, tensor)

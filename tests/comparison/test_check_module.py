@@ -156,6 +156,48 @@ def test_a_wrong_gradient_differs_and_is_found():
     assert not any("kink" in note for note in result.notes)
 
 
+class Integral(torch.autograd.Function):
+    """No operation of forward is wrong, and those of backward cannot be run alone."""
+
+    @staticmethod
+    def forward(x):
+        return x + x**3 / 12
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        return grads[0] * torch.special.i0e(ctx.saved_tensors[0])
+
+
+class WrongFunction(nn.Module):
+    def forward(self, x, *, shift):
+        return Integral.apply(x) + shift
+
+
+class Shifted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.function = WrongFunction()
+
+    def forward(self, x):
+        shift = torch.ones_like(x)
+        y = self.function(x, shift=shift)
+        shift.zero_()  # its inputs are those of the call, not of the end
+        return y
+
+
+@pytest.mark.usefixtures("registry_copy")
+def test_a_fault_of_a_submodule_as_a_whole_is_found():
+    lowering("aten::special_i0e.default")(lambda x: jnp.exp(x) * (1 + x))
+    result: Any = wrong(Shifted(), torch.rand(4, 6))
+    assert result.row("gradient").status == "differs"
+    assert (result.fault.path, result.fault.kind) == ("1.act.function", "WrongFunction")
+    assert result.fault.quantity == "gradient ∂ input"
+
+
 def test_a_branch_on_a_value_is_refused():
     result: Any = jaxsr.check(Branch(), torch.ones(2, 3))
     assert (result.status, result.exit_status) == ("refused", 2)

@@ -107,3 +107,25 @@ def test_code_that_takes_gradients_has_its_operations_once():
     assert comparison.agree
     names = [[record.call.operation for record in trace.records] for trace in (first, second)]
     assert names[0] == names[1] == ["linear", "silu", "linear", "sum", "grad"]
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(x):
+        return torch.mul(x, x + 1)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        return grads[0] * (2 * ctx.saved_tensors[0] + 1)
+
+
+def test_operations_inside_an_autograd_function_get_the_first_sides_values():
+    made = subject_of(Code(lambda x: torch.neg(Doubled.apply(torch.sin(x)))), 4, 6)
+    comparison, *_ = compare_engines(made, TORCH, BackendSpec(engine="jax", platform="cpu"))
+    assert comparison.agree, comparison.findings
+    checked = [row.call.operation for row in comparison.rows if row.local is not None]
+    assert checked == ["sin", "add", "mul", "neg"]
