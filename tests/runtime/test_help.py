@@ -59,6 +59,7 @@ def test_help_of_training_names_every_task_and_groups_the_options():
     assert places == sorted(places)
     assert places[0] < text.index("--crop ") < text.index("--batch ") < places[1]
     assert places[1] < text.index("--preset STR") < text.index("--config PATH") < places[2]
+    assert text.index("╭─ optimisation ") < text.index("--milestones ") < text.index("╭─ device ")
     assert "--network STR" in answered(["train", "super-resolution", "--help"]).stdout
 
 
