@@ -47,8 +47,8 @@ class Inputs:
         """Lines about what was left out, for a person."""
         lines = [f"passed over: {line}" for line in self.passed_over]
         if self.ignored:
-            which = "files in folders that are not pictures or videos by name"
-            lines.append(f"passed over: {self.ignored} {which}")
+            files = counted(self.ignored, "file")
+            lines.append(f"passed over: {files} in folders, not images or videos by name")
         return lines
 
 

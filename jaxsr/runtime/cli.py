@@ -297,7 +297,8 @@ def _in_our_words(text: str, arguments: Sequence[str]) -> str:
     if match := re.match(r"Unrecognized options: (\S+)", text):
         near = re.search(r"Perhaps you meant: (--[\w.-]+)", text)
         end = f"; did you mean {near[1]}?" if near else ""
-        return f"unknown option {match[1].strip(',').partition('=')[0]}{end}"
+        word = match[1].strip(",").partition("=")[0]
+        return f"{'unknown option' if word.startswith('-') else 'unexpected word'} {word}{end}"
     return text
 
 
