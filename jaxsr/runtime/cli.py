@@ -281,8 +281,10 @@ def _in_our_words(text: str, arguments: Sequence[str]) -> str:
         names = [word.partition("=")[0].replace("_", "-") for word in arguments]
         start = names.index(option)
         equals, value = arguments[start].partition("=")[1:]
-        given = itertools.takewhile(lambda word: not word.startswith("--"), arguments[start + 1 :])
-        value = value if equals else " ".join(given)
+        following = itertools.takewhile(
+            lambda word: not word.startswith("--"), arguments[start + 1 :]
+        )
+        value = value if equals else " ".join(following)
         many = "numbers" if "..." in rest.partition(")")[0] else _KINDS.get(name, name)
         return f"{option} must be {many}, got {value!r}"
     if match := re.match(

@@ -50,8 +50,8 @@ def grouped_fields(kind: type) -> dict[str, list[dataclasses.Field]]:
     rank = {
         name: n for n, base in enumerate(kind.__mro__) for name in inspect.get_annotations(base)
     }
-    own = sorted(fields.values(), key=lambda field: rank[field.name])
-    return {"": own} | {title: members for title, members in groups.items() if members}
+    special = sorted(fields.values(), key=lambda field: rank[field.name])
+    return {"": special} | {title: members for title, members in groups.items() if members}
 
 
 def _is_option(kind: type, field: dataclasses.Field | None) -> bool:
