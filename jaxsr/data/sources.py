@@ -41,7 +41,8 @@ class Inputs:
     ignored: int = 0
     """Files in folders whose names are not those of pictures or videos."""
     passed_over: list[str] = field(default_factory=list)
-    """What was not opened, and why: FIFOs, links to folders that are searched anyway, results."""
+    """Inputs that were not opened, and why: FIFOs, links to folders that are searched anyway,
+    results."""
 
     def notes(self) -> list[str]:
         """Lines about what was left out, for a person."""
