@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from jaxsr.__main__ import COMMANDS
 from jaxsr.runtime.completion import OPTIONS, load_options
 from jaxsr.runtime.help_page import field_texts, grouped_fields, is_positional
+from jaxsr.training.cli_options import Preset
 from jaxsr.training.find_task import TASKS, find_options
 
 TITLES = {
@@ -76,9 +77,7 @@ def _training() -> Iterator[str]:
     )
     yield "come first, then those that all tasks have. A preset changes some of these defaults;"
     yield "`python -m jaxsr.train TASK --preset NAME --help` shows its own."
-    yield from ("", "| option | meaning | values | default |", "|---|---|---|---|")
-    yield "| `--preset` | Set of defaults. | a name | the task's first |"
-    yield "| `--config` | Run folder or its config.json, whose options are the defaults. | path | |"
+    yield from ("", *_table(Preset, list(dataclasses.fields(Preset))))
     for name, kind in kinds.items():
         presets = ", ".join(f"`{preset}`" for preset in find_options(name).presets)
         yield from ("", f"## {name}", "", f"{kind.__doc__} Presets: {presets}.", "")
@@ -126,7 +125,7 @@ def _default(field: dataclasses.Field) -> str:
     value = field.default
     if value is dataclasses.MISSING:
         return "" if field.default_factory is not dataclasses.MISSING else "needed"
-    if value is None or value == ():
+    if value in (None, (), ""):
         return ""
     if isinstance(value, bool):
         return "on" if value else "off"

@@ -1,10 +1,10 @@
 """PyTorch vision and language code, run natively on JAX.
 
-    jaxsr.to_jax(module)             a torch module as a pure JAX function (jaxsr.interop)
-    jaxsr.ops.resize(images, size)   image kernels
-    jaxsr.check(module, inputs)      does it compute the same in JAX?
-    jaxsr.restore(images, model)     pictures through a network
-    jaxsr.Task                       a training of one's own, for python -m jaxsr.train
+- `jaxsr.to_jax(module)`: a torch module as a pure JAX function (`jaxsr.interop`)
+- `jaxsr.ops.resize(images, size)`: image kernels
+- `jaxsr.check(module, inputs)`: does it compute the same in JAX?
+- `jaxsr.restore(images, model)`: images through a network
+- `jaxsr.Task`: training of your own, for `python -m jaxsr.train`
 
 Each is loaded when it is used.
 Importing this package touches no device. It changes one thing outside: a flag is added to

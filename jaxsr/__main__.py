@@ -9,7 +9,7 @@ from jaxsr.runtime.exit_status import ExitStatus
 
 COMMANDS = {
     "train": "train a network",
-    "restore": "enlarge or restore pictures and videos",
+    "restore": "enlarge or restore images and videos",
     "detect": "find small infrared targets",
     "evaluate": "test a detector on a data set's split",
     "generate": "generate text",

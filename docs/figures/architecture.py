@@ -12,7 +12,7 @@ LAYERS: list[tuple[str, list[tuple[str, str]]]] = [
         "commands",
         [
             (
-                "train · restore · evaluate · detect · generate · compare · doctor",
+                "train · restore · detect · evaluate · generate · check · compare · doctor",
                 "parse options and call, under 60 lines each",
             ),
         ],
@@ -20,11 +20,11 @@ LAYERS: list[tuple[str, list[tuple[str, str]]]] = [
     (
         "tasks",
         [
-            ("training", "tasks and\nthe one loop"),
+            ("training", "tasks, presets,\nthe one loop"),
             ("restoration", "tiles, files,\nvideos"),
             ("detection", "targets,\nevaluation"),
             ("generation", "prefill, decode,\nsampling"),
-            ("comparison", "traces,\ndivergence"),
+            ("comparison", "checks, engines,\ntraces"),
             ("doctor", "checks of\na machine"),
         ],
     ),
@@ -35,7 +35,7 @@ LAYERS: list[tuple[str, list[tuple[str, str]]]] = [
     (
         "models,\ndata",
         [
-            ("models", "registry, loader, one folder a family\n(torch only)"),
+            ("models", "registry, loader, hub,\none folder a family (torch only)"),
             ("data", "photos, infrared images, video;\nbatches by step number"),
             ("metrics", "PSNR, IoU,\nLPIPS"),
         ],

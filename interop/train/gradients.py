@@ -33,7 +33,7 @@ def select_network(tree: Mapping[str, Any], network: str) -> dict[str, Any]:
 
 
 def worse_of(one: Arrays, other: Arrays) -> Arrays:
-    """Of every operation the worse of its indices in two runs, or in the one that has it."""
+    """For every operation, the worse of its indices in two runs, or in the one that has it."""
     both = {rule: worse(one[rule], other[rule]) for rule in one if rule in other}
     return {**one, **other, **both}
 

@@ -8,6 +8,7 @@ each against torch. References: Kingma & Ba 2015; Loshchilov & Hutter 2019; Duch
 
 import importlib
 import inspect
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -38,11 +39,11 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
         case "exponential":
             main = optax.exponential_decay(config.lr, span, config.final_lr / config.lr)
         case "multistep":
-            at = [round(one * steps if one < 1 else one) for one in config.milestones]
-            # `join_schedules` counts from the end of the warm-up.
-            factors = dict[int, float]()
-            for place in (max(one - config.warmup_steps, 0) for one in at):
-                factors[place] = factors.get(place, 1.0) * config.gamma
+            updates = [round(m * steps if m < 1 else m) for m in config.milestones]
+            # Counted from the end of the warm-up, as `join_schedules` counts; milestones that meet
+            # there, or equal ones, each have their factor.
+            counted = Counter(max(update - config.warmup_steps, 0) for update in updates)
+            factors = {update: config.gamma**times for update, times in counted.items()}
             main = optax.piecewise_constant_schedule(config.lr, factors)
         case "wsd":
             fall = min(max(round(config.decay_share * steps), 1), span)

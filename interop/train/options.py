@@ -54,7 +54,7 @@ class OptimizerConfig:
     decay_share: float = 0.2
     """wsd: part of the run over which the learning rate falls."""
     clip_norm: float | None = None
-    """Largest global norm of one network's gradient; None leaves gradients alone."""
+    """Largest global norm of one network's gradient. Default: gradients are left alone."""
 
     def __post_init__(self) -> None:
         self._check_rule()

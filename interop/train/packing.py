@@ -24,7 +24,7 @@ from jaxsr.ops import _cpu_calls as cpu_calls
 _structure = cast(Callable[[PyTree], Any], jax.tree.structure)  # untyped in JAX
 
 _MOST_ELEMENTS = 1 << 14
-"""Of an array that is packed. The copies of larger ones cost more than is saved."""
+"""Limit of an array that is packed. The copies of larger ones cost more than is saved."""
 _RUN = 1024
 """Squares that are added up in float32; their sums are in float64."""
 

@@ -329,7 +329,7 @@ _INDEX = "index: "
 
 
 def index_rule(metric: str) -> str | None:
-    """What the metric of an operation's indices (`network/index: …`) says of them; else None.
+    """The rule that an operation's indices break, from its metric (`network/index: …`); else None.
 
     The step fails where such a metric is not 0: it is an index that is out of range.
     """

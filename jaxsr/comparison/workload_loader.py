@@ -130,7 +130,7 @@ def _decoded(path: Path) -> np.ndarray:
     from jaxsr.data.picture_file import UnreadablePicture
 
     if not path.is_file():
-        raise MissingFileError(f"no picture at {path}; give an image file")
+        raise MissingFileError(f"no image at {path}; give the path of an image file")
     try:
         return decode_rgb(path)
     except UnreadablePicture as error:

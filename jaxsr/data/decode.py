@@ -179,7 +179,7 @@ def _in_planes(image: TiffImageFile) -> bool:
 
 
 def _unidentified(data: bytes) -> Image.Image:
-    """What Pillow has no mode for, or has no decoder for."""
+    """Opens data that Pillow has no mode or no decoder for."""
     if data.startswith(_PILLOW_SIGNATURES):
         # OpenCV fills damaged ones up, after seconds and gigabytes if their size is damaged.
         raise UnreadablePicture("damaged in its header")

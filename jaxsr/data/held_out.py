@@ -1,4 +1,4 @@
-"""What is held out for validation, by the hash of each name: more data move none of the old."""
+"""The part held out for validation, by the hash of each name: more data move none of the old."""
 
 import hashlib
 import os

@@ -22,7 +22,7 @@ _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
 
 @dataclass
 class Listing:
-    """What is in a folder."""
+    """Content of a folder."""
 
     files: list[Path] = field(default_factory=list)
     """Regular files, sorted by name."""
@@ -33,7 +33,7 @@ class Listing:
 
 
 def special_kind(path: Path) -> str | None:
-    """What a path is, where it is neither a file nor a folder: reading it could wait for ever.
+    """Kind of a path that is neither a file nor a folder: reading it could wait for ever.
 
     Raises:
       OSError: there is nothing at the path, or it cannot be looked at.

@@ -29,7 +29,7 @@ IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 @dataclass(frozen=True, kw_only=True)
 class InputForm:
-    """What a network was trained to see."""
+    """Form of the input that a network was trained on."""
 
     mean: tuple[float, ...] = IMAGENET[0]
     """Mean of each channel, of pictures in 0…1."""

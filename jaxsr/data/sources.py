@@ -41,14 +41,15 @@ class Inputs:
     ignored: int = 0
     """Files in folders whose names are not those of pictures or videos."""
     passed_over: list[str] = field(default_factory=list)
-    """What was not opened, and why: FIFOs, links to folders that are searched anyway, results."""
+    """Inputs that were not opened, and why: FIFOs, links to folders that are searched anyway,
+    results."""
 
     def notes(self) -> list[str]:
         """Lines about what was left out, for a person."""
         lines = [f"passed over: {line}" for line in self.passed_over]
         if self.ignored:
-            which = "files in folders that are not pictures or videos by name"
-            lines.append(f"passed over: {self.ignored} {which}")
+            files = counted(self.ignored, "file")
+            lines.append(f"passed over: {files} in folders, not images or videos by name")
         return lines
 
 

@@ -1,4 +1,4 @@
-"""What happens to a batch of crops on the device, inside the jitted step: turned, degraded, scaled.
+"""Changes a batch of crops on the device, inside the jitted step: turns, degrades, scales.
 
 In: the dictionary that `batches.py` describes. Out: float32, images NCHW, by default in [-1, 1]
 (level 0 is -1, level 255 is 1): `high`, what the network should produce, and `low`, what it is

@@ -163,7 +163,7 @@ class Reading:
             yield frame
 
     def shortage(self) -> str | None:
-        """What is missing at the file's end, after all was read; None where nothing is."""
+        """The part missing at the file's end, after all was read; None where nothing is."""
         container, rate = self._container, self._stream.average_rate
         # Formats without a header that tells the length derive it from what there is.
         if container.format.name in ("mpeg", "mpegts", "mpegvideo", "h264", "hevc", "ogg"):

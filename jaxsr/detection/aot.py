@@ -23,7 +23,7 @@ from jaxsr.runtime.jax_runner import open_ahead
 
 
 def run(config: DetectConfig) -> int:
-    """What the command does with `--aot`; returns its exit status.
+    """Runs the command with `--aot`; returns its exit status.
 
     Raises:
       InputError: no input can be read.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DetectorOptions(ModelOptions, LaneFoldingOptions, ComputeOptions):
-    """Which network, and how pictures are sized."""
+    """Which network, and how images are sized."""
 
     model_required: ClassVar[bool] = False
 
@@ -30,7 +30,7 @@ class DetectorOptions(ModelOptions, LaneFoldingOptions, ComputeOptions):
     base: int | None = number(None, most=2**14)
     """Side in pixels for size=base. Default: as trained."""
     batch: int = number(8, most=2**14)
-    """Pictures at once."""
+    """Images that are computed at once."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,10 +61,10 @@ class DetectorOptions(ModelOptions, LaneFoldingOptions, ComputeOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class DetectConfig(DetectorOptions, AotOptions):
-    """Marks small targets in infrared pictures, folders of them, and videos."""
+    """Marks small targets in infrared images, folders of them, and videos."""
 
     inputs: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Pictures, videos, folders and globs."""
+    """Images, videos, folders and globs."""
     least_px: int = 1
     """Targets of fewer pixels are left out."""
 

@@ -91,7 +91,7 @@ def load_detector(
 
 
 def form_of(loaded: LoadedModel, *, evaluate: Form | None, base: int | None) -> InputForm:
-    """What a network was trained to see; see `load_detector`."""
+    """Form of the input that a network was trained on; see `load_detector`."""
     form = InputForm.from_description(loaded.metadata or {})
     return replace(
         form, evaluate=evaluate or form.evaluate, base=form.base if base is None else base

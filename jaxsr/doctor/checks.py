@@ -17,13 +17,13 @@ class Finding:
     """One line of the diagnosis."""
 
     subject: str
-    """What was checked."""
+    """Subject of the check."""
     status: Status
     """`note`: works, but worth knowing; `fail`: something will not work."""
     detail: str
     """The result, with its figures."""
     advice: str | None = None
-    """What to do about it; always there for a failure."""
+    """Advice; always there for a failure."""
     is_detail: bool = False
     """Whether it is printed with --verbose alone, as a failure that jaxsr avoids."""
     is_summary: bool = False

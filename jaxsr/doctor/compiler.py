@@ -37,7 +37,7 @@ class Verdict:
     ran: bool
     """False where this machine lacks what the program needs."""
     problem: str | None = None
-    """What went wrong; None for a right result, and where it did not run."""
+    """The fault; None for a right result, and where it did not run."""
 
 
 def check_compiler(platform: str) -> Iterator[Finding]:
@@ -147,7 +147,7 @@ def print_verdict(verdict: Verdict) -> None:
 
 
 def _verdicts(child: "subprocess.Popen[str]", timeout_s: float) -> Iterator[Verdict]:
-    """What a child prints, until it ends or is silent for too long."""
+    """Verdicts that a child prints, until it ends or is silent for too long."""
     lines: queue.Queue[str | None] = queue.Queue()
     assert child.stdout is not None
     output = child.stdout

@@ -54,7 +54,7 @@ def probe(platform: str) -> tuple[JsonObject | None, str]:
 
 
 def check_devices(platform: str) -> Iterator[Finding]:
-    """What JAX starts on, and hardware that it does not see."""
+    """Devices that JAX starts on, and hardware that it does not see."""
     device, why = probe(platform)
     if device is None:
         yield Finding(f"platform {platform}", "fail", why, _why(platform, why))

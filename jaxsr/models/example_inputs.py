@@ -78,8 +78,11 @@ def example_inputs(loaded: LoadedModel) -> Example:
             failures.append(f"{type(error).__name__}: {error}"[:160])
             continue
         return args, kwargs
-    why = f"torch fails on those tried ({first_of(failures, 1)})" if failures else "nothing says"
-    raise InputError(f"no inputs for {loaded.name}: {why}; give them as --input 1,3,224,224")
+    if failures:
+        why = f"torch fails on those tried for {loaded.name} ({first_of(failures, 1)})"
+    else:
+        why = f"nothing describes the inputs of {loaded.name}"
+    raise InputError(f"{why}; give them as --input 1,3,224,224")
 
 
 def _candidates(loaded: LoadedModel) -> Iterator[Example]:

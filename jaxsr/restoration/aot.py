@@ -26,7 +26,7 @@ Batch = tuple[int, Size]
 
 
 def run(config: RestoreConfig) -> int:
-    """What the command does with `--aot`; returns its exit status.
+    """Runs the command with `--aot`; returns its exit status.
 
     Raises:
       InputError: no picture among the inputs can be restored.
@@ -90,7 +90,7 @@ def _batches(
     known: Sequence[Size],
     devices: int | None,
 ) -> Iterator[Batch]:
-    """What restoring pictures of these sizes computes, by a tiler that knows `known`."""
+    """Batches in which images of these sizes are restored, by a tiler that knows `known`."""
     tiler = make_tiler(model, config, set(known), devices=devices)
     rows = tiles_at_once(config, tiler, platform)
     for size in sizes:

@@ -1,4 +1,4 @@
-"""What a picture file will hold, and what its format cannot."""
+"""The form of an image file, and the limits of its format."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _LONGEST_SIDE = {"JPEG": 65500, "WEBP": 16383}  # libjpeg's and WebP's own limit
 
 @dataclass(frozen=True, kw_only=True)
 class Encoding:
-    """What a file will hold, known before its first row."""
+    """Form of a file, known before its first row."""
 
     format: str
     """`PNG`, `JPEG`, `WEBP` or `TIFF`."""
@@ -31,7 +31,7 @@ class Encoding:
     width: int
     notes: Notes
     quality: int
-    """Of JPEG and lossy WebP, 1 to 100; where the source was lossless, so is WebP."""
+    """Quality of JPEG and lossy WebP, 1 to 100; where the source was lossless, so is WebP."""
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -64,7 +64,7 @@ class Notes:
     comment: bytes | None = None
     """A comment, in no stated encoding."""
     dropped: tuple[str, ...] = ()
-    """What else the file holds, which no result does."""
+    """Further parts of the file, which no result has."""
 
     @property
     def orientation(self) -> int:
@@ -200,7 +200,7 @@ def _jpeg_segments(data: bytes) -> tuple[tuple[int, bytes], ...]:
 
 
 def lost_in(notes: Notes, format: str) -> tuple[str, ...]:
-    """What of the notes a file of this format does not hold."""
+    """The notes that a file of this format cannot hold."""
     lost = list(notes.dropped)
     if format != "JPEG" and notes.jpeg_segments:
         lost.append("JPEG's application segments")

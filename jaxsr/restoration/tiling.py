@@ -160,7 +160,7 @@ class Tiler:
         return MOST_BYTES // self._pixel_bytes
 
     def tile_bytes(self, shape: Size) -> int:
-        """What a tile's values take while the network runs, in float32."""
+        """Memory of a tile's values while the network runs, in float32."""
         return math.prod(shape) * self._pixel_bytes
 
     def at_once(self, most: int) -> int:

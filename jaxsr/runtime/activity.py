@@ -38,7 +38,7 @@ class _StatusLine:
         self.stream, self.lock = stream, threading.RLock()
         self.terminal = bool(stream.isatty())
         self.parts: dict[str, tuple[str, float]] = {}
-        """What is going on and since when: `command`, and above it `compiler`."""
+        """Work in progress and its start: `command`, and above it `compiler`."""
         self.printed: set[tuple[str, float]] = set()
         self.shown = False
         self.output = time.monotonic()

@@ -281,8 +281,10 @@ def _in_our_words(text: str, arguments: Sequence[str]) -> str:
         names = [word.partition("=")[0].replace("_", "-") for word in arguments]
         start = names.index(option)
         equals, value = arguments[start].partition("=")[1:]
-        given = itertools.takewhile(lambda word: not word.startswith("--"), arguments[start + 1 :])
-        value = value if equals else " ".join(given)
+        following = itertools.takewhile(
+            lambda word: not word.startswith("--"), arguments[start + 1 :]
+        )
+        value = value if equals else " ".join(following)
         many = "numbers" if "..." in rest.partition(")")[0] else _KINDS.get(name, name)
         return f"{option} must be {many}, got {value!r}"
     if match := re.match(
@@ -297,7 +299,8 @@ def _in_our_words(text: str, arguments: Sequence[str]) -> str:
     if match := re.match(r"Unrecognized options: (\S+)", text):
         near = re.search(r"Perhaps you meant: (--[\w.-]+)", text)
         end = f"; did you mean {near[1]}?" if near else ""
-        return f"unknown option {match[1].strip(',').partition('=')[0]}{end}"
+        word = match[1].strip(",").partition("=")[0]
+        return f"{'unknown option' if word.startswith('-') else 'unexpected word'} {word}{end}"
     return text
 
 

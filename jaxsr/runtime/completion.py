@@ -65,11 +65,11 @@ def completion_script(commands: Iterable[str], tasks: Mapping[str, type]) -> str
     lines: list[str] = []
     values: dict[str, dict[str, None]] = {}
     for command in sorted(named, key=len, reverse=True):  # `compare traces` before `compare trace`
-        found = dict(_options("--", named[command]))
-        words = [*found, *(["--preset", "--config"] if command.startswith("train") else [])]
+        choices = dict(_options("--", named[command]))
+        words = [*choices, *(["--preset", "--config"] if command.startswith("train") else [])]
         lines.append(f'    "{command}"*) words="{" ".join(words)}" ;;')
-        for option, choices in found.items():
-            values[option] = values.get(option, {}) | dict.fromkeys(choices)
+        for option, listed in choices.items():
+            values[option] = values.get(option, {}) | dict.fromkeys(listed)
     (default,) = (line for line in lines if f'"train {next(iter(tasks))}"' in line)
     lines.append(default.replace(next(iter(tasks)), "", 1))  # without a task it is the first one
     return _SCRIPT % {

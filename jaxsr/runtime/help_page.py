@@ -10,28 +10,33 @@ import inspect
 import textwrap
 from typing import Annotated, Any, get_type_hints
 
+from jaxsr.interop.train.options import OptimizerConfig
+from jaxsr.runtime.options import AotOptions, ComputeOptions, ModelOptions
+
 GROUPS = {
-    "model": ("model", "weights", "model_options", "trust_builder", "network", "network_args"),
+    "model": (*inspect.get_annotations(ModelOptions), "network", "network_args"),
     "data": (
         "data", "val", "held_out", "val_split", "lists", "mask_threshold", "on_bad_file", "shuffle",
         "workers", "prefetch", "cache", "cache_gb", "scratch", "resident_gb",
     ),
     "optimisation": (
-        "optimizer", "lr", "lr_batch", "schedule", "warmup_steps", "final_lr", "betas", "eps",
-        "weight_decay", "momentum", "dampening", "nesterov", "clip_norm", "ema", "accumulate",
-        "batch_norm", "init", "freeze", "lr_factor",
+        *inspect.get_annotations(OptimizerConfig), "lr_batch", "ema", "accumulate", "batch_norm",
+        "init", "freeze", "lr_factor",
     ),
     "device": (
-        "engine", "platform", "mesh", "dtype", "matmul_precision", "lane_folding", "remat",
-        "deterministic", "compile", "compile_cache",
+        *inspect.get_annotations(ComputeOptions), "lane_folding", "remat", "deterministic",
+        "compile",
     ),
     "output": (
         "out", "resume", "branch_from", "log_every", "validate_every", "save_every", "tensorboard",
         "profile",
     ),
-    "ahead-of-time": ("aot", "aot_json", "aot_save", "aot_largest"),
+    "ahead-of-time": tuple(inspect.get_annotations(AotOptions)),
 }  # fmt: skip
-"""Options by the title that they stand under; all others are the command's own, and come first."""
+"""Options by the title that they stand under; all others are the command's own, and come first.
+
+Classes whose options are all of one kind are named whole: a new option of theirs has its place.
+"""
 
 
 def grouped_fields(kind: type) -> dict[str, list[dataclasses.Field]]:
@@ -42,13 +47,11 @@ def grouped_fields(kind: type) -> dict[str, list[dataclasses.Field]]:
         for title, names in GROUPS.items()
     }
     # Where a class only changes a default, the option is still that of the base.
-    rank = {name: n for n, base in enumerate(kind.__mro__) for name in _stated(base)}
-    own = sorted(fields.values(), key=lambda field: rank[field.name])
-    return {"": own} | {title: members for title, members in groups.items() if members}
-
-
-def _stated(kind: type) -> dict[str, Any]:
-    return vars(kind).get("__annotations__", {})
+    rank = {
+        name: n for n, base in enumerate(kind.__mro__) for name in inspect.get_annotations(base)
+    }
+    special = sorted(fields.values(), key=lambda field: rank[field.name])
+    return {"": special} | {title: members for title, members in groups.items() if members}
 
 
 def _is_option(kind: type, field: dataclasses.Field | None) -> bool:
@@ -127,4 +130,4 @@ def help_view(kind: type, default: Any = None, *, first: type | None = None) -> 
 
 
 def _default_hint(default: str) -> str:
-    return "" if default in ("None", "", "False") else f"(default: {default})"
+    return "" if default in ("None", "''", "False") else f"(default: {default})"

@@ -61,7 +61,8 @@ class ModelOptions(CheckedOptions):
 
     model: str | None = None
     """Run folder of jaxsr.train, weights file (.safetensors, .pth, .ckpt, …), .gguf file, Hugging
-    Face folder, package.module:Class, or timm:, torchvision:, smp:, spandrel: and a NAME."""
+    Face folder or ORG/NAME of its hub, package.module:Class, or timm:, torchvision:, smp:,
+    spandrel: and a NAME."""
     weights: Path | None = None
     """Weights file for a model that is named as package.module:Class or library:NAME."""
     model_options: str = "{}"

@@ -70,7 +70,7 @@ def product_fusion() -> dict[str, str | bool]:
 
 
 def ynn_setting(flags: str) -> str | None:
-    """What a value of `XLA_FLAGS` says about the fusion; None where it does not mention it.
+    """Setting of the fusion in a value of `XLA_FLAGS`; None where it does not mention it.
 
     Args:
       flags: the value: flags, or the name of a file of flags.

@@ -78,7 +78,7 @@ class AheadSteps:
 
 
 def run(name: str, kind: type[Task], config: Any) -> int:
-    """What the command does with `--aot`; returns its exit status, 1 where something is refused.
+    """Runs the command with `--aot`; returns its exit status, 1 where something is refused.
 
     Raises:
       UserError: the topology or the data cannot be used.

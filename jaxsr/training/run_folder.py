@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """What `config.json` is to hold, written once everything is checked."""
+    """Content of `config.json`, written once everything is checked."""
 
     out: Path
     content: Mapping[str, Any]

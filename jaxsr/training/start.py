@@ -110,7 +110,7 @@ def _environment() -> dict[str, str]:
 
 
 def _facts(name: str, config: RunConfig) -> dict[str, JsonObject]:
-    """What every process of a job must have alike."""
+    """Facts that must be equal in every process of a job."""
     options = {n: v for n, v in flat_options(config).items() if n not in _PER_HOST}
     packages = ("jax", "jaxlib", "torch", "torchax", "numpy", "optax", "orbax-checkpoint", "pillow")
     versions = {package: metadata.version(package) for package in packages}

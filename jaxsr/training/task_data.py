@@ -48,7 +48,7 @@ class TaskData:
     """A user's data, of whatever kind."""
 
     source: Any
-    """What the task's method returned."""
+    """The value that the task's method returned."""
     name: str
     """The method, for errors: `Denoising.train_data`."""
     kind: Kind

@@ -1,4 +1,4 @@
-"""What is refused of a task's methods while they run, and what their errors say."""
+"""Guards around a task's methods: they refuse state and draws, and complete errors."""
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager

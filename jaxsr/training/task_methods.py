@@ -47,7 +47,7 @@ def check_methods(task: Task) -> None:
 
 
 class Evaluation(nn.Module):
-    """What is computed on a validation batch, as methods of a module that holds the network."""
+    """Computations on a validation batch, as methods of a module that holds the network."""
 
     def __init__(self, task: Task, network: nn.Module) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Evaluation(nn.Module):
 
 
 class PhaseTrial(nn.Module):
-    """What one phase of an objective computes, as a method of the batch."""
+    """One phase of an objective as a method of the batch."""
 
     def __init__(self, objective: Objective, phase: Phase) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class PhaseTrial(nn.Module):
 def traced_result(
     module: nn.Module, method: str, batch: Mapping[str, np.ndarray], *, train: bool = False
 ) -> PyTree:
-    """What a method of a torch module returns for a batch, in shapes and dtypes; not computed."""
+    """Result of a torch module's method for a batch, in shapes and dtypes; not computed."""
     model = to_jax(module)
 
     def run(params: Arrays, buffers: Arrays, batch: Arrays) -> PyTree:

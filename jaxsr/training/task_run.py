@@ -141,7 +141,7 @@ class TaskRun:
             ) from error
 
     def _source(self, method: str, seed: int) -> Any:
-        """What the task's method returns."""
+        """The value that the task's method returns."""
         label = f"{type(self.task).__name__}.{method}"
         with self._located(label), preserved_generators():
             torch.manual_seed(seed)
@@ -254,7 +254,7 @@ class TaskRun:
                     traced_result(trial, "losses", batch, train=True)
 
     def _tried_preparation(self, batch: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
-        """What `prepare` makes of a batch; for the JAX engine in shapes and dtypes."""
+        """Result of `prepare` for a batch; for the JAX engine in shapes and dtypes."""
         batch = {**batch, **self.task.constants()}
         batch["sample"] = np.arange(len(next(iter(batch.values()))), dtype=np.int32)
         key = jax.random.key(0)
@@ -264,7 +264,7 @@ class TaskRun:
             return jax.eval_shape(self.task.prepare, batch, key)
 
     def _tried(self, method: str, batch: Mapping[str, np.ndarray]) -> Any:
-        """What a method of the evaluation gives for a batch, from the engine of the run."""
+        """Result of a method of the evaluation for a batch, from the engine of the run."""
         if self.config.engine != "torch":
             return traced_result(self._evaluation, method, batch)
         # A copy: what the figures write into buffers is not part of the training.
@@ -306,7 +306,7 @@ class TaskRun:
         return jax.tree.map(np.asarray, constants)
 
     def optimizers(self, networks: Iterable[str]) -> dict[str, Optimizer]:
-        """What updates each network.
+        """The optimiser of each network.
 
         Raises:
           InputError: the task's method gives something else, or what the engine lacks.
@@ -382,7 +382,7 @@ class TaskRun:
         return ValidationResult(metrics, picture)
 
     def files(self) -> Mapping[str, str]:
-        """What is trained and validated on, by name: equal on all hosts."""
+        """Samples of training and validation, by name: equal on all hosts."""
         if self.task.defines("files"):
             return self.task.files()
         parts = {"train": self.train, "validation": self.held_out}
@@ -393,7 +393,7 @@ class TaskRun:
         }
 
     def describe(self) -> JsonObject:
-        """What a weights file must say for another program to build the network."""
+        """Metadata of a weights file, from which another program builds the network."""
         if self.task.defines("describe"):
             return {**self.task.describe()}
         options = json.loads(json.dumps(dataclasses.asdict(self.config), default=str))

@@ -171,7 +171,7 @@ def test_damaged_traces(recorded, tmp_path, capsys, file, damage, message):
     ("words", "message"),
     [
         (["trace", "--model", "resnet"], "no model 'resnet'"),
-        (["trace", "--model", "span", "--image", "no.png"], "no picture at no.png"),
+        (["trace", "--model", "span", "--image", "no.png"], "no image at no.png"),
         (["trace", "--model", "span", "--size", "3"], "size must be at least 16"),
         (["trace", "--model", "llama", "--steps", "0"], "steps must be at least 1"),
         (["trace", "--model", "llama", "--prompt", ""], "prompt is empty"),

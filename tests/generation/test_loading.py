@@ -45,7 +45,7 @@ def test_generation_config_is_read(model_folder, tmp_path):
     "fields", [{"bad_words_ids": True}, {"suppress_tokens": 3}, {"sequence_bias": {"a": 1}}]
 )
 def test_biases_of_another_form_are_one_line(fields):
-    with pytest.raises(InputError, match="generation_config.json has bad_words_ids, suppress_"):
+    with pytest.raises(InputError, match=r"generation_config\.json has bad_words_ids, suppress_"):
         recommended_options(fields)
 
 

@@ -190,7 +190,11 @@ def test_folders_keep_their_structure_and_files_their_notes(tmp_path, weights, c
     assert gray.kind == "gray" and gray.notes.dpi == pytest.approx((300, 300), abs=0.02)
     assert read_picture(tmp_path / "out" / "deep" / "er" / "alpha_x2.webp").kind == "rgb-alpha"
     said = capsys.readouterr().out
-    assert "restored 3" in said and ", 0.0036 MP in" in said and "passed over: 1 files" in said
+    assert (
+        "restored 3" in said
+        and ", 0.0036 MP in" in said
+        and "passed over: 1 file in folders" in said
+    )
 
 
 def test_nothing_is_overwritten_unasked(tmp_path, weights, capsys):

@@ -37,7 +37,8 @@ def test_help_loads_no_framework(command):
     done = answered([*command.split(), "--help"])
     assert done.returncode == 0, done.stderr
     assert "usage: python -m jaxsr." in done.stdout
-    assert "(default: None)" not in done.stdout and "helptext" not in done.stdout
+    assert "(default: None)" not in done.stdout and "(default: '')" not in done.stdout
+    assert "helptext" not in done.stdout
     assert all(len(line) <= 80 for line in done.stdout.splitlines()), done.stdout
 
 
@@ -59,6 +60,7 @@ def test_help_of_training_names_every_task_and_groups_the_options():
     assert places == sorted(places)
     assert places[0] < text.index("--crop ") < text.index("--batch ") < places[1]
     assert places[1] < text.index("--preset STR") < text.index("--config PATH") < places[2]
+    assert text.index("╭─ optimisation ") < text.index("--milestones ") < text.index("╭─ device ")
     assert "--network STR" in answered(["train", "super-resolution", "--help"]).stdout
 
 

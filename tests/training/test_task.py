@@ -229,6 +229,31 @@ def test_compiling_does_not_count_in_rate_and_eta(tmp_path, monkeypatch, capsys)
     assert capsys.readouterr().out == (tmp_path / "log.txt").read_text() == line
 
 
+def test_quiet_leaves_warnings(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("JAXSR_QUIET", "1")
+    records = Records(tmp_path, start_step=0, total_steps=1, batch=1, tensorboard=False)
+    records.say("a line")
+    records.warn("a warning")
+    records.close()
+    assert capsys.readouterr() == ("", "a warning\n")
+    assert (tmp_path / "log.txt").read_text() == "a line\na warning\n"
+
+
+@pytest.mark.parametrize("piped", [False, True])
+def test_a_bar_in_the_same_place_stands_for_the_lines_of_steps(
+    tmp_path, monkeypatch, capsys, piped
+):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: not piped)
+    records = Records(tmp_path, start_step=0, total_steps=1, batch=1, tensorboard=False)
+    records.steps(1, "main", {1: {"one/lr": 0.5, "one/loss": 1.0, "two/loss": 2.0}})
+    records.close()
+    line = (tmp_path / "log.txt").read_text()
+    assert line.startswith("step 1/1  one/loss 1  two/loss 2  ") and "one/lr 0.5" in line
+    printed = capsys.readouterr()
+    assert "1/1" in printed.err and (line if piped else "") == printed.out
+
+
 @pytest.mark.parametrize("quiet", [False, True])
 def test_lines_come_every_log_every_steps(folder, capsys, monkeypatch, quiet):
     monkeypatch.setenv("JAXSR_QUIET", str(int(quiet)))

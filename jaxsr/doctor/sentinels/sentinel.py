@@ -1,4 +1,4 @@
-"""What a sentinel is: a program, its reference, and what is known of the fault."""
+"""A sentinel: a program, its reference, and what is known of the fault."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class NotHereError(Exception):
 
 
 Outcome = tuple[PyTree, PyTree]
-"""What the device computed, and the reference: arrays of one shape."""
+"""Result of the device, and the reference: arrays of one shape."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Sentinel:
     fault: str
     """Where it was seen, and what went wrong."""
     workaround: str
-    """What to do in one's own JAX code."""
+    """Workaround for JAX code of your own."""
     avoided: str | None
     """How jaxsr's programs avoid it; None where they are at risk."""
     tolerance: float

@@ -45,7 +45,7 @@ class PhotoRun(PictureRunConfig):
     low_share: float = number(1.0, least=0, most=1)
     """Share of the samples that are blurred, and of those with noise."""
     low_again: float = number(0.0, least=0, most=1)
-    """Share of the samples that are resized, sharpened and damaged a second time, as pictures from
+    """Share of the samples that are resized, sharpened and damaged a second time, as images from
     the web are."""
     held_out: float = 0.1
     """Fraction of the data held out for validation where there is no val folder."""

@@ -18,7 +18,7 @@ _NAMES = (*PICTURE_LOSS_NAMES, "perceptual", ADVERSARIAL)
 
 @dataclass(frozen=True, kw_only=True)
 class SuperResolutionRun(NetworkOptions, AdversarialRun):
-    """Options of a run of a network that enlarges pictures."""
+    """Options of a run of a network that enlarges images."""
 
     scale: int = number(4, most=64)
     """Enlargement per side; 1 restores detail without changing the size."""

@@ -116,7 +116,8 @@ def _torch_lr(config, steps):
     of_torch = torch.optim.lr_scheduler
     match config.schedule:
         case "multistep":
-            theirs = of_torch.MultiStepLR(optimizer, [10, 30], gamma=config.gamma)
+            updates = [round(m * steps if m < 1 else m) for m in config.milestones]
+            theirs = of_torch.MultiStepLR(optimizer, updates, gamma=config.gamma)
         case "exponential":
             rate = (config.final_lr / config.lr) ** (1 / steps)
             theirs = of_torch.ExponentialLR(optimizer, rate)
@@ -137,6 +138,7 @@ def _torch_lr(config, steps):
     "options",
     [
         {"schedule": "multistep", "milestones": (10, 0.75), "gamma": 0.3},
+        {"schedule": "multistep", "milestones": (0.25, 10, 30), "gamma": 0.3},
         {"schedule": "exponential", "final_lr": 0.01},
         {"schedule": "wsd", "final_lr": 0.05, "decay_share": 0.3},
     ],
