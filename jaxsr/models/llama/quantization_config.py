@@ -24,23 +24,23 @@ _CALIBRATION = {name: _ANY for name in ("observer", "observer_kwargs", "scale_dt
 
 @dataclass(frozen=True, kw_only=True)
 class Quantization:
-    """What a checkpoint's quantised layers compute."""
+    """The computation of a checkpoint's quantised layers."""
 
     block: tuple[int, int] | None = None
     """(rows, columns) of the weights' blocks; None for a scale per tensor or per output."""
     activations: Literal["int8"] | Float8Activations | None = None
-    """What activations are rounded to as they come."""
+    """The dtype to which activations are rounded as they come."""
     layout: Literal["scaled", "gptq", "awq", "pack-quantized", "bitsandbytes"] = "scaled"
     """How a layer's tensors are laid out: see `jaxsr.models.llama.group_formats`; `scaled`: a
     weight and its scale."""
     group: int | None = None
     """Inputs with one scale, where the configuration says so."""
     options: tuple[tuple[str, Any], ...] = ()
-    """Of the function that makes a layer."""
+    """Options of the function that makes a layer."""
 
 
 def read_quantization(stated: Mapping[str, Any]) -> Quantization:
-    """What the entry `quantization_config` says.
+    """Reads the entry `quantization_config`.
 
     Raises:
       ValueError: a key or a value that is not computed here; the message names it.

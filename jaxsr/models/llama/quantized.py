@@ -42,7 +42,7 @@ _FLOAT8_MAX = 448.0  # of float8_e4m3fn
 
 
 class QuantizedLinear(nn.Module):
-    """What the formats share; a subclass holds `weight` and says what it means."""
+    """The base of the formats; a subclass holds `weight` and decodes it."""
 
     bias: Tensor | None
 

@@ -37,9 +37,9 @@ _FILES = (
     *("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
     "added_tokens.json",
 )
-"""What transformers makes a tokenizer of."""
+"""Files from which transformers makes a tokenizer."""
 _OLDER = ("tokenizer.model", "spiece.model", "vocab.json", "merges.txt", "vocab.txt")
-"""What a tokenizer was kept in before tokenizer.json."""
+"""Files that held a tokenizer before tokenizer.json."""
 
 
 @dataclass(frozen=True, kw_only=True)
