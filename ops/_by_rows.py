@@ -26,8 +26,8 @@ class RowsCall:
     shape: tuple[int, ...]
     """Shape of the result."""
     axes: tuple[str, ...]
-    """For each operand and each result: letters of the first axes, or dots. What lies at an index of
-    a letter's axis can be computed by itself, on any device. n: rows of the batch. A result without
+    """For each operand and each result: letters of the first axes, or dots. Each index of a
+    letter's axis can be computed by itself, on any device. n: rows of the batch. A result without
     rows is made of all of them."""
     channels_last: tuple[bool, ...]
     """For each operand and each result: whether axis 1 is the last one in memory."""

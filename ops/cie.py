@@ -191,7 +191,7 @@ def _in_floats_of(image: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def _power(x: jax.Array, exponent: float) -> jax.Array:
-    """A power of positive numbers around 1: exponentials and logarithms vectorise, powers do not."""
+    """Powers of positive numbers around 1: exponentials and logarithms vectorise, powers don't."""
     return jnp.exp(exponent * jnp.log(x))
 
 
