@@ -37,7 +37,7 @@ def test_mistakes_are_seen(capsys):
     validator.validate(content)
     for change in (
         {"lrr": 1}, {"lr": "fast"}, {"schedule": "cosin"}, {"batch": 1.5}, {"milestones": 3},
-        {"family": "mshnet"}, {"preset": "huge"}, {"model": {"depth": 3}},
+        {"family": "mshnet"}, {"preset": "huge"}, {"model": {"layers": 3}},
         {"model": {"width": 10**6}},
     ):  # fmt: skip
         assert not validator.is_valid(content | change), change
