@@ -190,8 +190,9 @@ def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> JsonObject:
     merged = dict(base)
     for name, value in changes.items():
         inner = base.get(name)
-        both = isinstance(inner, Mapping) and isinstance(value, Mapping)
-        merged[name] = _merged(inner, value) if both else value
+        if isinstance(inner, Mapping) and isinstance(value, Mapping):
+            value = _merged(inner, value)
+        merged[name] = value
     return merged
 
 
