@@ -191,8 +191,9 @@ def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> JsonObject:
     for name, value in changes.items():
         inner = base.get(name)
         if isinstance(inner, Mapping) and isinstance(value, Mapping):
-            value = _merged(inner, value)
-        merged[name] = value
+            merged[name] = _merged(inner, value)
+        else:
+            merged[name] = value
     return merged
 
 
