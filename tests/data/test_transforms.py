@@ -311,7 +311,8 @@ def test_a_batch_of_other_crops_is_refused(photos):
 def test_pairs_are_mixed_before_they_are_shrunk(kind, photos):
     batch = _batch(photos, count=8)
     plain = jax.jit(make_preparation(crop=96, scale=4))(batch, KEY)
-    mixed = jax.jit(make_preparation(crop=96, scale=4, **{kind: 1.0}))(batch, KEY)
+    share_of_all: Any = {kind: 1.0}
+    mixed = jax.jit(make_preparation(crop=96, scale=4, **share_of_all))(batch, KEY)
     own, high = (_levels(made["high"]).astype(np.float64) for made in (plain, mixed))
     other = own.reshape(4, 2, *own.shape[1:])[:, ::-1].reshape(own.shape)
     if kind == "cutmix":
