@@ -24,7 +24,7 @@ from jaxsr.models.weight_files import check_finite
 
 Implementation = Literal["auto", "own", "transformers"]
 
-_OWN_ROPE = (None, "default", "llama3")
+_OWN_ROPE = (None, "default", "dynamic", "llama3")
 
 
 def load_language_model(
@@ -166,8 +166,8 @@ def choose(
     known = known and not fields.get("use_sliding_window")
     if implementation == "own" and not known:
         raise InputError(
-            f"jaxsr's own networks are {', '.join(ARCHITECTURES)} with plain or llama3 rotary "
-            "positions, silu and full attention, which this model is not "
+            f"jaxsr's own networks are {', '.join(ARCHITECTURES)} with plain, dynamic or llama3 "
+            "rotary positions, silu and full attention, which this model is not "
             f"(model_type {kind!r}); use --implementation transformers"
         )
     if implementation == "auto":

@@ -56,7 +56,7 @@ def load_folder(
       InputError: the configuration is of no causal language model that transformers knows, is
         quantised, or does not fit the weights.
     """
-    fields, files = read_json(folder / "config.json"), weight_files(folder)
+    fields, files = _with_plain_ropes(read_json(folder / "config.json")), weight_files(folder)
     if "quantization_config" in fields:
         return _load_quantized(folder, fields, dtype=dtype, scheme=scheme)
     skeleton = _on_meta(fields, dtype)
@@ -195,6 +195,19 @@ def _quantize(network: LibraryLM, fields: JsonObject, scheme: Scheme | None) -> 
         quantize(network, scheme, skip=directly_read(probe))
 
 
+def _with_plain_ropes(fields: JsonObject) -> JsonObject:
+    """The fields with default frequencies for dynamic ones, at any depth.
+
+    They are equal up to the context, which no text exceeds; transformers' code asks for the text's
+    length in Python, which a trace does not know.
+    """
+    inner = {n: _with_plain_ropes(v) if isinstance(v, dict) else v for n, v in fields.items()}
+    if "factor" in fields and "dynamic" in (fields.get("rope_type"), fields.get("type")):
+        inner = {n: v for n, v in inner.items() if n not in ("factor", "type")}
+        inner["rope_type"] = "default"
+    return inner
+
+
 def _on_meta(fields: JsonObject, dtype: torch.dtype) -> Any:
     return _built(fields, dtype, torch.device("meta"))
 
@@ -205,7 +218,7 @@ def _built(fields: JsonObject, dtype: torch.dtype, where: AbstractContextManager
 
     model_type = fields.get("model_type")
     try:
-        config = config_of(fields)
+        config = config_of(_with_plain_ropes(fields))
         layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", 1)
         if layers > _MOST_LAYERS:
             raise InputError(

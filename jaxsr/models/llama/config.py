@@ -173,11 +173,13 @@ class LlamaConfig:
 
 def _scaling(rope: Mapping[str, Any]) -> Llama3Scaling | None:
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "default":
+    # Dynamic frequencies are the default ones up to the context, which no text exceeds.
+    if kind in ("default", "dynamic"):
         return None
     if kind != "llama3":
         raise InputError(
-            f"config.json has rope type {kind!r}; only default and llama3 are computed here"
+            f"config.json has rope type {kind!r}; only default, dynamic and llama3 are computed "
+            "here"
         )
     names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     if missing := [name for name in names if name not in rope]:
