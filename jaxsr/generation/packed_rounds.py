@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxsr.generation.padding import rounded_slots
 from jaxsr.generation.prompt_pool import PromptPool, Request
-from jaxsr.generation.rounds import Rounds, Row
+from jaxsr.generation.rounds import RequestPlace, Rounds
 
 # Prompts that wait in order of length, for each row.
 _POOLED = 16
@@ -45,7 +45,7 @@ class PackedRounds:
     def __init__(self, rounds: Rounds, rows: int, *, context: int) -> None:
         self._rounds, self._rows, self._context = rounds, rows, context
         self._pool = PromptPool(())
-        self._live: dict[int, Row] = {}
+        self._live: dict[int, RequestPlace] = {}
         self._free: list[int] = [*range(rows)]
 
     def run(self, waiting: deque[Request]) -> None:

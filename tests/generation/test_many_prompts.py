@@ -12,11 +12,11 @@ from benchmarks._tiny_language_models import tiny_model
 from jaxsr.generation import generate_loop, packed_rounds
 from jaxsr.generation.cache_file import load_snapshot, merged, save_snapshot
 from jaxsr.generation.generate_loop import complete, continue_from
-from jaxsr.generation.jax_decoder import JaxEngine
+from jaxsr.generation.jax_decoder import JaxDecoder
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.sharding import tensor_mesh
 from jaxsr.generation.stop_text import StopText
-from jaxsr.generation.torch_decoder import TorchEngine
+from jaxsr.generation.torch_decoder import TorchDecoder
 from jaxsr.models.hugging_face.network import LibraryLM
 from jaxsr.models.llama.loading import fingerprint
 
@@ -25,9 +25,9 @@ from jaxsr.models.llama.loading import fingerprint
 GREEDY = SamplingOptions(max_new_tokens=20)
 LENGTHS = (9, 3, 30, 17, 5, 12, 8)  # of two buckets: a third makes another program
 ENGINES = {
-    "jax": JaxEngine,
-    "torch": TorchEngine,
-    "mesh": lambda network: JaxEngine(network, mesh=tensor_mesh(2)),
+    "jax": JaxDecoder,
+    "torch": TorchDecoder,
+    "mesh": lambda network: JaxDecoder(network, mesh=tensor_mesh(2)),
 }
 
 
