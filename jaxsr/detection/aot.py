@@ -41,7 +41,7 @@ def run(config: DetectConfig) -> int:
     )
     runner = open_ahead(loaded.network, topology, config, lane_folding=config.lane_folding)
     form = form_of(loaded, evaluate=config.size, base=config.base)
-    detector = Detector(loaded.network, form, options=config, batch=batch, runner=runner)
+    detector = Detector(runner, form, batch=batch)
 
     def program(together: Together) -> Compile:
         height, width = together.canvas

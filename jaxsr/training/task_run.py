@@ -366,15 +366,15 @@ class TaskRun:
         if self.held_out is None:
             return ValidationResult({}, None)
         sums: dict[str, np.ndarray] = {}
-        picture = None
+        picture, runner = None, network.around(self._evaluation)
         for number, batch in enumerate(self._validation_batches(self.held_out)):
             rows = len(next(iter(batch.values())))
-            figures = network.run(self._evaluation, "measure", batch, seed=number)
+            figures = runner.run("measure", batch, seed=number)
             for name, value in figures.items():
                 pair = value if isinstance(value, tuple | list) else (value * rows, rows)
                 sums[name] = sums.get(name, 0) + np.asarray(pair, np.float64)
             if number == 0 and self.task.defines("pictures"):
-                picture = _tiled(network.run(self._evaluation, "picture", batch, seed=number))
+                picture = _tiled(runner.run("picture", batch, seed=number))
         metrics = {
             name: float(total / weight) if weight else float("nan")
             for name, (total, weight) in sums.items()
