@@ -194,7 +194,7 @@ def trace_kind(folder: Path) -> Kind:
     import torch
 
     from jaxsr.comparison.backend_spec import BackendSpec
-    from jaxsr.comparison.trace import make_trace, open_backend
+    from jaxsr.comparison.recorded_trace import make_trace, open_backend
     from jaxsr.comparison.trace_file import load_trace, save_trace
     from jaxsr.comparison.workload_loader import load_workload
     from jaxsr.comparison.workload_options import WorkloadOptions

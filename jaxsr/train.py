@@ -4,22 +4,14 @@ Without options the command trains a small Fast-SRGAN on photos that come with t
 """
 
 import os
-import sys
-import types
 from collections.abc import Sequence
 
+from jaxsr.runtime.callable_module import make_callable
 from jaxsr.runtime.cli import run_command, run_program
 from jaxsr.runtime.exit_status import ExitStatus
 from jaxsr.training.train_call import train
 
-
-class _CallableModule(types.ModuleType):
-    """`jaxsr.train` is this module, and the function."""
-
-    __call__ = staticmethod(train)
-
-
-sys.modules[__name__].__class__ = _CallableModule
+make_callable(__name__, train)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

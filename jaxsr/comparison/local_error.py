@@ -16,7 +16,8 @@ import torch
 from jaxsr.comparison.calls import Call
 from jaxsr.comparison.metrics import INCOMPARABLE, ErrorMetrics, error_metrics, worst_of
 from jaxsr.comparison.op_recorder import Record
-from jaxsr.comparison.result import Local, Row
+from jaxsr.comparison.recorded_trace import Backend, Progress
+from jaxsr.comparison.result import Local, OperationRow
 from jaxsr.comparison.thresholds import (
     NOISE_FACTOR,
     gradient_threshold,
@@ -25,7 +26,6 @@ from jaxsr.comparison.thresholds import (
     reduction_length,
     roundoff_of,
 )
-from jaxsr.comparison.trace import Backend, Progress
 from jaxsr.comparison.workload import Workload
 from jaxsr.errors import one_line
 
@@ -53,7 +53,7 @@ class LocalErrorObserver:
         self,
         first: "Backend | None",
         second: Backend,
-        rows: Sequence[Row],
+        rows: Sequence[OperationRow],
         *,
         dtypes: Sequence[str],
         reference: "Backend | None" = None,
@@ -102,7 +102,7 @@ class LocalErrorObserver:
                 self.compare(row, call, values[: len(call.operands)], values[len(call.operands) :])
 
     def compare(
-        self, row: Row, call: Call, inputs: list[np.ndarray], outputs: list[np.ndarray]
+        self, row: OperationRow, call: Call, inputs: list[np.ndarray], outputs: list[np.ndarray]
     ) -> None:
         """Fills in the errors of one operation, whose inputs and outputs the first side gives."""
         other = row.second
@@ -260,7 +260,7 @@ def measure_local_errors(
     workload: Workload,
     first: Backend,
     second: Backend,
-    rows: Sequence[Row],
+    rows: Sequence[OperationRow],
     *,
     tokens: Sequence[int] = (),
     reference: "Backend | None" = None,

@@ -19,7 +19,7 @@ from jaxsr.comparison.op_recorder import (
     StatisticsObserver,
     replay_call,
 )
-from jaxsr.comparison.torch_runs import Run, cotangent, run_here, running, widened
+from jaxsr.comparison.torch_runs import RunResult, cotangent, run_here, running, widened
 from jaxsr.comparison.workload import Inputs, Workload, run_key
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.host_arrays import to_numpy, to_torch
@@ -110,7 +110,7 @@ class TorchBackend:
         with self._running() as network:
             return to_host(network(*args, **kwargs))
 
-    def grad(self, inputs: Inputs) -> Run:
+    def grad(self, inputs: Inputs) -> RunResult:
         """One step: outputs, buffers, and gradients for the outputs' cotangents."""
         network = in_mode(copy_module(self.network), self.train)
         with self._precision():

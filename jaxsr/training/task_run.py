@@ -34,8 +34,8 @@ from jaxsr.training.task_config import TaskConfig
 from jaxsr.training.task_data import TaskData, describe, preserved_generators
 from jaxsr.training.task_guards import refusing_draws, refusing_state
 from jaxsr.training.task_methods import (
-    Evaluation,
     PhaseTrial,
+    ValidationMethods,
     check_methods,
     traced_result,
 )
@@ -90,7 +90,7 @@ class TaskRun:
             raise InputError(
                 f"the objective of {label} has no network {self.exported!r}; set exported"
             ) from error
-        self._evaluation = Evaluation(self.task, self.network)
+        self._evaluation = ValidationMethods(self.task, self.network)
         with self._located(f"{label}.phases"):
             self.phases = tuple(self.task.phases(self.objective))
         check_phases(self.phases, self.config.total_steps)
@@ -269,7 +269,7 @@ class TaskRun:
             return traced_result(self._evaluation, method, batch)
         # A copy: what the figures write into buffers is not part of the training.
         network = copy_module(self.network).eval().requires_grad_(False)
-        trial = Evaluation(self.task, network)
+        trial = ValidationMethods(self.task, network)
         with torch.random.fork_rng(devices=[]):
             return getattr(trial, method)({n: torch.from_numpy(rows) for n, rows in batch.items()})
 

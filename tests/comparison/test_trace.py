@@ -11,8 +11,8 @@ from torch import nn
 from jaxsr.comparison.backend_spec import BackendSpec
 from jaxsr.comparison.jax_backend import JaxBackend
 from jaxsr.comparison.op_recorder import OpRecorder, StatisticsObserver
+from jaxsr.comparison.recorded_trace import make_trace
 from jaxsr.comparison.torch_backend import TorchBackend
-from jaxsr.comparison.trace import make_trace
 from jaxsr.comparison.workload import SingleWorkload
 from jaxsr.interop import to_jax
 from jaxsr.interop.hooks import run_torch, watched
