@@ -43,7 +43,7 @@ def _check(arguments: list[str]) -> int:
         },
     )
     if config.aot is not None:
-        from jaxsr.comparison.check_aot import run
+        from jaxsr.comparison.ahead_check import run
     else:
         from jaxsr.comparison.check_command import run
     return run(config)

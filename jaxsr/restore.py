@@ -23,7 +23,7 @@ def _restore(arguments: list[str]) -> int:
 
     config = parse_options(RestoreConfig, arguments, prog="python -m jaxsr.restore")
     if config.aot is not None:
-        from jaxsr.restoration.aot import run
+        from jaxsr.restoration.ahead_tiles import run
     else:
         from jaxsr.restoration.restore_files import run
     return run(config)

@@ -24,7 +24,7 @@ def _train(arguments: list[str]) -> int | None:
 
     name, task, config = parse_command_line(arguments)
     if config.aot is not None:
-        from jaxsr.training.aot import run
+        from jaxsr.training.ahead_steps import run
 
         return run(name, task, config)
     from jaxsr.training.start import start

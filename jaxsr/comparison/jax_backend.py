@@ -249,8 +249,8 @@ class JaxBackend:
 
         def loss(chosen: list[jax.Array], values: tuple) -> jax.Array:
             filled = dict(zip(floats, chosen, strict=True))
-            whole = [filled.get(k, value) for k, value in enumerate(values)]
-            results = run_torch(lambda *tensors: replay_call(program, list(tensors)), *whole)
+            operands = [filled.get(k, value) for k, value in enumerate(values)]
+            results = run_torch(lambda *tensors: replay_call(program, list(tensors)), *operands)
             products = [
                 (r.astype(jnp.float32) * cotangent(str(k), r.shape)).sum()
                 for k, r in enumerate(results)
@@ -263,8 +263,8 @@ class JaxBackend:
 
         if not floats:
             return [None] * len(values)
-        found = dict(zip(floats, self._alone("gradients", call, values, run), strict=True))
-        return [found.get(k) for k in range(len(values))]
+        gradients = dict(zip(floats, self._alone("gradients", call, values, run), strict=True))
+        return [gradients.get(k) for k in range(len(values))]
 
     def _operands(
         self, call: Call, inputs: Sequence[np.ndarray | None]

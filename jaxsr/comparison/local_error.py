@@ -116,13 +116,13 @@ class LocalErrorObserver:
         # `autograd.Function`; its own parameters and constants.
         assert other.program is not None
         constants = other.program.constants
-        own = [
+        from_second = [
             operand.kind == "parameter" or constants.get(place) is not None
             for place, operand in enumerate(other.operands)
         ]
 
         def replaced(values: Sequence[np.ndarray]) -> list[np.ndarray | None]:
-            return [None if mine else v for mine, v in zip(own, values, strict=True)]
+            return [None if second else v for second, v in zip(from_second, values, strict=True)]
 
         row.local = self._judge(
             call, other, inputs, outputs, local_threshold(call, other, self._declared),
@@ -153,11 +153,11 @@ class LocalErrorObserver:
         ]
 
         def run(side: Backend, values: Sequence[np.ndarray]) -> list[np.ndarray]:
-            found = (
+            gradients = (
                 side.gradients(other, replaced(values)) if side is self._second
                 else side.gradients(call, values)
             )  # fmt: skip
-            return [value for k in both if (value := found[k]) is not None]
+            return [value for k in both if (value := gradients[k]) is not None]
 
         if not both:
             return None

@@ -190,8 +190,8 @@ class TorchBackend:
             if not products or not floats:
                 return [None] * len(leaves)
             values = torch.autograd.grad(sum(products), floats, allow_unused=True)  # type: ignore[arg-type]
-        found = {id(t): g for t, g in zip(floats, values, strict=True) if g is not None}
-        return [to_numpy(found[id(t)]) if id(t) in found else None for t in leaves]
+        gradients = {id(t): g for t, g in zip(floats, values, strict=True) if g is not None}
+        return [to_numpy(gradients[id(t)]) if id(t) in gradients else None for t in leaves]
 
     def _operands(self, call: Call, inputs: Sequence[np.ndarray | None]) -> list[torch.Tensor]:
         tensors = []

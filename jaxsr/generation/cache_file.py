@@ -125,8 +125,12 @@ def _problem(arrays: Mapping[str, np.ndarray], prompts: Any, network: Any) -> st
                 f"{name} is {array.dtype} of shape {array.shape}, for {rows} rows of whole numbers"
             )
     filled, windows = arrays["filled"], network.cache_windows()
-    whole = [arrays[n] for n in shapes if has_slots(n) and n not in windows]
-    slots = whole[0].shape[2] if whole and whole[0].ndim == 4 else int(filled.max(initial=0))
+    unwindowed = [arrays[n] for n in shapes if has_slots(n) and n not in windows]
+    slots = (
+        unwindowed[0].shape[2]
+        if unwindowed and unwindowed[0].ndim == 4
+        else int(filled.max(initial=0))
+    )
     for name, inner in shapes.items():
         held = min(slots, windows.get(name, slots))
         shape = (rows, inner[0], held, *inner[1:]) if has_slots(name) else (rows, *inner)
