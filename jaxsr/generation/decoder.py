@@ -424,6 +424,21 @@ def from_slot_zero(
     return out
 
 
+def entries_from_slot_zero(
+    entries: Mapping[str, np.ndarray],
+    first: np.ndarray,
+    filled: np.ndarray,
+    windows: Mapping[str, int | None],
+) -> dict[str, np.ndarray]:
+    """`from_slot_zero` of a cache's entries that have slots, and the others as they are."""
+    return {
+        name: from_slot_zero(array, first, filled, window=windows.get(name))
+        if has_slots(name)
+        else array
+        for name, array in entries.items()
+    }
+
+
 def ending_at(
     cache: np.ndarray, filled: np.ndarray, *, slots: int, window: int | None = None
 ) -> np.ndarray:

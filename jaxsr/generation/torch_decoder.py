@@ -25,7 +25,7 @@ from jaxsr.generation.decoder import (
     empty_logprobs,
     ending_at,
     ending_in,
-    from_slot_zero,
+    entries_from_slot_zero,
 )
 from jaxsr.generation.logits_processors import History, settings_of
 from jaxsr.generation.options import SamplingOptions
@@ -189,15 +189,9 @@ class TorchDecoder(Decoder):
     def _cache_on_host(
         self, batch: Batch, first: np.ndarray, filled: np.ndarray
     ) -> dict[str, np.ndarray]:
-        windows = self.network.cache_windows()
-
-        def host(name: str, array: torch.Tensor) -> np.ndarray:
-            values = array.float().cpu().numpy()
-            if not has_slots(name):
-                return values
-            return from_slot_zero(values, first, filled, window=windows.get(name))
-
-        return {name: host(name, t) for name, t in self._calls.entries(batch.state).items()}
+        tensors = self._calls.entries(batch.state)
+        entries = {name: tensor.float().cpu().numpy() for name, tensor in tensors.items()}
+        return entries_from_slot_zero(entries, first, filled, self.network.cache_windows())
 
     def _resume(self, batch: Batch, snapshot: BatchSnapshot) -> None:
         cache = {

@@ -13,7 +13,7 @@ import torch
 from jax.experimental.compilation_cache import compilation_cache
 
 from jaxsr import generate
-from jaxsr.generation import aot as generation_aot
+from jaxsr.generation import ahead_run as generation_aot
 from jaxsr.generation.ahead_engine import AheadEngine
 from jaxsr.generation.jax_decoder import JaxDecoder
 from jaxsr.interop.aot.compile import Ahead, Memory

@@ -159,7 +159,7 @@ def test_each_prompt_is_fed_in_its_own_bucket(engines, prompts, monkeypatch):
     monkeypatch.setattr(
         engine,
         "_start",
-        lambda tokens, *others: shapes.append(tokens.shape) or start(tokens, *others),
+        lambda batch, tokens, length: shapes.append(tokens.shape) or start(batch, tokens, length),
     )
     complete(engine, prompts, GREEDY, batch_size=2)
     assert shapes == [(1, 32 if length > 16 else 16) for length in LENGTHS]
