@@ -157,14 +157,14 @@ class AheadEngine(_Shapes, JaxDecoder):
 
     def start_alone(self, *args: Any, **kwargs: Any) -> Batch:
         batch = super().start_alone(*args, **kwargs)
-        rows = self._rows[batch].select([0] * len(batch.requests))
+        rows = self._rows[batch].select([0] * batch.rows)
         rows.left[1:] = 0
         self._rows[batch] = rows
         return batch
 
     def start_empty(self, *args: Any, **kwargs: Any) -> Batch:
         batch = super().start_empty(*args, **kwargs)
-        none = np.zeros(len(batch.requests), int)
+        none = np.zeros(batch.rows, int)
         self._rows[batch] = _PlannedRows(left=none, length=none.copy(), reach=0)
         return batch
 
@@ -205,14 +205,14 @@ class AheadEngine(_Shapes, JaxDecoder):
         return self._rows[batch].left > 0
 
     def outputs(self, batch: Batch) -> np.ndarray:
-        return np.zeros((len(batch.requests), 1), np.int32)
+        return np.zeros((batch.rows, 1), np.int32)
 
     def logprobs(self, batch: Batch, row: int) -> None:
         return None
 
     def snapshot(self, batch: Batch) -> BatchSnapshot:
         """Without a cache: it is for a file, which is not written."""
-        ones = np.ones(len(batch.requests), np.int32)
+        ones = np.ones(batch.rows, np.int32)
         return BatchSnapshot(
             cache={},
             filled=ones,

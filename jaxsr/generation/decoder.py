@@ -51,6 +51,10 @@ class Batch:
     admits: bool = False
     """Whether rows that ended have been replaced."""
 
+    @property
+    def rows(self) -> int:
+        return len(self.requests)
+
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSnapshot:

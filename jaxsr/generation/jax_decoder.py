@@ -150,7 +150,7 @@ class JaxDecoder(ProposingNetwork, Decoder):
         requests: Sequence[int],
         seeds: Sequence[int],
     ) -> None:
-        count, slots = len(batch.requests), batch.slots
+        count, slots = batch.rows, batch.slots
         places = min(count, MOST_PACKED)
         batch.requests[list(rows)], batch.seeds[list(rows)] = requests, seeds
         fill = [(0, places - len(rows))]
@@ -186,7 +186,7 @@ class JaxDecoder(ProposingNetwork, Decoder):
         function = partial(self._steps.resized, slots)
         key, size = (
             ("resize", slots, shapes),
-            f"{_by(len(batch.requests), batch.slots)} to {_by(rows, slots)}",
+            f"{_by(batch.rows, batch.slots)} to {_by(rows, slots)}",
         )
         batch.state = self._program(key, size, function, *args)(*args)
         batch.requests, batch.seeds = batch.requests[index], batch.seeds[index]
@@ -230,7 +230,7 @@ class JaxDecoder(ProposingNetwork, Decoder):
         shapes = tuple(x.shape for x in jax.tree.leaves(args))
         args = (*args, batch.settings)
         key = (name, _tables(batch.settings), shapes, self.ahead(batch.options))
-        size = _by(len(batch.requests), batch.slots)
+        size = _by(batch.rows, batch.slots)
         return self._program(key, size, function, *args, donate=0)(*args)
 
     def _loop_args(self, batch: Batch, steps: int, least_running: int = 1) -> tuple[Any, ...]:
@@ -242,7 +242,7 @@ class JaxDecoder(ProposingNetwork, Decoder):
         shapes = tuple(x.shape for x in jax.tree.leaves(batch.state))
         key = ("decode", _tables(batch.settings), static, shapes, self.ahead(options))
         loop = partial(self.steps_for(options).loop, *static)
-        size = _by(len(batch.requests), batch.slots)
+        size = _by(batch.rows, batch.slots)
         weights = self.weights_for(options)
         return self._program(key, size, loop, weights, batch.state, *args, donate=1)
 
