@@ -31,6 +31,11 @@ class Network:
         """Runs the network on one device."""
         return self._alone()
 
+    @property
+    def module(self) -> "nn.Module":
+        """The torch module, whose own values are not those of the run."""
+        return self.runner.network
+
     def __call__(self, images: np.ndarray, **named: np.ndarray) -> np.ndarray:
         """Float32 NCHW in, float32 NCHW out; on one device.
 
