@@ -185,12 +185,12 @@ def test_prompts_are_fed_together_and_ended_rows_leave_the_batch(
 
     monkeypatch.setattr(engine, "admit_packed", admit_packed)
     monkeypatch.setattr(engine, "resize", resized)
-    prompts = [*prompts, prompts[2] * 7]
+    prompts = [*prompts, prompts[2] * 10]
     stops, reference = some_stops(models("llama")[1], prompts)
     assert tokens(complete(engine, prompts, GREEDY, batch_size=4, stop_ids=stops)) == reference
-    assert fed[0] == [210, 30, 12, 3]
+    assert fed[0] == [300, 30, 17, 12]
     assert sorted(n for pack in fed for n in pack) == sorted(map(len, prompts))
-    assert (4, 128) in sizes
+    assert (4, 256) in sizes
     assert sizes[-1][0] < 4
 
 
