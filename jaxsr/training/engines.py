@@ -196,14 +196,20 @@ class JaxEngine:
         self._state = state
         self._step = int(jax.device_get(state.step))
 
-    def exported(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """The exported network's parameters (averaged where they are) and buffers, on the host."""
-        name = self._task.exported
-        state = self._state
+    def _exported(self, prefix: str = "") -> tuple[Arrays, Arrays]:
+        """The exported network's parameters (averaged where they are) and buffers, on the mesh.
+
+        Args:
+          prefix: before their own torch names.
+        """
+        name, state = self._task.exported, self._state
         params = {**select_network(state.params, name), **state.ema}
-        trees = whole_on_host((params, select_network(state.buffers, name)))
-        bare = [{k.removeprefix(name + "."): v for k, v in tree.items()} for tree in trees]
-        return bare[0], bare[1]
+        trees = params, select_network(state.buffers, name)
+        renamed = [
+            {prefix + key.removeprefix(f"{name}."): array for key, array in tree.items()}
+            for tree in trees
+        ]
+        return renamed[0], renamed[1]
 
     def network(self, phase: str) -> Network:
         """The exported network as it answers in a phase, in evaluation mode, at this step.
@@ -214,10 +220,12 @@ class JaxEngine:
         def alone() -> Runner:
             device, inputs = jax.local_devices()[:1], self._task.task.inputs(phase)
             runner = self._runner(self._task.network, meshes.make_mesh(1, device), inputs)
-            return runner.with_state(lambda: jax.device_put(self.exported(), device[0]))
+            return runner.with_state(
+                lambda: jax.device_put(whole_on_host(self._exported()), device[0])
+            )
 
         def around(module: "nn.Module") -> Runner:
-            return self._runner(module, self.mesh).with_state(self._exported_on_mesh)
+            return self._runner(module, self.mesh).with_state(lambda: self._exported("network."))
 
         return Network(alone, around)
 
@@ -231,17 +239,9 @@ class JaxEngine:
             )
         return self._runners[module, inputs]
 
-    def _exported_on_mesh(self) -> tuple[Arrays, Arrays]:
-        """Parameters (averaged where they are) and buffers of the exported network as `network`."""
-        name, state = self._task.exported, self._state
-        params = {**select_network(state.params, name), **state.ema}
-        trees = params, select_network(state.buffers, name)
-        renamed = [{f"network{k.removeprefix(name)}": v for k, v in tree.items()} for tree in trees]
-        return renamed[0], renamed[1]
-
     def weights(self) -> dict[str, np.ndarray]:
-        """That network's arrays under its own torch names."""
-        params, buffers = self.exported()
+        """The exported network's arrays under its own torch names, on the host."""
+        params, buffers = whole_on_host(self._exported())
         prefix = self._task.exported + "."
         # As in torch's state dictionary.
         left_out = {n.removeprefix(prefix) for n in self._programs.non_persistent}
