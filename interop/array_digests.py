@@ -62,7 +62,7 @@ def _key_name(key: object) -> str:
 
 
 def _local_digest(leaf: jax.Array | np.ndarray) -> int:
-    """What this host contributes to the digest: every part of the array counts on one host only."""
+    """This host's part of the digest: every part of the array counts on one host only."""
     if not isinstance(leaf, jax.Array) or leaf.is_fully_replicated:
         if jax.process_index():
             return 0

@@ -31,7 +31,7 @@ class SavedArray(NamedTuple):
     shape: list[int]
     dtype: str
     digest: str
-    """Of `jaxsr.interop.array_digests`."""
+    """Digests by `jaxsr.interop.array_digests`."""
 
 
 @dataclass(frozen=True, kw_only=True)

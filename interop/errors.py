@@ -119,7 +119,7 @@ def first_line(error: BaseException) -> str:
 
 
 def printable(text: object, longest: int | None = None) -> str:
-    """What comes from outside (a name in a file, a file's name, another's message), for a terminal.
+    """Text from outside (a name in a file, a file's name, a library's message), for a terminal.
 
     One line: white space becomes a space, and characters that control a terminal, reverse the order
     of others or are not text become escapes such as `\\x1b`.

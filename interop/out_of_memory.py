@@ -40,7 +40,7 @@ class Shortage:
     asked: int | None
     """At once, or by a whole program."""
     free: int | None
-    """What there is for it, as far as the text says it."""
+    """Bytes that exist, where the text says so."""
     memory: str = ""
     """Kind of memory that the compiler names."""
 

@@ -66,7 +66,7 @@ _MISSING = object()
 
 
 class Change(NamedTuple):
-    """What is not as it was."""
+    """A value that is not as it was."""
 
     path: str
     """`self.schedule['step']`, `global my_file.COUNT`."""
@@ -106,7 +106,7 @@ class _Holder(NamedTuple):
 
 
 class Snapshot:
-    """What is reachable from an object, as it is now.
+    """All values reachable from an object, as they are now.
 
     Args:
       root: where the walk begins.
@@ -139,7 +139,7 @@ class Snapshot:
                 self._visit(value, path)
 
     def changes(self) -> list[Change]:
-        """What differs now, new entries last."""
+        """The values that differ now, new entries last."""
         changes: list[Change] = []
         for holder in self._holders:
             after = holder.read()
@@ -251,7 +251,7 @@ class Snapshot:
             self._visit_attributes(value, path)
 
     def _visit_tensor(self, tensor: torch.Tensor, path: str) -> None:
-        """What code has set on a tensor."""
+        """Visits the attributes that code has set on a tensor."""
         if id(tensor) in self._seen:
             return
         self._seen[id(tensor)] = tensor

@@ -71,13 +71,13 @@ def has_tensor(value: Any, depth: int = 4) -> bool:
 
 
 def attributes_of(tensor: torch.Tensor) -> dict[str, Any]:
-    """What code has set on a tensor; a `JaxTensor` has attributes of its own."""
+    """The attributes that code has set on a tensor; a `JaxTensor` has attributes of its own."""
     trace_attributes = getattr(type(tensor), "trace_attributes", ("_is_param",))
     return {k: v for k, v in vars(tensor).items() if k not in trace_attributes}
 
 
 def set_key(value: Any) -> Any:
-    """What stands for an element of a set."""
+    """A key for an element of a set."""
     return value if isinstance(value, (PLAIN, tuple)) else id(value)
 
 

@@ -112,7 +112,7 @@ def open_safetensors(path: Path, *, framework: str = "numpy") -> Generator[Any]:
 
 
 def what_it_is(path: Path) -> str | None:
-    """What lies in a weights file's place, if it is something that people often get instead."""
+    """The kind of file in a weights file's place, if people often get it instead."""
     with path.open("rb") as content:
         head = content.read(512)
     if head.startswith(LFS_POINTER):
@@ -130,7 +130,7 @@ def read_weights(path: Path) -> tuple[dict[str, np.ndarray], JsonObject]:
 
 
 def read_metadata(path: Path) -> JsonObject:
-    """What a safetensors file says of itself: values that are JSON decoded, others as text."""
+    """A safetensors file's metadata: values that are JSON decoded, others as text."""
     with open_safetensors(path) as file:
         metadata: dict[str, str] = file.metadata() or {}
         return {

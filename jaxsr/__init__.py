@@ -4,6 +4,7 @@
 - `jaxsr.ops.resize(images, size)`: image kernels
 - `jaxsr.check(module, inputs)`: does it compute the same in JAX?
 - `jaxsr.restore(images, model)`: images through a network
+- `jaxsr.export_stablehlo(module, inputs)`: a program that runs without torch
 - `jaxsr.Task`: training of your own, for `python -m jaxsr.train`
 
 Each is loaded when it is used.
@@ -17,6 +18,7 @@ from jaxsr.runtime.xla_flags import disable_ynn_fusion
 
 if TYPE_CHECKING:
     from jaxsr.comparison.check_module import check as check
+    from jaxsr.comparison.exporting import export_stablehlo as export_stablehlo
     from jaxsr.interop.module import to_jax as to_jax
     from jaxsr.restore import restore as restore
     from jaxsr.train import train as train
@@ -31,6 +33,7 @@ disable_ynn_fusion()
 _MODULES = ("check", "interop", "ops", "restore", "train")
 """Modules that are loaded when they are used; `check`, `restore` and `train` can be called."""
 _HOME = {
+    "export_stablehlo": "jaxsr.comparison.exporting",
     "Task": "jaxsr.training.task",
     "TaskConfig": "jaxsr.training.task_config",
     "to_jax": "jaxsr.interop.module",

@@ -14,6 +14,7 @@ COMMANDS = {
     "evaluate": "test a detector on a data set's split",
     "generate": "generate text",
     "check": "check that a torch model computes the same in JAX",
+    "export": "write a model as a file that runs without torch: StableHLO, ONNX",
     "compare": "compare what libraries and platforms compute",
     "doctor": "check this machine",
 }

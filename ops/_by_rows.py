@@ -26,11 +26,11 @@ class RowsCall:
     shape: tuple[int, ...]
     """Shape of the result."""
     axes: tuple[str, ...]
-    """Of each operand and each result: letters of the first axes, or dots. What lies at an index of
-    a letter's axis can be computed by itself, on any device. n: rows of the batch. A result without
+    """For each operand and each result: letters of the first axes, or dots. Each index of a
+    letter's axis can be computed by itself, on any device. n: rows of the batch. A result without
     rows is made of all of them."""
     channels_last: tuple[bool, ...]
-    """Of each operand and each result: whether axis 1 is the last one in memory."""
+    """For each operand and each result: whether axis 1 is the last one in memory."""
     options: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """Attributes of the call."""
     dtype: str | None = None

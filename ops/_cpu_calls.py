@@ -203,7 +203,7 @@ INPUT_COUNT_WORD = _INPUTS
 INPUT_PLACES_WORD, OUTPUT_PLACES_WORD = _INPUTS + 2, _OUTPUTS + 2
 BUFFER_DATA_WORD, BUFFER_EXTENTS_WORD = 3, 5
 FIRST_FUNCTION_WORD = 6
-"""Of XLA_FFI_Api: after size, extension, version (3 words) and internal API."""
+"""Word of XLA_FFI_Api: after size, extension, version (3 words) and internal API."""
 _CREATE_ERROR_WORD = FIRST_FUNCTION_WORD
 
 _HANDLER = ctypes.CFUNCTYPE(c_void_p, c_void_p)
@@ -322,7 +322,7 @@ def _view(data: int, number: int, shape: tuple[int, ...], channels_last: int) ->
 
 @functools.lru_cache(8192)
 def _parsed(attributes: bytes) -> Attributes:
-    """Of a call's one attribute, a text: XLA passes each by its own pointers, at 5 µs."""
+    """Attributes from a call's one text: XLA passes each by its own pointers, at 5 µs."""
     values = json.loads(attributes)
     return types.MappingProxyType({name: tuple(integers) for name, integers in values.items()})
 

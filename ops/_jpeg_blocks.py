@@ -52,7 +52,7 @@ def quantised(plane: jax.Array, quality: jax.Array, table: str) -> jax.Array:
 
 
 def _steps(quality: jax.Array, table: str) -> jax.Array:
-    """Of blocks (8, 1, 8): the table for a quality, as libjpeg scales it."""
+    """Quantisation steps of blocks (8, 1, 8) for a quality, scaled as by libjpeg."""
     quality = jnp.clip(quality, 1, 100)
     percent = jnp.where(quality < 50, 5000 // quality, 200 - 2 * quality)
     return jnp.clip((asarray(TABLES[table]) * percent + 50) // 100, 1, 255)[:, None, :]

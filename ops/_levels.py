@@ -67,7 +67,7 @@ def level_counts(image: jax.Array, axes: tuple[int, int]) -> jax.Array:
 
 
 def level_limits(image: jax.Array, ranks: tuple[int, int], axes: tuple[int, int]) -> jax.Array:
-    """Of each plane of uint8 pictures, the levels with `ranks` pixels before and behind; int32.
+    """For each plane of uint8 images, the levels with `ranks` pixels before and behind; int32.
 
     Levels are last: the lower one, then the upper one.
     """
@@ -142,7 +142,7 @@ def look_up(table: jax.Array, levels: jax.Array) -> jax.Array:
 
 
 def _counts_of(pixels: np.ndarray) -> list[np.ndarray]:
-    """Of each channel of pixels (n, c)."""
+    """Counts of levels in each channel of pixels (n, c)."""
     channels = range(pixels.shape[1])
     if len(pixels) > _EXACT_COUNT:
         return [np.bincount(pixels[:, c], minlength=_FEW) for c in channels]
@@ -185,7 +185,7 @@ def _look_up_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) 
 
 
 def _places(count: int, before: int, behind: int) -> tuple[int, int]:
-    """Of both limits among `count` pixels in order."""
+    """Indices of both limits among `count` pixels in order."""
     return min(before, count - 1), max(count - 1 - behind, 0)
 
 

@@ -142,7 +142,7 @@ def _box_reader(
 
 
 def _positions(low: float, high: float, extent: int, outputs: int) -> np.ndarray:
-    """Of an axis, as `boxes.py` has them."""
+    """Positions along an axis, as in `boxes.py`."""
     first = min(max(math.floor(low), 0), extent - 1)
     last = min(max(math.ceil(high) - 1, first), extent - 1)
     centres = low + (np.arange(outputs) + 0.5) * ((high - low) / outputs) - 0.5

@@ -36,7 +36,7 @@ _NORM_L2 = 4
 """OpenCV's number of the Euclidean norm."""
 
 Read = Callable[..., np.ndarray]
-"""Of a picture, the fill of its border and an array for the result."""
+"""Takes an image, the fill of its border and an array for the result."""
 _Reader = tuple[Read, np.ndarray | None]
 """And where the result is NaN, if anywhere."""
 

@@ -78,7 +78,7 @@ def _in_logarithmic_depth(x: jax.Array, mask: jax.Array, axis: int) -> jax.Array
     extent = x.shape[axis]
 
     def from_place(x: jax.Array, offset: jax.Array) -> jax.Array:
-        """What stands that many places on, or 0."""
+        """The elements so many places on, or 0."""
         wide = pad_axis(x, axis, extent, extent, "constant")
         return jax.lax.dynamic_slice_in_dim(wide, extent + offset, extent, axis)
 

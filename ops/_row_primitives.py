@@ -39,7 +39,7 @@ LIBRARIES: Mapping[str, Callable[[], tuple[int, ...] | None]] = {
 }
 """The version of each library that kernels call; None where it is not installed."""
 _CHANNELS = (1, 3, 4)
-"""Of pictures that kernels take with their channels last."""
+"""Images that kernels take with their channels last."""
 CALLS: dict[str, Mapping[str, str]] = {}
 """Kernels of each primitive, by library."""
 

@@ -40,9 +40,9 @@ from jaxsr.ops._typed_jax import (
 )
 
 Weights = Callable[[jax.Array], tuple[jax.Array, list[jax.Array]]]
-"""Of positions: the first tap, and the weight of every tap from there."""
+"""Maps positions to the first tap, and the weight of every tap from there."""
 Place = Callable[..., tuple[jax.Array, jax.Array]]
-"""Of rows of the result, a column of their numbers, and parameters: rows and columns to read.
+"""Takes rows of the result, a column of their numbers, and parameters: rows and columns to read.
 
 It makes them so that they round alike wherever a compiler makes them again: of stored values, with
 no product in a sum.
@@ -404,7 +404,7 @@ def _weighted_taps(
 def _taps(
     position: jax.Array, extent: int, weigh: Weights, border: Border
 ) -> list[tuple[jax.Array, jax.Array | bool, jax.Array]]:
-    """Of every tap its pixel, whether it lies inside, and its weight."""
+    """For every tap: its pixel, whether it lies inside, and its weight."""
     first, weights = weigh(jnp.clip(position, -FARTHEST, FARTHEST))
     first = jax.lax.stop_gradient(first)
     base = jnp.where(jnp.isnan(first), 0, first).astype(jnp.int32)

@@ -110,7 +110,7 @@ def _correlate_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes
 
 
 def _correlate_in_numpy(picture: np.ndarray, window: np.ndarray, border: Border) -> np.ndarray:
-    """Of what is not finite: weights of zero times that are NaN."""
+    """Values that are not finite included: a weight of 0 times one is NaN."""
     (height, width), (rows, columns) = picture.shape[:2], window.shape
     around = [(rows // 2,) * 2, (columns // 2,) * 2, *[(0, 0)] * (picture.ndim - 2)]
     wide = np.pad(picture, around, mode=NUMPY_MODES[border])

@@ -32,7 +32,7 @@ class _Taps(NamedTuple):
     far: jax.Array
     """Farther source."""
     weight: jax.Array
-    """Of the farther one; of uint8 images in units of 2⁻ᵇ, b = `bits`."""
+    """Weight of the farther source; for uint8 images in units of 2⁻ᵇ, b = `bits`."""
     bits: jax.Array | None
     """Fractional bits of fixed-point weights."""
 

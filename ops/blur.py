@@ -63,7 +63,7 @@ _OPENCV_TABLES = {
     9: tuple(v / 256 for v in (4, 13, 30, 51, 60, 51, 30, 13, 4)),
 }
 _OPENCV_FRACTION = {"uint8": 1 << 8, "uint16": 1 << 16}
-"""Of its fixed point for these dtypes."""
+"""Units of OpenCV's fixed-point fraction for these dtypes."""
 
 
 def gaussian_blur(

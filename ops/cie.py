@@ -46,7 +46,7 @@ _WHITE = (0.95047, 1.0, 1.08883)
 _WHITE_U = 4 * _WHITE[0] / (_WHITE[0] + 15 * _WHITE[1] + 3 * _WHITE[2])
 _WHITE_V = 9 * _WHITE[1] / (_WHITE[0] + 15 * _WHITE[1] + 3 * _WHITE[2])
 _DARK = 0.008856
-"""Of white's light: below it lightness is linear."""
+"""Share of white's light below which lightness is linear."""
 _DARK_SLOPE = 903.3
 
 
@@ -191,7 +191,7 @@ def _in_floats_of(image: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def _power(x: jax.Array, exponent: float) -> jax.Array:
-    """Of positive numbers around 1: exponentials and logarithms vectorise, powers do not."""
+    """Powers of positive numbers around 1: exponentials and logarithms vectorise, powers don't."""
     return jnp.exp(exponent * jnp.log(x))
 
 

@@ -59,6 +59,6 @@ def _cross(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def adjugate(matrix: jax.Array) -> jax.Array:
-    """Of 3 x 3: the inverse times the determinant."""
+    """The inverse times the determinant, for 3 x 3."""
     a, b, c = (matrix[..., k, :] for k in range(3))
     return jnp.stack([jnp.cross(b, c), jnp.cross(c, a), jnp.cross(a, b)], -1)

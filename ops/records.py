@@ -21,7 +21,7 @@ FIELDS = {
     "points": "points",
     "labels": "label",
 }
-"""Of `augment`'s arguments, the names in records."""
+"""Names in records of `augment`'s arguments."""
 Transform = Sequence[Step] | Callable[[Any], jax.Array]
 
 

@@ -442,6 +442,6 @@ def _map_coordinates(
 
 
 def _inverse(matrix: jax.Array) -> jax.Array:
-    """Of 3 x 3, by cofactors: exact where the entries are small whole numbers."""
+    """The inverse of 3 x 3, by cofactors: exact where the entries are small whole numbers."""
     cofactors = adjugate(matrix)
     return cofactors / jnp.sum(matrix[0] * cofactors[:, 0])

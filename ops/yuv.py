@@ -28,7 +28,7 @@ _GAINS = np.array([0.49211104112248356, 0.8772832199313776])
 _FROM_RGB = np.stack([_LUMA, _GAINS[0] * ([0, 0, 1] - _LUMA), _GAINS[1] * ([1, 0, 0] - _LUMA)])
 _TO_RGB = np.linalg.inv(_FROM_RGB)
 _BITS = 14
-"""Of OpenCV's fixed point."""
+"""Bits of OpenCV's fixed-point fraction."""
 
 
 def rgb_to_yuv(image: Shaped[ImageLike, "*shape"], *, channel: int = -1) -> Shaped[Array, "*shape"]:

@@ -37,6 +37,10 @@ COMMANDS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
         "jaxsr.comparison.check_options:CheckConfig", "jaxsr.comparison.check_command:run",
         "jaxsr.comparison.ahead_check:run", ("--model", "torch.nn:ReLU"),
     ),
+    "export": (
+        "jaxsr.comparison.export_options:ExportConfig", "jaxsr.comparison.exporting:run",
+        "jaxsr.comparison.exporting:run", ("--model", "torch.nn:ReLU", "--out", "a.stablehlo"),
+    ),
     "doctor": (
         "jaxsr.doctor:DoctorConfig", "jaxsr.doctor.diagnose:diagnose",
         "jaxsr.doctor.diagnose:diagnose", (),

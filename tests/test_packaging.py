@@ -2,12 +2,15 @@
 
 import ast
 import os
+import runpy
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 HOMES = {"jaxsr": ROOT / "jaxsr", "jaxsr.ops": ROOT / "ops", "jaxsr.interop": ROOT / "interop"}
@@ -24,6 +27,25 @@ def test_every_package_on_disk_is_listed():
             if name != "jaxsr" or parts[:1] not in (("ops",), ("interop",)):
                 packages.add(".".join((name, *parts)))
     assert listed == packages
+
+
+def test_the_constraints_fit_the_dependencies():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if not line.startswith("#"))
+    pins = {canonicalize_name(name): version for name, version in pins.items()}
+    extras = project["optional-dependencies"]
+    texts = [*project["dependencies"], *extras["test"], *extras["docs"], *extras["generate"]]
+    for requirement in map(Requirement, texts):
+        if not requirement.name.startswith("jaxsr") and requirement.marker is None:
+            version = pins[canonicalize_name(requirement.name)]
+            assert version in requirement.specifier, f"{requirement} does not admit {version}"
+
+
+def test_windows_is_told_where_jaxsr_runs(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(SystemExit, match="on Windows install it in WSL"):
+        runpy.run_path(str(ROOT / "setup.py"))
 
 
 def modules(folder: str) -> list[Path]:

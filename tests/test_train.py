@@ -343,7 +343,7 @@ def test_a_damaged_configuration_without_a_checkpoint_is_one_line(capsys, finish
     assert "is damaged, or was edited" in line
     # It depends on the byte whether what is left can be read.
     line = refused(capsys, "--config", tmp_path)
-    assert "is damaged, or was edited" in line or "is not the config.json of a run" in line
+    assert "is damaged, or was edited" in line or "is not the configuration of a run" in line
 
 
 def test_damaged_records_and_best_weights_are_set_aside(capsys, caplog, finished, tmp_path):

@@ -1,4 +1,4 @@
-"""What forward writes into a module's attributes: values of one call pass, state is refused.
+"""Attributes of a module that forward writes: values of one call pass, state is refused.
 
 A value that each call writes before it reads it, such as the height of its input or its map of
 attention, is of that call alone. So the trace that meets the write is repeated with the attribute
@@ -38,7 +38,7 @@ class _Guard:
     reason: str
     """Why the attribute may not be read before it is written."""
     loss: str = ""
-    """What a caller misses where forward does not read it at all; "" once it has been said."""
+    """The value that a caller misses where forward does not read it; "" once this was reported."""
 
 
 _Guards = dict[tuple[str, str], _Guard]
@@ -156,7 +156,7 @@ class Attributes:
         return not guards
 
     def unjudged(self, state: Snapshot) -> list[Change]:
-        """What has changed besides what `check` judges: attributes, and caches of constants."""
+        """Changes besides those that `check` judges: attributes, and caches of constants."""
         names = {id(sub): name for name, sub in self._module.named_modules()}
 
         def is_judged(change: Change) -> bool:

@@ -110,7 +110,7 @@ def checkpointed(fn: Callable) -> Callable:
 
 
 class _Context:
-    """What `forward` and `backward` of a torch.autograd.Function see as `ctx`."""
+    """The `ctx` of `forward` and `backward` of a torch.autograd.Function."""
 
     def __init__(self, needs: tuple[bool, ...]) -> None:
         self.needs_input_grad = needs
@@ -359,7 +359,7 @@ _TRANSFORMATIONS: Mapping[str, Callable] = {
     "map": control_flow.mapped,
     "flex_attention": control_flow.flex_attention,
 }
-"""What computes torch's own transformations here, by their names in `ENTRY_POINTS`."""
+"""The functions for torch's own transformations, by their names in `ENTRY_POINTS`."""
 
 
 @contextmanager

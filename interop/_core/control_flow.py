@@ -170,6 +170,6 @@ def mapped(trace: Trace, function: Callable, xs: Any, args: Any) -> PyTree:
 
 
 def flex_attention(trace: Trace, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-    """What `flex_attention` calls: torch's definition of it, by `torch.vmap` over its indices."""
+    """Torch's definition of `flex_attention`, by `torch.vmap` over its indices."""
     del trace
     return math_attention(*args, **kwargs)

@@ -251,7 +251,7 @@ class Dispatcher(Trace):
     def _evaluated(
         self, func: torch._ops.OpOverload, args: tuple, kwargs: dict, tensors: list[JaxTensor]
     ) -> Any:
-        """What torch computes of tensors whose values are known."""
+        """Torch's own result for tensors whose values are known."""
         known = pytree.tree_map_only(JaxTensor, known_value, (args, kwargs))
         result = run_on_constants(func, *known)
         by_const = {id(t.const): t for t in tensors}

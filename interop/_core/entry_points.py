@@ -38,7 +38,7 @@ ANY_FLEX_ATTENTION = {
 
 
 def entry_point(name: str) -> Any:
-    """What is there now."""
+    """The function at this name now."""
     module, attribute = ENTRY_POINTS[name]
     return getattr(importlib.import_module(module), attribute)
 

@@ -128,7 +128,7 @@ class _Recording(Gradients):
         return [None if i in unused else gradient for i, gradient in enumerate(gradients)]
 
     def learn_unused(self, so_far: "_Recorded") -> None:
-        """Of the call at which it halted."""
+        """Learns the unused arguments of the call at which it halted."""
         last = self._calls - 1
         self._unused[last] = so_far.unused_of(last)
 
@@ -176,7 +176,7 @@ class _Recorded(Gradients):
     def _gradients(
         self, eqn: JaxprEqn, known: Values, cotangents: Arrays | None = None
     ) -> list[jax.Array]:
-        """What the equation of a call stands for.
+        """The gradients for which the equation of a call stands.
 
         Args:
           eqn: of `_GRADIENT`.

@@ -68,7 +68,7 @@ def _torch_apply() -> types.FunctionType:
 
 
 class _Calls(threading.local):
-    """What C's `apply` has asked for in this thread."""
+    """The calls of C's `apply` in this thread."""
 
     applied: type[Function] | None = None
     """The class whose `forward` it asks for next."""

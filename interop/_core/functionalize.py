@@ -66,7 +66,7 @@ from jaxsr.interop.python_values import attributes_of
 from jaxsr.interop.torch_evaluation import in_mode
 
 _ERRORS_OF_CODE = (AttributeError, LookupError, TypeError, UnboundLocalError)
-"""What code raises that takes a branch which it was not written for."""
+"""Errors of code that took a branch for which it was not written."""
 
 
 def functionalize(
@@ -141,7 +141,7 @@ class FunctionalModule:
         """Names of buffers, and tensors over the same memory that keep their first values."""
         self.slots = slots
         self.set_on = {n: attributes_of(slot.source(module)) for n, slot in slots.items()}
-        """What code has set on parameters and buffers."""
+        """Attributes that code has set on parameters and buffers."""
         self.aliases = aliases
         self.non_persistent = non_persistent
         self.attributes = Attributes(module)
@@ -173,7 +173,7 @@ class FunctionalModule:
         compute_dtype: np.dtype | None,
         rewriter: Rewriter | None = None,
     ) -> tuple[PyTree, dict[str, jax.Array]]:
-        """What `JaxModule.apply` does: the method's result, and the buffers after it."""
+        """Runs `JaxModule.apply`: the method's result, and the buffers after it."""
         self._check_names(params, buffers)
         if is_watched() and (method, train) not in self._traced:
             # The first trace may be repeated, and a watcher is to see one.

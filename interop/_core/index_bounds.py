@@ -122,7 +122,7 @@ OPERATIONS: Mapping[Callable, Callable[..., list[Use]]] = {
 """By operator, or torch function that is computed as a whole: the indices among its arguments."""
 
 _CATCHING = frozenset({"IndexError", "LookupError"})
-"""What code catches that counts on torch's error of an index."""
+"""Errors that code catches when it counts on torch's error of an index."""
 
 _COLLECTED: ContextVar[dict[str, jax.Array] | None] = ContextVar(
     "jaxsr_interop_indices", default=None

@@ -60,7 +60,7 @@ def result_bounds(func: Any, args: tuple, kwargs: Call, meta: torch.Tensor, numb
 
 
 def hull(*bounds: Bounds | None) -> Bounds | None:
-    """What holds all of these; None where one is unknown."""
+    """The bounds around all of these; None where one is unknown."""
     known = [b for b in bounds if b is not None]
     if len(known) < len(bounds) or not known:
         return None

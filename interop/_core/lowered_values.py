@@ -1,4 +1,4 @@
-"""What a lowering takes and gives, held to torch's shapes, dtypes and ranges."""
+"""Arguments and results of a lowering, with torch's shapes, dtypes and ranges enforced."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What is looked at in a module before it is converted: wrappers, hooks, caches of weights."""
+"""Checks of a module before it is converted: wrappers, hooks, caches of weights."""
 
 import copy
 

@@ -73,13 +73,13 @@ class Entry:
 
     kind: Kind
     function: Function | None = None
-    """What is called. Its arguments depend on the kind: see the decorator that registers it."""
+    """Takes arguments that depend on the kind: see the decorator that registers it."""
     reason: str = ""
     """Why it is refused or not used."""
     source: str = ""
     """file:line where it is registered or defined."""
     error: type[UnsupportedTorchError] = UnsupportedTorchError
-    """What a refusal raises."""
+    """The error of a refusal."""
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """`function`, of a kind that always has one."""
@@ -215,7 +215,7 @@ def skip_torchax(reason: str, *funcs: Operator) -> None:
 
 
 def register_user_lowering(func: Operator, lowering: Function) -> None:
-    """What `jaxsr.interop.lowering` does; replaces an earlier one of the same operator."""
+    """Registers for `jaxsr.interop.lowering`; replaces an earlier one of the same operator."""
     entry = Entry(Kind.USER, lowering, source=source_of(lowering))
     # Of an operator with overloads those that write, as `out=`, follow the functional one.
     functional = [f for f in _overloads(func) if not (is_overload(f) and _aliases(f))]
@@ -249,7 +249,7 @@ def _check_functional(func: Overload) -> None:
 
 
 def _aliases(func: Overload) -> str:
-    """What an overload does to its argument, "" where its result is a new tensor."""
+    """How an overload aliases its argument, "" where its result is a new tensor."""
     schema = schema_of(func)
     return "writes into" if schema.mutated else "is a view of" if schema.is_view else ""
 

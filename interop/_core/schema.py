@@ -1,4 +1,4 @@
-"""What torch's operator schemas say: which arguments are written, which results are views."""
+"""Torch's operator schemas: which arguments are written, which results are views."""
 
 import functools
 from typing import Any
@@ -10,7 +10,7 @@ Call = dict[str, Any]
 
 
 class Schema:
-    """What an aten overload's schema says about aliasing."""
+    """The aliasing in an aten overload's schema."""
 
     def __init__(self, func: torch._ops.OpOverload) -> None:
         schema = func._schema

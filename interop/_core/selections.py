@@ -58,7 +58,7 @@ class Selection:
 
 
 class RowCount:
-    """What `shape[0]` of rows is: arithmetic gives tensors, and Python cannot have the number."""
+    """`shape[0]` of rows: arithmetic gives tensors, and Python cannot have the number."""
 
     def __init__(self, selection: Selection, count: torch.Tensor) -> None:
         self.selection, self.count = selection, count
@@ -90,7 +90,7 @@ for _operator in (
 
 
 def origin_of(tensor: JaxTensor) -> tuple:
-    """What a tensor's value follows from: equal for equal values, where that is known."""
+    """The origin of a tensor's value: equal for equal values, where that is known."""
     cell, meta = tensor.cell, tensor.meta
     computed = cell.origin if cell.version == 0 else None
     place = meta.numel() if meta.is_contiguous() else (meta.size(), meta.stride())

@@ -81,9 +81,9 @@ class Window:
     """A tensor in the memory of a parameter, as a view of it."""
 
     name: str
-    """Of the parameter."""
+    """Name of the parameter."""
     placeholder: torch.Tensor
-    """What stands for it in the module's copy, on the meta device."""
+    """Its stand-in in the module's copy, on the meta device."""
     offset: int
     detached: bool
     refusal: str = ""
@@ -162,7 +162,7 @@ def copy_registered(
 
 
 class SharedMemory:
-    """What a module keeps of the memory of its parameters and buffers besides these.
+    """Tensors that a module keeps in the memory of its parameters and buffers.
 
     Args:
       registered: parameters and buffers by name.

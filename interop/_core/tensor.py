@@ -198,7 +198,7 @@ class JaxTensor(torch.Tensor):
     is_marked_leaf: bool
     """Whether torch's graph begins with it: a parameter, or marked with `requires_grad_`."""
     home: "JaxTensor | None"
-    """What it was before its `.data` was set to another tensor's memory."""
+    """The cell before `.data` was set to another tensor's memory."""
     needs_grad: bool
     _is_param: bool
     """Which torch reads: `isinstance(tensor, nn.Parameter)`."""

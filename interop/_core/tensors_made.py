@@ -6,7 +6,7 @@ from torch import nn
 
 
 def tensors_made(module: nn.Module, known: Container[str]) -> str | None:
-    """What is wrong where a call made parameters or buffers that nobody trains, keeps or saves.
+    """The fault where a call made parameters or buffers that nobody trains, keeps or saves.
 
     Args:
       module: after the call.

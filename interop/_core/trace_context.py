@@ -1,4 +1,4 @@
-"""What surrounds a trace: one at a time, with torch's process-wide switches set, then restored."""
+"""The context of a trace: one at a time, with torch's process-wide switches set, then restored."""
 
 import threading
 from collections.abc import Generator

@@ -35,7 +35,7 @@ def running(trace: Any) -> Generator[None]:
 
 
 class Written(Protocol):
-    """What a region knows of a cell (`tensor.py`)."""
+    """A cell (`tensor.py`) as a region sees it."""
 
     region: "Region | None"
     value: Any

@@ -35,6 +35,6 @@ def is_watched() -> bool:
 def watching(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> AbstractContextManager[object]:
-    """What `watched` asks for around this run; nothing outside such a block."""
+    """The context for which `watched` asks around this run; an empty one outside such a block."""
     watch = _WATCH.get()
     return nullcontext() if watch is None else watch(module, args, kwargs)

@@ -62,7 +62,7 @@ _INSTEAD: dict[Any, Callable] = {
     aten.max.dim: _with_place(jnp.max),
     aten.min.dim: _with_place(jnp.min),
 }
-"""What computes an operator of 64 bits in the place of its lowering."""
+"""Functions that compute an operator in 64 bits in place of its lowering."""
 
 
 def is_wide(arrays: list[Any]) -> bool:
@@ -71,7 +71,7 @@ def is_wide(arrays: list[Any]) -> bool:
 
 
 def bounds_of_results(func: Any, args: tuple, kwargs: Call, metas: Any) -> list[Bounds | None]:
-    """Of each result, the bounds of its integers; None for other results and where x64 is on."""
+    """For each result the bounds of its integers; None for other results and where x64 is on."""
     metas = metas if isinstance(metas, (list, tuple)) else [metas]
     return [
         result_bounds(func, args, kwargs, meta, number)
@@ -177,7 +177,7 @@ def assign(target: JaxTensor, value: jax.Array, bounds: Bounds | None) -> None:
 
 
 def carried_by_buffer(value: JaxTensor, name: str) -> jax.Array:
-    """What a buffer of int64 holds after a call: 32 bits, for the next call to find its dtype.
+    """The value of an int64 buffer after a call: 32 bits, for the next call to find its dtype.
 
     Raises:
       UnsupportedTorchError: it is not a counter, but numbers that may need far more than 32 bits.

@@ -114,7 +114,7 @@ def _fusion_owner(rest: str, with_products: frozenset[str]) -> str:
 
 
 def _convolution_flops(target: str, rest: str, inputs: list[Array], result: Array) -> float:
-    """Of a forward convolution or one of its gradients: two for each output and filter element."""
+    """A convolution's operations, or its gradient's: two for each output and filter element."""
     labels = re.search(r"dim_labels=\w+_\w+->(\w+)", rest)
     if labels is None or len(inputs) < 2:
         return 0.0

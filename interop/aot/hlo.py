@@ -120,7 +120,7 @@ def cycles(program: str) -> int:
 
 
 def skipped_flops(program: str) -> float:
-    """Of what XLA counts for grouped products, the rows of other groups, which a TPU skips.
+    """XLA's count for the rows of other groups in grouped products, which a TPU skips.
 
     Counted is every row with every group's matrix; computed is every row with its own.
     """

@@ -62,9 +62,9 @@ def convolves_parts(elements: int) -> bool:
 
 
 _LEAST_CHANNELS_OF_XLA = 64
-"""Of images and of results: with fewer, XLA's products are small."""
+"""Channels of images and of results: with fewer, XLA's products are small."""
 _MOST_PIXELS_OF_XLA = 600
-"""Of an image: from some 800 on XLA is slower than oneDNN."""
+"""Pixels of an image: from some 800 on XLA is slower than oneDNN."""
 
 
 def weight_by_patches(
@@ -96,7 +96,7 @@ def weight_by_patches(
 
 
 _LEAST_CHANNELS = 24
-"""Of images: with fewer, copies of patches take longer."""
+"""Channels of images: with fewer, copies of patches take longer."""
 _LEAST_POINTWISE = 1 << 14
 """Elements of a weight of one pixel: a product of smaller ones is slower than oneDNN's, of larger
 ones up to 1.4 times as fast."""

@@ -90,7 +90,7 @@ def _installed() -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class Geometry:
-    """Of a convolution: a number for each spatial axis, and the groups of channels."""
+    """A convolution's numbers for each spatial axis, and its groups of channels."""
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]
@@ -200,7 +200,7 @@ class _Handle:
 
 
 def _once(make: Callable[[], _Handle]) -> Callable[[], _Handle]:
-    """What `make` returns at the first call.
+    """The result of `make` at its first call.
 
     Two devices begin at the same moment. Of two engines `functools.cache` forgets one, which is
     destroyed under what was made with it.
@@ -285,7 +285,7 @@ class _Primitive:
 
 
 class _Execution:
-    """What a running primitive has to itself: a stream, and memory objects for its arrays.
+    """The private objects of a running primitive: a stream, and memory objects for its arrays.
 
     It can't be a thread's own: one of XLA's is a new thread to Python at each call.
     """

@@ -100,7 +100,7 @@ def _buffers(inputs: str, outputs: str) -> str:
 
 
 def _job_of(kind: Any, width: int) -> tuple[str, str]:
-    """What the handler reads of its operands, and the fields of the job that this gives."""
+    """The code by which the handler reads its operands, and the fields of the job."""
     if kind in ("attention", "attention_few"):
         extents = {"N": "x0", "M": "x1", "H": "x2", "I": "x3", "K": "w1", "O": "w2", "S": "s0"}
         extents |= {"F": "v0", "v1": "v1", "v2": "v2"}
@@ -150,7 +150,7 @@ def _matrices() -> str:
 
 
 def handler(kind: Any, threads: int, width: int, schedule_word: int) -> str:
-    """What XLA calls: it gives tasks to XLA's threads, and computes panels until none is left."""
+    """XLA calls it: it gives tasks to XLA's threads, and computes panels until none is left."""
     schedule, word = 8 * schedule_word, _WORD
     text, fields = _job_of(kind, width)
     values = dict.fromkeys(_POINTERS, "null") | dict.fromkeys(_NUMBERS, "0")

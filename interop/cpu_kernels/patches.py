@@ -11,7 +11,7 @@ import torch
 from jaxsr.interop.cpu_kernels.onednn import Geometry
 
 _BLOCK_BYTES = 3 << 20
-"""Of patches copied at a time: a product of fewer rows is slow, more of them leave the cache."""
+"""Bytes of patches copied at a time: products of fewer rows are slow, more rows leave the cache."""
 
 
 def weight_gradient(
@@ -49,7 +49,7 @@ def _product(
     geometry: Geometry,
     padding: Sequence[int],
 ) -> torch.Tensor:
-    """Of the patches of `x` (N, *, C) and `g` (N, *, O), summed over pixels: (*kernel, C, O)."""
+    """Patches of `x` (N, *, C) times `g` (N, *, O), summed over pixels: (*kernel, C, O)."""
     channels, outputs = x.shape[-1], g.shape[-1]
     rows = channels * math.prod(kernel)
     product, buffer = x.new_zeros(rows, outputs), x.new_empty(0)

@@ -71,7 +71,7 @@ def threads_per_call() -> int:
 
 
 TORCH_THREADS = torch.get_num_threads()
-"""Of the process, before any kernel has set its own."""
+"""The process's threads before any kernel has set its own."""
 
 
 def _tensor(array: np.ndarray) -> torch.Tensor:

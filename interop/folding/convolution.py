@@ -24,7 +24,7 @@ from jaxsr.interop.folding.layout import (
 from jaxsr.interop.lowerings.convolution import convolve, general_convolution
 
 WORTH = 0.75
-"""What part of the groups a result with an offset may leave to be read, to be given one: 18 of 24
+"""Largest share of groups still to be read with which a result is given an offset: 18 of 24
 of an image of 8 groups, less of wider ones. It has columns to mask, and is to be made or moved
 again where one without is needed."""
 FEW = 8

@@ -153,7 +153,7 @@ class _Map(NamedTuple):
     """One value for each pixel, which meets all channels of an image."""
 
     content: Folded | jax.Array
-    """Of one channel; an array is (N or 1, 1, H or 1, W)."""
+    """A value of one channel; an array is (N or 1, 1, H or 1, W)."""
 
     def in_lanes(self, like: Folded) -> jax.Array:
         if isinstance(self.content, Folded):

@@ -244,7 +244,7 @@ def columns(groups: int, fold: int) -> np.ndarray:
 
 
 def _radices(fold: int) -> tuple[int, ...]:
-    """Of a column's number in its group, the most significant digit first: odd part, then bits."""
+    """Radices of a column's number in its group, most significant first: odd part, then bits."""
     twos = (fold & -fold).bit_length() - 1
     return (fold >> twos, *(2,) * twos)
 
@@ -278,7 +278,7 @@ def fold(x: jax.Array, size: int, parts: Sequence[int] | None = None, *, offset:
 def _grouped(
     pixels: jax.Array, width: int, size: int, parts: tuple[int, ...], offset: int
 ) -> Folded:
-    """Of (N, H, at least `width`, C), where what comes after `width` is finite."""
+    """Groups of (N, H, at least `width`, C), whose columns from `width` on are finite."""
     n, height, present, channels = pixels.shape
     groups = groups_of(width, size, offset)
     spare = groups * size - offset - present
@@ -356,8 +356,8 @@ def sum_columns(x: jax.Array, like: Folded) -> jax.Array:
 
 
 def _over_columns(x: jax.Array, like: Folded, join: Callable[..., jax.Array]) -> jax.Array:
-    """Of stretches of lanes, one by one: XLA would make a single reduction of this and of that over
-    pixels before it, which walks through lanes and takes a TPU ten times as long."""
+    """Joins stretches of lanes, one by one: XLA would make a single reduction of this and of the
+    one over pixels before it, which walks through lanes and takes a TPU ten times as long."""
     if like.fold == 1:
         return x
     pieces = cut(x, [like.fold * c for c in like.parts])

@@ -97,7 +97,7 @@ CHANNELS_LAST = LaneFolding({}, channels_last=True)
 
 
 def choose_folding(choice: Choice, device: Any) -> LaneFolding | None:
-    """What `--lane-folding` means for a device.
+    """The meaning of `--lane-folding` for a device.
 
     Args:
       choice: `auto` folds on TPUs and puts channels last elsewhere, `on` folds everywhere, `off`

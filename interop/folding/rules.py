@@ -52,7 +52,7 @@ _ENTER = {
 
 @dataclasses.dataclass(frozen=True)
 class FoldingRewriter:
-    """What a trace asks first about every operator: the core's only way into this package."""
+    """A trace asks it first about every operator: the core's only way into this package."""
 
     policy: LaneFolding
 

@@ -62,7 +62,7 @@ def _run_attention(
 def _flash(
     trace: Trace, func: torch._ops.OpOverload, args: tuple, kwargs: dict
 ) -> tuple[JaxTensor, JaxTensor]:
-    """What torch's own attention chooses on a CPU when reached from inside torch."""
+    """The attention that torch chooses on a CPU when reached from inside torch."""
     names = ("query", "key", "value", "dropout_p", "is_causal")
     call = {**dict(zip(names, args, strict=False)), **kwargs}
     out = _run_attention(trace, F.scaled_dot_product_attention, **call)

@@ -105,5 +105,5 @@ def _derivative(
 concatenated_convolution_p = cpu_primitive(
     "jaxsr_concatenated_convolution", _concatenated, _on_cpu, shape_of=shape_option
 )
-"""Of the parts and a weight, then the bias and the array that is added, where there are."""
+"""Takes the parts and a weight, then the bias and the array that is added, where they exist."""
 ad.primitive_jvps[concatenated_convolution_p] = _derivative

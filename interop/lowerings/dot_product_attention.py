@@ -263,7 +263,7 @@ map_by_rows(gradients_p, shared=6)
 def _jvp(
     function: Callable, primals: Sequence[jax.Array], tangents: Sequence[jax.Array | ad.Zero]
 ) -> tuple:
-    """Of the operands that have a tangent."""
+    """Tangents of the operands that have one."""
     places = [i for i, each in enumerate(tangents) if not isinstance(each, ad.Zero)]
 
     def of_places(*arrays: jax.Array) -> jax.Array | list[jax.Array]:
@@ -320,4 +320,4 @@ ad.primitive_jvps[gradients_p] = _gradients_jvp
 ad.primitive_transposes[change_p] = _change_transposed
 
 PLAIN = {attention_p: _plain, change_p: _plain_change, gradients_p: _plain_gradients}
-"""Of what JAX's own operations these primitives consist."""
+"""These primitives by JAX's own operations."""

@@ -38,7 +38,7 @@ def equal(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def rounded(x: jax.Array) -> jax.Array:
-    """What `x` is in its own dtype, for comparisons: narrow ones are in float32."""
+    """`x` rounded to its own dtype, for comparisons: narrow dtypes are computed in float32."""
     if not _is_narrow(x):
         return x
     kind = jnp.finfo(x.dtype)

@@ -31,7 +31,7 @@ FOLLOWERS: dict[str, Callable[..., jax.Array]] = {
     "logistic": lax.logistic,
     "add": lax.add,
 }
-"""What may follow, by the name of its equation."""
+"""Operations that may follow, by the name of their equation."""
 
 
 def with_followers(closed: ClosedJaxpr) -> ClosedJaxpr:
@@ -154,6 +154,6 @@ def _derivative(
 fused_convolution_p = cpu_primitive(
     "jaxsr_fused_convolution", _by_parts, _on_cpu, shape_of=shape_option
 )
-"""Of images and a weight, then the bias and the array that is added, where there are. The follower
-may be empty."""
+"""Takes images and a weight, then the bias and the array that is added, where they exist. The
+follower may be empty."""
 ad.primitive_jvps[fused_convolution_p] = _derivative

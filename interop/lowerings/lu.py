@@ -1,4 +1,4 @@
-"""What is computed from packed LU factors and their pivots."""
+"""Functions of packed LU factors and their pivots."""
 
 from collections.abc import Callable
 from typing import Any

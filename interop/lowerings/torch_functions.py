@@ -74,7 +74,7 @@ def _multi_margin_loss(trace: Trace, func: Callable, args: tuple, kwargs: dict) 
 
 @overrides(torch.fake_quantize_per_tensor_affine, torch.fake_quantize_per_channel_affine)
 def _fake_quantize(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
-    """What torch's operator has no form of on the meta device; gradients end outside the range."""
+    """Torch's operator lacks a form on the meta device; gradients are 0 outside the range."""
     per_channel = func is torch.fake_quantize_per_channel_affine
     return (_fake_quantized_channels if per_channel else _fake_quantized)(*args, **kwargs)
 
@@ -258,7 +258,7 @@ _INSTEAD = {
     "__bool__": "a branch, a loop, assert, and, or; use torch.where or torch.cond, "
     "torch._higher_order_ops.while_loop, or make it an argument of apply",
 }
-"""What asks for the value, and what to write in its place."""
+"""Functions that ask for the value, and the way to write each without it."""
 
 
 @overrides(*(getattr(torch.Tensor, name) for name in _INSTEAD))
@@ -354,7 +354,7 @@ def _stay(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> torch.Tens
 
 @overrides(torch.Tensor.__lshift__, torch.Tensor.__rshift__)
 def _shift(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
-    """Of bools torch shifts whole numbers, and says otherwise on the meta device."""
+    """For bools torch shifts whole numbers, and says otherwise on the meta device."""
     x, places = args
     if isinstance(places, torch.Tensor) and places.dtype == torch.bool != x.dtype:
         places = places.to(x.dtype)

@@ -4,6 +4,7 @@ import json
 import warnings
 
 from jaxsr.comparison.check_options import CheckConfig
+from jaxsr.comparison.export_options import ExportConfig
 from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.models.example_inputs import Example, example_inputs, parse_inputs, settle
 from jaxsr.models.load import load_model
@@ -51,7 +52,7 @@ def run(config: CheckConfig) -> int:
     return result.exit_status
 
 
-def load(config: CheckConfig) -> tuple[LoadedModel, Example]:
+def load(config: CheckConfig | ExportConfig) -> tuple[LoadedModel, Example]:
     """The model and its inputs.
 
     Raises:

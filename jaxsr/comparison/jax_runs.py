@@ -114,8 +114,8 @@ class JaxRuns:
         """The arguments' tensors as JAX arrays."""
         return {n: jnp.asarray(a) for n, a in (arguments or self.arguments).arrays.items()}
 
-    def per_row(self, rows: Arguments) -> Program:
-        """Forward of each sample alone, vectorised by `jax.vmap`."""
+    def by_rows(self) -> Callable[[State, Named, jax.Array], Named]:
+        """A function as `forward` in evaluation, vectorised over samples by `jax.vmap`: outputs."""
         forward = self.forward(train=False)
 
         def run(state: State, inputs: Named, key: jax.Array) -> Named:
@@ -127,7 +127,11 @@ class JaxRuns:
             mapped = {n for n, v in inputs.items() if v.ndim}
             return jax.vmap(one, in_axes=({n: 0 if n in mapped else None for n in inputs},))(inputs)
 
-        return Program(run, (self.state, self.inputs(rows), self.key))
+        return run
+
+    def per_row(self, rows: Arguments) -> Program:
+        """Forward of each sample alone."""
+        return Program(self.by_rows(), (self.state, self.inputs(rows), self.key))
 
     def on_mesh(self, batch: Arguments, devices: int) -> Program:
         """Forward with the batch split over several devices."""

@@ -1,4 +1,4 @@
-"""What every reader of picture files builds on: file names of formats, and the decoders.
+"""The foundation of every reader of image files: file names of formats, and the decoders.
 
 Pillow decodes first, because it refuses a truncated file where OpenCV returns it half gray. It cuts
 16-bit colour to 8 bits: there OpenCV takes over, and tifffile for TIFFs of separate planes and of

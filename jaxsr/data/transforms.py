@@ -28,6 +28,8 @@ from jaxsr.data.degradation import degrade
 from jaxsr.data.degradation_options import Degradation
 from jaxsr.data.device_cache import ResidentPhotos
 from jaxsr.errors import InputError
+from jaxsr.ops import CutMix, Mixup
+from jaxsr.ops.augment import augment as ops_augment
 from jaxsr.ops.colour import rgb_to_y
 from jaxsr.ops.resize import resize
 
@@ -36,7 +38,9 @@ Prepare = Callable[..., dict[str, Array]]
 # What the random numbers of a sample are for: folded into its key, so that an option that draws
 # more leaves the others' numbers as they are. Labels follow in the order of their names.
 _TURN, _FACTOR, _NOISE_STRENGTH, _NOISE, _LABELS = range(5)
-_COLOURS, _DEGRADATION = 2**16, 2**16 + 1  # beyond any number of labels
+_COLOURS, _DEGRADATION, _MIX, _CUT = range(2**16, 2**16 + 4)  # beyond any number of labels
+_CUT_SIDE = 0.7
+"""Of a picture: the sides of the box of CutBlur, as in its paper."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +66,9 @@ def make_preparation(
     channels: Literal[1, 3] = 3,
     augment: Literal["none", "flip", "turn"] = "turn",
     swap_colours: bool = False,
+    mixup: float = 0.0,
+    cutmix: float = 0.0,
+    cutblur: float = 0.0,
     eight_bit: bool = True,
     bicubic: Literal["torch", "matlab"] = "torch",
     loss_of_detail: DetailLoss | None = None,
@@ -79,6 +86,10 @@ def make_preparation(
         positions being equally likely.
       swap_colours: put red, green and blue in a random order: shapes stay, and a network that sees
         each photo a hundred times cannot learn its colours by heart.
+      mixup, cutmix: shares of the samples that are blended with their neighbour in the batch, or
+        get a box of it, before `low` is made (Yoo et al., CVPR 2020). The batch is even then.
+      cutblur: share of the samples whose `low` is undamaged inside or outside a box (the same
+        paper): a network learns where to leave pixels as they are.
       eight_bit: make `low`, and luma, from and into whole levels, as files hold them.
       bicubic: whose bicubic makes `low` at a scale above 1; MATLAB's is what papers judge by.
       loss_of_detail: for `scale` 1 only. Default: `DetailLoss()`.
@@ -109,6 +120,12 @@ def make_preparation(
         factors = loss_of_detail.factors
     if any(crop % factor for factor in factors):
         raise InputError(f"crop={crop} must be a multiple of {', '.join(map(str, factors))}")
+    if cutblur and scale > 1 and degradation is None:
+        raise InputError("cutblur needs damage to low; give a degradation, such as low_jpeg")
+    mixing = (
+        *([Mixup(probability=mixup)] if mixup else []),
+        *([CutMix(probability=cutmix)] if cutmix else []),
+    )
     ranges = dict(sorted((labels or {}).items()))
     for name, (low, high) in ranges.items():
         if not low <= high:
@@ -129,14 +146,20 @@ def make_preparation(
         if swap_colours:
             order = _each(keys, _COLOURS, lambda key: jax.random.permutation(key, 3))
             image = jnp.take_along_axis(image, order[:, :, None, None], axis=1)
+        if mixing:
+            key_of_batch = jax.random.fold_in(jax.random.fold_in(key, _MIX), batch["sample"][0])
+            image = ops_augment(key_of_batch, image, mixing, axes=(-2, -1)).images
         levels = to_levels(image, channels=channels, eight_bit=eight_bit)
         if scale > 1:
             low = shrink(levels, scale, convention=bicubic)
         else:
             assert loss_of_detail is not None
             low = _lose_detail(levels, keys, loss_of_detail)
+        undamaged = low if scale > 1 else levels
         if degradation is not None:
             low = degrade(low, _each(keys, _DEGRADATION, lambda key: key), degradation)
+        if cutblur:
+            low = _cut_blurred(low, undamaged.astype(low.dtype), keys, cutblur)
         made = {
             "high": to_model_range(levels, value_range),
             "low": to_model_range(low, value_range),
@@ -210,6 +233,19 @@ def _lose_detail(levels: Array, keys: Array, loss: DetailLoss) -> Array:
         if levels.dtype == jnp.uint8:
             low = jnp.clip(jnp.floor(low + 0.5), 0, 255)
     return low
+
+
+def _cut_blurred(low: Array, undamaged: Array, keys: Array, probability: float) -> Array:
+    """`low` with undamaged pixels inside or outside a box, for a share of the samples."""
+    draw = _each(keys, _CUT, lambda key: jax.random.uniform(key, (4,)))[:, :, None]
+    inside = []
+    for axis, extent in enumerate(low.shape[-2:]):
+        side = max(round(_CUT_SIDE * extent), 1)
+        start = jnp.floor(draw[:, axis] * (extent - side + 1))
+        inside.append((jnp.arange(extent) >= start) & (jnp.arange(extent) < start + side))
+    box = inside[0][:, None, :, None] & inside[1][:, None, None, :]
+    box ^= draw[:, 2, :, None, None] < 0.5
+    return jnp.where(box & (draw[:, 3, :, None, None] < probability), undamaged, low)
 
 
 def _each(keys: Array, purpose: int, draw: Callable[[Array], Array]) -> Array:

@@ -29,7 +29,7 @@ _ENCODERS = {
     "ffv1": "ffv1",
 }
 _OTHERWISE = ("libx264", "libvpx-vp9", "libvpx")
-"""What a video of another codec becomes: the first that the container holds."""
+"""Encoders for a video of another codec: the first that the container holds."""
 # Near-transparent for H.264 and H.265 by their authors' scales.
 _RATE_FACTOR = {"libx264": "16", "libx264rgb": "16", "libx265": "18", "libvpx-vp9": "20",
                 "libvpx": "4", "libsvtav1": "20"}  # fmt: skip
@@ -62,7 +62,7 @@ _FRAME_NOTES = {
     "FILM_GRAIN_PARAMS": "film grain parameters (their grain is in the frames)",
     "S12M_TIMECODE": "timecodes of frames",
 }
-"""What frames may carry that no encoder here takes over."""
+"""Side data of frames that no encoder here takes over."""
 
 
 class UnreadableVideo(InputError):

@@ -7,8 +7,8 @@ from jaxsr.generation.config import GenerateConfig
 from jaxsr.generation.prompts import all_prompts, check_rows_path
 from jaxsr.interop.atomic_write import check_file
 from jaxsr.interop.install import install_extra
+from jaxsr.models.gguf_names import find_gguf
 from jaxsr.models.hub import fetched
-from jaxsr.models.llama.gguf_file import find_gguf
 from jaxsr.runtime.activity import set_status
 from jaxsr.runtime.setup import setup_compute
 

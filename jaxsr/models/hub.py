@@ -15,7 +15,7 @@ from typing import Any
 
 from jaxsr.errors import InputError, MissingFileError, one_line, printable
 from jaxsr.folders import cache_folder
-from jaxsr.models.llama.gguf_file import first_files, part_names
+from jaxsr.models.gguf_names import first_files, part_names
 
 _NAME = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
 _PLAIN = re.compile(rf"(?P<repo>{_NAME})(?:@(?P<revision>[\w./-]+))?")

@@ -11,11 +11,12 @@ import torch
 
 from jaxsr.errors import InputError, MissingFileError
 from jaxsr.models.claims import check_claims, check_folder_claims
+from jaxsr.models.gguf_names import find_gguf
 from jaxsr.models.hub import fetched
 from jaxsr.models.llama import loading
 from jaxsr.models.llama.config import ARCHITECTURES, LlamaConfig
 from jaxsr.models.llama.gguf_architectures import read_config
-from jaxsr.models.llama.gguf_file import find_gguf, open_gguf
+from jaxsr.models.llama.gguf_file import open_gguf
 from jaxsr.models.llama.hf_folder import read_json, weight_files
 from jaxsr.models.llama.loading import LanguageModel
 from jaxsr.models.llama.quantized import Scheme

@@ -30,8 +30,8 @@ from jaxsr.models.build import (
     is_configuration,
 )
 from jaxsr.models.claims import check_claims
+from jaxsr.models.gguf_names import find_gguf
 from jaxsr.models.hub import fetched, is_hub_name
-from jaxsr.models.llama.gguf_file import find_gguf
 from jaxsr.models.own_network import load_own_network, stated_uses
 from jaxsr.models.registry import (
     FAMILIES,

@@ -9,7 +9,7 @@ import importlib.machinery
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +86,8 @@ def check_run_names(source: Path, named: Iterable[object], words: Iterable[str])
       InputError: the configuration names code that no word does.
     """
     words = [word.replace(".py:", ":") for word in words]
-    for text in named:
-        names = _NAME.finditer(text) if isinstance(text, str) and text[:1] != "{" else ()
+    for text in _texts(named):
+        names = _NAME.finditer(text) if text[:1] != "{" else ()
         for name in (match[0] for match in names):
             if name.partition(":")[0] in LIBRARIES or any(name in word for word in words):
                 continue
@@ -95,6 +95,17 @@ def check_run_names(source: Path, named: Iterable[object], words: Iterable[str])
                 f"{source} names the code {name}, and a run folder runs no code of its choice; "
                 f"where you trust it, name {name} in the command, as when the run began"
             )
+
+
+def _texts(value: object) -> Iterator[str]:
+    """The texts in values of JSON."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _texts(value.values())
+    elif isinstance(value, Iterable):
+        for one in value:
+            yield from _texts(one)
 
 
 def check_library_builder(path: Path, builder: str, arguments: Mapping[str, Any]) -> None:

@@ -26,7 +26,7 @@ from jaxsr.models.registry import Kind, LoadedModel, Weights
 from jaxsr.models.weight_files import load_weights
 
 KINDS: Mapping[str, Kind] = {"super-resolution": "restorer", "detection": "detector"}
-"""What a network of each task is."""
+"""The kind of network that each task trains."""
 
 
 def load_own_network(
@@ -71,7 +71,7 @@ def load_own_network(
 
 
 def stated_uses(path: Path, metadata: Mapping[str, Any]) -> JsonObject:
-    """What an exported file says of its network's use, as fields of `LoadedModel`.
+    """An exported file's statements on its network's use, as fields of `LoadedModel`.
 
     Args:
       path: the file, for errors.

@@ -13,6 +13,7 @@ OPTIONS = {
     "evaluate": "detection.config:EvaluateConfig",
     "generate": "generation.config:GenerateConfig",
     "check": "comparison.check_options:CheckConfig",
+    "export": "comparison.export_options:ExportConfig",
     "compare ops": "comparison.ops_options:OpsOptions",
     "compare trace": "comparison.commands:TraceOptions",
     "compare traces": "comparison.commands:TracesOptions",

@@ -29,7 +29,7 @@ GROUPS = {
     ),
     "output": (
         "out", "resume", "branch_from", "log_every", "validate_every", "save_every", "tensorboard",
-        "profile",
+        "logger", "profile",
     ),
     "ahead-of-time": tuple(inspect.get_annotations(AotOptions)),
 }  # fmt: skip

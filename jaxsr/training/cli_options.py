@@ -6,10 +6,11 @@ run that is resumed has its own, and only some may be changed.
 
 import argparse
 import dataclasses
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from jaxsr.errors import InputError
 from jaxsr.runtime.activity import is_quiet
@@ -31,7 +32,9 @@ class Preset:
     preset: str | None = None
     """Name of a set of defaults. Default: the task's first, or the one that it has for --data."""
     config: Path | None = None
-    """Run folder, or its config.json, whose options are the defaults."""
+    """Run folder, its config.json, or YAML or TOML, whose options are the defaults."""
+    schema: bool = False
+    """Print a JSON Schema of the task's options, for editors that write such files, and end."""
 
 
 def parse_command_line(
@@ -58,6 +61,8 @@ def _name_and_config(
     name = arguments[0].replace(".py:", ":") if named else None
     arguments = arguments[named:]
     sources, rest = _split(arguments)
+    if sources.schema:
+        _print_schema(name or next(iter(TASKS)), kind)
     other = sources.config or sources.branch_from
     if other is not None and (
         sources.preset is not None
@@ -79,11 +84,20 @@ def _name_and_config(
         _check_run_names(other, file, words)
         _check_family(name, file, other)
         task = kind or find_options(file.family)
-        default = file.run_config(task.Config)
+        default = file.run_config(task.Config, base=_preset_below(task, file, rest))
         return file.family, _parse(task, file.family, rest, default, other)
     name = name or next(iter(TASKS))
     task = kind or find_options(name)
     return name, _parse_preset(task, name, rest, sources.preset)
+
+
+def _print_schema(name: str, kind: type[TaskOptions] | None) -> NoReturn:
+    from jaxsr.training.config_schema import config_schema
+
+    task = kind or find_options(name)
+    schema = config_schema(name, presets_of(task), task.default_presets[False])
+    print(json.dumps(schema, indent=2))
+    raise SystemExit(0)
 
 
 def _check_run_names(source: Path, run: ConfigFile, words: list[str]) -> None:
@@ -112,7 +126,7 @@ def _resumed(
         file = read_config(sources.config)
         _check_run_names(sources.config, file, [run.family, *rest])
         _check_family(run.family, file, sources.config)
-        default = file.run_config(task.Config)
+        default = file.run_config(task.Config, base=_preset_below(task, file, rest))
         check_changes(out, run, _parse(task, run.family, rest, default, sources.config))
     config = dataclasses.replace(config, out=out)
     check_changes(out, run, config)
@@ -131,13 +145,24 @@ def _parse_preset(
 ) -> RunConfig:
     has_data = any(_is_option(a, "--data") for a in rest)
     plain, chosen = task.default_presets[False], task.default_presets[has_data]
-    presets = presets_of(task)
-    if (preset or chosen) not in presets:
-        raise InputError(f"no preset {preset!r}; there are {', '.join(presets)}")
-    config = _parse(task, name, rest, presets[preset or chosen], f"--preset {preset or chosen}")
+    default = _preset(task, preset or chosen)
+    config = _parse(task, name, rest, default, f"--preset {preset or chosen}")
     if preset is None and chosen != plain and not is_quiet():
         print(f"preset {chosen}, for --data; --preset {plain} is the one without", flush=True)
     return config
+
+
+def _preset(task: type[TaskOptions], name: str) -> RunConfig:
+    presets = presets_of(task)
+    if name not in presets:
+        raise InputError(f"no preset {name!r}; there are {', '.join(presets)}")
+    return presets[name]
+
+
+def _preset_below(task: type[TaskOptions], file: ConfigFile, rest: list[str]) -> RunConfig:
+    """The preset whose values the options have that a configuration file leaves out."""
+    has_data = "data" in file.options or any(_is_option(a, "--data") for a in rest)
+    return _preset(task, file.preset or task.default_presets[has_data])
 
 
 def _parse(
@@ -186,6 +211,7 @@ def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--preset")
     parser.add_argument("--config", type=Path)
+    parser.add_argument("--schema", action="store_true")
     try:
         sources, rest = parser.parse_known_args(arguments)
         parser.add_argument("--out", type=Path)

@@ -66,6 +66,8 @@ class RunConfig(LaneFoldingOptions, AotOptions, StepConfig, OptimizerConfig):
     """Steps between checkpoints besides those at validations. Default: none."""
     tensorboard: bool = True
     """Write TensorBoard events to out/tensorboard."""
+    logger: tuple[str, ...] = ()
+    """Also log to wandb or mlflow, or to a class of yours, module:Class."""
     profile: str | None = None
     """Steps START:STOP to record with the profiler into out/profile."""
 

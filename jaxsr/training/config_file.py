@@ -6,11 +6,22 @@
 `options` holds every field of the family's `RunConfig`, `data` the number of files trained and
 validated on and a digest of their names and sizes. `digest` makes damage noticed; a file that was
 written or edited by hand goes without.
+
+A file written by hand may be YAML or TOML, with the options beside the family. An option that it
+leaves out has the value of the preset, as on the command line:
+
+    family: span
+    preset: photos
+    batch: 32
+    lr: 5e-4
+    model: {width: 32}
 """
 
 import dataclasses
 import json
+import re
 import textwrap
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +37,9 @@ PER_RUN = ("out", "resume")
 """Options that belong to one start of one run."""
 NOT_INHERITED = (*PER_RUN, "branch_from")
 """Options of one run, which another that starts from its configuration does not take over."""
-_ENTRIES = {"family", "model", "options", "data", "cpu_threads", "kernel_threads", "computed_by"}
+_ENTRIES = {
+    "family", "preset", "model", "options", "data", "cpu_threads", "kernel_threads", "computed_by",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +48,8 @@ class ConfigFile:
 
     family: str
     options: Mapping[str, Any]
+    preset: str | None = None
+    """The preset that a file written by hand changes."""
     data: Mapping[str, Any] | None = None
     """As `describe_data` gives it."""
     cpu_threads: int | None = None
@@ -58,6 +73,7 @@ class ConfigFile:
             return cls(
                 family=str(content["family"]),
                 options=dict(content["options"]),
+                preset=content.get("preset"),
                 data=content.get("data"),
                 cpu_threads=content.get("cpu_threads"),
                 kernel_threads=content.get("kernel_threads"),
@@ -67,13 +83,18 @@ class ConfigFile:
             raise _not_a_config(source, error) from error
 
     def run_config(
-        self, kind: type[RunConfig], *, without: tuple[str, ...] = NOT_INHERITED
+        self,
+        kind: type[RunConfig],
+        *,
+        without: tuple[str, ...] = NOT_INHERITED,
+        base: RunConfig | None = None,
     ) -> RunConfig:
         """The configuration that the file describes.
 
         Args:
           kind: configuration class of the file's family.
           without: options that get their defaults.
+          base: values of the options that the file leaves out. Default: those of the class.
 
         Raises:
           ValueError: an option is unknown, or its value is of another type or out of range.
@@ -81,7 +102,11 @@ class ConfigFile:
         import dacite
 
         options = {n: v for n, v in self.options.items() if n not in without}
-        rules = dacite.Config(cast=[Path, tuple], strict=True)
+        if base is not None:
+            options = _merged(to_json(self.family, base)["options"], options)
+        # YAML's and TOML's `mesh: 8` is a number.
+        text = {str: lambda value: str(value) if type(value) is int else value}
+        rules = dacite.Config(cast=[Path, tuple], strict=True, type_hooks=text)
         try:
             return dacite.from_dict(kind, options, rules)
         except InputError:
@@ -109,7 +134,7 @@ def read_config(path: Path, *, sealed: bool = False) -> ConfigFile:
     """Reads a configuration; `path` may be the run folder.
 
     Args:
-      path: a file that `seal(to_json(…))` made, or one written by hand.
+      path: a file that `seal(to_json(…))` made, or one written by hand: JSON, .yaml or .toml.
       sealed: refuse a file without digest.
 
     Raises:
@@ -119,14 +144,20 @@ def read_config(path: Path, *, sealed: bool = False) -> ConfigFile:
     """
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
-        raise MissingFileError(f"no configuration at {path}; give a run folder or its config.json")
+        raise MissingFileError(
+            f"no configuration at {path}; give a run folder, its config.json, or YAML or TOML"
+        )
     raw = read_bounded(path)
+    by_hand = _PARSERS.get(path.suffix.lower())
     try:
-        content = json.loads(raw)
+        content = (by_hand or json.loads)(raw.decode())
         if not isinstance(content, dict):
             raise TypeError(f"it holds a {type(content).__name__}")
     except (ValueError, TypeError, RecursionError) as error:
         raise _damaged(path) if sealed else _not_a_config(path, error) from error
+    if by_hand is not None and "options" not in content:
+        named = {name: content.pop(name) for name in ("family", "preset") if name in content}
+        content = named | {"options": content}
     if "digest" in content:
         try:
             content = unseal(raw, source=path)
@@ -149,9 +180,45 @@ def _damaged(path: Path) -> DamagedFileError:
 
 def _not_a_config(path: Path, error: Exception) -> InputError:
     return InputError(
-        f"{path} is not the config.json of a run ({type(error).__name__}: {error}); give one that "
-        "jaxsr.train wrote"
+        f"{path} is not the configuration of a run ({type(error).__name__}: {one_line(error)}); "
+        "give a config.json that jaxsr.train wrote, or YAML or TOML with family and options"
     )
+
+
+def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> JsonObject:
+    """`base` with the values of `changes`, where both are dictionaries entry by entry."""
+    merged = dict(base)
+    for name, value in changes.items():
+        inner = base.get(name)
+        if isinstance(inner, Mapping) and isinstance(value, Mapping):
+            merged[name] = _merged(inner, value)
+        else:
+            merged[name] = value
+    return merged
+
+
+def _parse_yaml(text: str) -> Any:
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Reads 5e-4 as a number, as YAML 1.2 does, and refuses what is there twice."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict:
+            names = [key.value for key, _ in node.value]
+            if twice := {str(name) for name in names if names.count(name) > 1}:
+                raise yaml.YAMLError(f"{min(twice)} is there twice")
+            return super().construct_mapping(node, deep)
+
+    number = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
+    try:
+        return yaml.load(text, Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
+
+
+_PARSERS = {".toml": tomllib.loads, ".yaml": _parse_yaml, ".yml": _parse_yaml}
+"""Formats of files written by hand, besides JSON."""
 
 
 def summarize(config: RunConfig, presets: Mapping[str, RunConfig]) -> str:

@@ -26,6 +26,7 @@ from jaxsr.training.config import RunConfig
 from jaxsr.training.config_file import summarize
 from jaxsr.training.engines import TrainingEngine, make_engine
 from jaxsr.training.find_task import presets_of
+from jaxsr.training.loggers import TensorBoard, make_logger
 from jaxsr.training.metrics_logger import NoRecords, Records
 from jaxsr.training.phases import phase_at
 from jaxsr.training.run_folder import RunRecord
@@ -74,12 +75,14 @@ def train(task: TaskRun, out: Path, record: RunRecord | None = None) -> bool:
             record.write()
         records = NoRecords()
         if first_host:
+            loggers = [*map(make_logger, config.logger), *[TensorBoard()] * config.tensorboard]
             records = Records(
                 out,
                 start_step=start,
                 total_steps=total,
                 batch=config.batch,
-                tensorboard=config.tensorboard,
+                loggers=loggers,
+                options=record.content["options"] if record else {},
                 sample_name=task.sample_name,
                 branched=config.branch_from is not None,
             )

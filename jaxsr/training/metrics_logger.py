@@ -1,22 +1,21 @@
-"""A run's records: `metrics.jsonl`, `log.txt`, TensorBoard events; lines and a bar to look at."""
+"""A run's records: `metrics.jsonl`, `log.txt`, loggers; lines and a bar to look at."""
 
-import functools
 import importlib.util
 import logging
 import math
 import sys
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
 
-from jaxsr.errors import DamagedFileError
+from jaxsr.errors import DamagedFileError, InputError, one_line
 from jaxsr.interop.atomic_write import atomic_write, set_aside
 from jaxsr.interop.sealed_json import seal, unseal
 from jaxsr.runtime.activity import is_quiet, set_status
+from jaxsr.training.loggers import Logger
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +35,8 @@ class Records:
       total_steps: length of the run.
       batch: samples per step, for the rate.
       sample_name: what samples are called in the rate, in the plural.
-      tensorboard: also write TensorBoard events.
+      loggers: others that receive the figures.
+      options: of the run, for them.
       branched: the run began at another one's checkpoint, whose steps have no lines here.
     """
 
@@ -47,19 +47,23 @@ class Records:
         start_step: int,
         total_steps: int,
         batch: int,
-        tensorboard: bool,
+        loggers: Sequence[Logger] = (),
+        options: Mapping[str, Any] | None = None,
         sample_name: str = "images",
         branched: bool = False,
     ) -> None:
         self._path = folder / "metrics.jsonl"
         self._drop_after(start_step, branched=branched)
         self._file = self._path.open("a", encoding="utf-8")
-        self._writer = None
-        if tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
-
-            _silence_event_threads()
-            self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=start_step + 1)
+        self._loggers = list(loggers)
+        for logger in loggers:
+            try:
+                logger.start(folder, options or {}, start_step)
+            except Exception as error:
+                raise InputError(
+                    f"the logger {type(logger).__name__} cannot start ({type(error).__name__}: "
+                    f"{one_line(error)}); correct that, or leave it out"
+                ) from error
         self._total, self._batch, self._samples = total_steps, batch, sample_name
         self._began = (time.perf_counter(), start_step)
         self._log = (folder / "log.txt").open("a", encoding="utf-8")
@@ -145,7 +149,7 @@ class Records:
         """Records what a validation found; time spent in it does not count in the rate."""
         self._write(step, {f"validation/{name}": value for name, value in metrics.items()})
         if picture is not None:
-            self._event("add_image", "validation", picture, step, dataformats="HWC")
+            self._event("image", step, "validation", picture)
         text = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         self.say(f"validation at step {step}:  {text}")
         self._began = (time.perf_counter(), step)
@@ -158,19 +162,19 @@ class Records:
         }
         self._file.write(seal({"step": step, "time": round(time.time(), 3), **plain}) + "\n")
         self._file.flush()
-        for name, value in figures.items():
-            if isinstance(value, int | float):
-                self._event("add_scalar", name, value, step)
+        self._event(
+            "figures", step, {n: v for n, v in figures.items() if isinstance(v, int | float)}
+        )
 
-    def _event(self, method: str, *arguments: Any, **options: Any) -> None:
-        """Passes a call on to TensorBoard's writer, which ends where its file cannot be written."""
-        if self._writer is None:
-            return
-        try:
-            getattr(self._writer, method)(*arguments, **options)
-        except OSError as error:
-            self._writer = None
-            self.warn(f"TensorBoard's events end here: {error.strerror or error}")
+    def _event(self, method: str, *arguments: Any) -> None:
+        """Calls every logger; one that fails ends, and the run goes on."""
+        for logger in tuple(self._loggers):
+            try:
+                getattr(logger, method)(*arguments)
+            except Exception as error:
+                self._loggers.remove(logger)
+                cause = getattr(error, "strerror", None) or one_line(error)
+                self.warn(f"the records of {type(logger).__name__} end here: {cause}")
 
     def say(self, line: str) -> None:
         """A line for a person, on standard output and in `log.txt`."""
@@ -226,18 +230,6 @@ class NoRecords:
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *_, **__: None
-
-
-@functools.cache
-def _silence_event_threads() -> None:
-    """TensorBoard's threads print a traceback of an error that the next call raises, too."""
-    previous = threading.excepthook
-
-    def hook(arguments: threading.ExceptHookArgs) -> None:
-        if not type(arguments.thread).__module__.startswith("tensorboard."):
-            previous(arguments)
-
-    threading.excepthook = hook
 
 
 def _step_of(line: bytes) -> int | None:

@@ -32,7 +32,7 @@ RUNS = Path("runs")
 CHANGEABLE = frozenset(
     {
         *PER_RUN, "steps", "epochs", "log_every", "validate_every", "save_every", "tensorboard",
-        "profile", "mesh", "platform", "compile_cache", "lane_folding", "remat", "cache",
+        "logger", "profile", "mesh", "platform", "compile_cache", "lane_folding", "remat", "cache",
         "cache_gb", "scratch", "resident_gb", "workers", "data", "val",
     }
 )  # fmt: skip

@@ -33,7 +33,7 @@ class Augmented(NamedTuple):
     points: Float[Array, "..."] | None = None
     """Not clipped: a point may leave the picture."""
     labels: Float[Array, "..."] | None = None
-    """Of `Mixup` and `CutMix`: the shares of both pictures' classes."""
+    """Shares of both images' classes after `Mixup` and `CutMix`."""
 
 
 class Layout(NamedTuple):

@@ -1,4 +1,4 @@
-"""What a resize convention declares of itself."""
+"""The declaration of a resize convention."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ class Convention:
     """The rules of one library's resize; see `conventions/__init__.py` for how to add one."""
 
     name: str
-    """What `resize(convention=…)` calls it."""
+    """The name in `resize(convention=…)`."""
     passes: Callable[..., list[Pass]]
     """`(shape, dtype, axes, size, *, method, **options)`: a table of weights for each axis."""
     methods: tuple[str, ...]

@@ -43,8 +43,8 @@ from jaxsr.ops._typed_jax import cond, platform_dependent
 MOST_PLANE_PHASES = 4
 """Phases of a ratio up to which float64 sums are faster in planes."""
 MOST_FUSED_TAPS = 4
-"""Of one axis, with which a GPU gathers for both axes in one kernel. More take longer so than by an
-array between the axes, and four do where the phases of the ratio are slices
+"""Taps of one axis with which a GPU gathers for both axes in one kernel. More are slower so than by
+an array between the axes, and four do where the phases of the ratio are slices
 (`python -m benchmarks.gpu --part kernels`)."""
 CACHE_BYTES = 1 << 24
 """Results from which on gathered pixels, which arrive in columns, no longer turn within a cache."""

@@ -59,6 +59,6 @@ def _derivative(primals: Any, tangents: Any, **static: Any) -> Any:
 
 
 resize_p = cpu_primitive("jaxsr_resize", resize_in_jax, _on_cpu, shape_of=_shape_of)
-"""Of an image; `axes`, `size`, `convention` and `options` as `resize` normalises them."""
+"""Takes an image; `axes`, `size`, `convention` and `options` as `resize` normalises them."""
 batching.primitive_batchers[resize_p] = _batched
 ad.primitive_jvps[resize_p] = _derivative

@@ -24,7 +24,7 @@ _MOST_PHASES, _MOST_READS = 4, 16
 slices are faster. Two loaded cores, 8 × 512² × 3 by torch and by XLA, processor ms: bilinear to
 256² 4.8 and 2.1, to 128² 2.6 and 0.6, antialiased 3.0 and 7.1; bicubic to 224² 5.8 and 50."""
 _LEAST_PIXELS = 1 << 16
-"""Of image and result, from which on torch is worth its import."""
+"""Pixels of image and result from which on torch is worth its import."""
 
 
 def resize_by_torch(

@@ -1,4 +1,4 @@
-"""What one output pixel of a one-dimensional resize reads, and how much of each.
+"""The pixels that one output pixel of a one-dimensional resize reads, and their weights.
 
 A separable resize is, along each axis, `out[o] = sum_t weight[o, t] * in[index[o, t]]`. The tables
 are NumPy arrays. A convention (`conventions/`) makes them while JAX traces; `kernels.py` applies
@@ -19,7 +19,7 @@ SPARE = float(np.finfo(np.float32).tiny)
 """Weight of a tap that only fills its row. It changes no finite sum, and is no 0 for infinities."""
 
 Finish = Callable[[jax.Array], jax.Array]
-"""What is done to every sum of a pass: rounding, shifting, clipping."""
+"""Follows every sum of a pass: rounding, shifting, clipping."""
 
 
 @dataclass(frozen=True, eq=False)

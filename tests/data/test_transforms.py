@@ -13,10 +13,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from PIL import Image
 from scipy import stats
 
+from jaxsr.data.degradation_options import Degradation
 from jaxsr.data.device_cache import resident_photos
 from jaxsr.data.photos import open_photos, open_training_photos
 from jaxsr.data.transforms import DetailLoss, make_preparation, to_levels, turn
 from jaxsr.data.validation import validation_pairs
+from jaxsr.errors import InputError
 from tests.data.photo_batches import train_batches
 
 KEY = jax.random.key(11)
@@ -303,3 +305,48 @@ def test_detail_loss_is_checked(options: dict[str, Any]):
 def test_a_batch_of_other_crops_is_refused(photos):
     with pytest.raises(ValueError, match="crops must be 48×48 px"):
         make_preparation(crop=48, scale=4)(_batch(photos), KEY)
+
+
+@pytest.mark.parametrize("kind", ["mixup", "cutmix"])
+def test_pairs_are_mixed_before_they_are_shrunk(kind, photos):
+    batch = _batch(photos, count=8)
+    plain = jax.jit(make_preparation(crop=96, scale=4))(batch, KEY)
+    share_of_all: Any = {kind: 1.0}
+    mixed = jax.jit(make_preparation(crop=96, scale=4, **share_of_all))(batch, KEY)
+    own, high = (_levels(made["high"]).astype(np.float64) for made in (plain, mixed))
+    other = own.reshape(4, 2, *own.shape[1:])[:, ::-1].reshape(own.shape)
+    if kind == "cutmix":
+        assert (np.isclose(high, own) | np.isclose(high, other)).all()
+        kept = np.isclose(high, own).mean((1, 2, 3))
+        assert ((kept > 0) & (kept < 1)).any()
+    else:
+        share = ((high - other) * (own - other)).sum((1, 2, 3)) / ((own - other) ** 2).sum(
+            (1, 2, 3)
+        )
+        blended = share[:, None, None, None] * own + (1 - share[:, None, None, None]) * other
+        assert np.abs(high - blended).max() < 0.6 and ((share > 0.05) & (share < 0.95)).any()
+    uint8 = torch.from_numpy(np.rint(high).astype(np.uint8))
+    small = torch.nn.functional.interpolate(uint8, (24, 24), mode="bicubic", antialias=True)
+    np.testing.assert_array_equal(np.rint(_levels(mixed["low"])), small.numpy())
+
+
+@pytest.mark.parametrize("scale", [1, 2])
+def test_cutblur_leaves_a_box_or_its_surroundings_undamaged(scale, photos):
+    batch = _batch(photos, count=16)
+    degradation = Degradation(jpeg=(20, 40))
+
+    def low(**options):
+        made = make_preparation(crop=96, scale=scale, **options)
+        return np.asarray(jax.jit(made)(batch, KEY)["low" if options else "high"])
+
+    damaged = low(degradation=degradation)
+    undamaged = low() if scale == 1 else low(bicubic="torch")  # at scale 1 the truth itself
+    cut = low(degradation=degradation, cutblur=0.5)
+    from_undamaged = (cut == undamaged) & (cut != damaged)
+    assert ((cut == undamaged) | (cut == damaged)).all()
+    shares = (cut == undamaged).mean((1, 2, 3))
+    touched = from_undamaged.any((1, 2, 3))
+    assert 3 <= touched.sum() <= 13
+    assert (np.abs(shares[touched] - 0.5) < 0.35).all()
+    with pytest.raises(InputError, match="cutblur needs damage"):
+        make_preparation(crop=96, scale=2, cutblur=0.5)

@@ -214,11 +214,55 @@ def test_channel_fp8_checkpoint(quantization, rounding, model_folder, hf_model, 
         assert torch.corrcoef(torch.stack((got.flatten(), want.flatten())))[0, 1] > 0.9999
 
 
+STATIC = ROUNDED | {"strategy": "tensor", "dynamic": False}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "scales"),
+    [
+        (compressed(weights=WEIGHTS, input_activations=STATIC), ("scale", "input_scale")),
+        (
+            {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None},
+            ("scale_inv", "activation_scale"),
+        ),
+    ],
+)
+@torch.no_grad()
+def test_static_fp8_checkpoint(quantization, scales, model_folder, hf_model, tmp_path):
+    folder, tensors = single_file(model_folder, "llama", tmp_path)
+    plain, of_input = dict(tensors), 0.02
+
+    def rounding(x):  # ml_dtypes' own
+        levels = np.clip(x.numpy() / np.float32(of_input), -448, 448)
+        levels = levels.astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
+        return torch.from_numpy(levels * np.float32(of_input))
+
+    for name in projections(tensors):
+        scale = tensors[name].abs().amax() / 448
+        tensors[name] = (plain[name] / scale).to(FP8)
+        tensors[f"{name}_{scales[0]}"] = scale
+        tensors[name.replace("weight", scales[1])] = torch.tensor(of_input)
+        plain[name] = tensors[name].float() * scale
+    save_file(tensors, folder / "model.safetensors")
+    stated(folder, quantization)
+    network = load_model(folder).network
+    want = reference(hf_model("llama"), plain, rounding)(TOKENS).logits
+    got = network(TOKENS)[0]
+    assert (got - want).abs().median() < 1e-4
+    assert torch.corrcoef(torch.stack((got.flatten(), want.flatten())))[0, 1] > 0.9999
+    unrounded = reference(hf_model("llama"), plain)(TOKENS).logits
+    assert (got - unrounded).abs().median() > 1e-3
+    del tensors[next(name for name in tensors if name.endswith(scales[1]))]
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(InputError, match="has no positive input_scale"):
+        load_model(folder)
+
+
 @pytest.mark.parametrize(
     ("quantization", "message"),
     [
         ({"quant_method": "hqq"}, "quant_method 'hqq'"),
-        ({"quant_method": "fp8", "activation_scheme": "static"}, "activation_scheme = 'static'"),
+        ({"quant_method": "fp8", "activation_scheme": "other"}, "activation_scheme = 'other'"),
         ({"quant_method": "fp8", "scale_fmt": "ue8m0"}, "scale_fmt = 'ue8m0'"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "must be two positive sizes"),
         ({"quant_method": "fp8", "speed": 3}, "speed = 3, which is not understood"),
@@ -233,7 +277,9 @@ def test_channel_fp8_checkpoint(quantization, rounding, model_folder, hf_model, 
         (compressed(weights=3), r"group_0\.weights = 3, which must be an object"),
         (compressed(weights=WEIGHTS, output_activations=ROUNDED), "output_activations = "),
         (compressed(weights=WEIGHTS, input_activations=ROUNDED | {"dynamic": False}),
-         r"input_activations\.dynamic = False"),
+         r"input_activations\.strategy = 'token'"),
+        (compressed(weights=WEIGHTS, input_activations=ROUNDED | {"dynamic": "local"}),
+         r"input_activations\.dynamic = 'local'"),
         (compressed(weights=WEIGHTS, input_activations=ROUNDED | {"type": "int"}),
          r"input_activations\.type = 'int'"),
         (compressed(weights=WEIGHTS, input_activations=ROUNDED | {"symmetric": False}),

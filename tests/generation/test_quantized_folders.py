@@ -1,6 +1,7 @@
 """Quantised folders against the dequantised model, packed as the libraries' own code does."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from jaxsr.generation.jax_decoder import JaxDecoder
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.torch_decoder import TorchDecoder
 from jaxsr.models.language_models import load_language_model
+from jaxsr.models.llama.group_formats import four_bit_layer
 
 TOKENS = torch.arange(4, 12)[None]
 GENERATOR = torch.Generator().manual_seed(0)
@@ -96,6 +98,46 @@ def int8(weight):
     return {"weight": levels, "SCB": largest, "weight_format": torch.tensor(0, dtype=torch.uint8)}, value  # fmt: skip  # noqa: E501
 
 
+RECORDED = json.loads(Path(__file__).with_name("bitsandbytes_four_bits.json").read_text())["cases"]
+BOOK = torch.tensor(RECORDED[0]["parts"]["weight.quant_map"][1])
+
+
+def four_bits(weight, *, block=64):
+    """`quantize_4bit` of bitsandbytes, on which the recorded tensors below are a check."""
+    blocks = torch.nn.functional.pad(weight.flatten(), (0, -weight.numel() % block)).view(-1, block)
+    largest = blocks.abs().amax(1)
+    numbers = (blocks[..., None] / largest[:, None, None] - BOOK).abs().argmin(-1)
+    value = (BOOK[numbers] * largest[:, None]).flatten()[: weight.numel()].view(weight.shape)
+    numbers = numbers.flatten()[: weight.numel()].to(torch.uint8)
+    state = {"quant_type": "nf4", "blocksize": block, "dtype": "float32", "shape": weight.shape}
+    return {
+        "weight": (numbers[::2] << 4 | numbers[1::2])[:, None],
+        "weight.absmax": largest,
+        "weight.quant_map": BOOK.clone(),
+        "weight.quant_state.bitsandbytes__nf4": torch.tensor([*json.dumps(state).encode()],
+                                                             dtype=torch.uint8),
+    }, value  # fmt: skip
+
+
+@pytest.mark.parametrize("case", RECORDED, ids=lambda c: f"{c['kind']}{' nested' * c['nested']}")
+def test_four_bits_are_those_of_bitsandbytes(case):
+    parts = {
+        name: torch.tensor(values, dtype=getattr(torch, dtype.removeprefix("torch.")))
+        for name, (dtype, values) in case["parts"].items()
+    }
+    layer = four_bit_layer("layer", parts)
+    torch.testing.assert_close(
+        layer.dequantized(), torch.tensor(case["value"]), rtol=1e-6, atol=0.0
+    )
+    for name, other in (
+        ("weight", torch.zeros(3, dtype=torch.uint8)),
+        ("weight.absmax", torch.zeros(1, dtype=torch.uint8)),
+        (f"weight.quant_state.bitsandbytes__{case['kind']}", torch.zeros(4, dtype=torch.uint8)),
+    ):
+        with pytest.raises(InputError, match=r"layer\.weight has a quant_state that does not fit"):
+            four_bit_layer("layer", parts | {name: other})
+
+
 CT = {
     "quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
     "quantization_status": "compressed", "kv_cache_scheme": None,
@@ -132,6 +174,11 @@ CASES = {
         int8,
         {"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False,
          "llm_int8_threshold": 6.0, "llm_int8_has_fp16_weight": False},
+    ),
+    "four bits": (
+        four_bits,
+        {"quant_method": "bitsandbytes", "load_in_8bit": False, "load_in_4bit": True,
+         "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": False},
     ),
 }  # fmt: skip
 
@@ -196,7 +243,8 @@ def test_both_engines_and_our_own_network_compute_them(in_jax, case, tmp_path):
         ("awq", {"bits": 8}, "bits = 8"),
         ("awq", {"zero_point": False}, "zero_point = False"),
         ("compressed-tensors", {"kv_cache_scheme": {}}, "kv_cache_scheme = "),
-        ("bitsandbytes", {"load_in_4bit": True}, "load_in_4bit = True"),
+        ("bitsandbytes", {"load_in_4bit": True}, "load_in_8bit = True"),
+        ("four bits", {"load_in_4bit": False}, "load_in_8bit = False"),
         ("bitsandbytes", {"quant_method": "hqq"}, "quant_method 'hqq'; fp8, fbgemm_fp8"),
         ("awq", {"quant_method": "gptq"}, "zero_point = True, which is not understood"),
         ("gptq", {"group_size": 64}, "group_size = 64, but .* has groups of 16 inputs"),
@@ -246,12 +294,54 @@ def test_tensors_that_do_not_fit_are_named(case, change, message, tmp_path):
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("in_jax", [False, True])
+@torch.no_grad()
+def test_gpt_oss_is_decoded_as_by_transformers(in_jax, tmp_path):
+    from transformers import GptOssConfig, GptOssForCausalLM
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    torch.manual_seed(0)
+    config = GptOssConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=32, num_hidden_layers=2, head_dim=16,
+        num_attention_heads=4, num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2,
+        sliding_window=8,
+    )  # fmt: skip
+    model = GptOssForCausalLM(config).eval()
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    state = model.state_dict()
+    for name in [n for n in tensors if n.endswith(("gate_up_proj", "down_proj"))]:
+        experts, inputs, outputs = tensors.pop(name).shape
+        blocks = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8)
+        scales = torch.randint(118, 126, blocks.shape[:-1], dtype=torch.uint8)
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        state[name].copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    path = tmp_path / "config.json"
+    stated = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": stated}))
+    network = load_language_model(tmp_path).network
+    if in_jax:
+        options = SamplingOptions(max_new_tokens=6)
+        (done,) = complete(JaxDecoder(network), [[5, 9, 31, 14]], options).completions
+        tokens = model.generate(torch.tensor([[5, 9, 31, 14]]), max_new_tokens=6, do_sample=False)
+        assert done.tokens == tokens[0, 4:].tolist()
+        return
+    torch.testing.assert_close(
+        network(TOKENS)[0], model(TOKENS).logits[:, -1], rtol=1e-4, atol=1e-5
+    )
+    first = next(name for name in tensors if name.endswith("_scales"))
+    save_file(tensors | {first: tensors[first][:1].clone()}, tmp_path / "model.safetensors")
+    with pytest.raises(InputError, match="_scales do not fit; get the folder again"):
+        load_language_model(tmp_path)
+
+
 def test_a_folder_without_such_tensors_is_refused(tmp_path):
     _, model = make_folder("qwen2", "gptq", tmp_path)
     model.save_pretrained(tmp_path / "plain")
     path = tmp_path / "plain" / "config.json"
     for stated, message in (
-        (CASES["gptq"][1], "no linear layer has tensors"),
+        (CASES["gptq"][1], "no layer has tensors"),
         (3, "not an object"),
     ):
         fields = json.loads(path.read_text()) | {"quantization_config": stated}

@@ -11,7 +11,7 @@ from jaxsr.runtime.help_page import field_texts
 from jaxsr.training.find_task import TASKS, find_options
 
 HELP = [
-    "restore", "detect", "evaluate", "generate", "check", "doctor",
+    "restore", "detect", "evaluate", "generate", "check", "export", "doctor",
     "train", "train span", "train super-resolution", "train mshnet", "train detection",
     "train fast-srgan",
     "compare", "compare ops", "compare trace", "compare traces", "compare engines",

@@ -35,12 +35,12 @@ def test_every_preset_comes_back_equal(preset, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "is not the config.json of a run"),
-        ("[]", "is not the config.json of a run"),
+        ("{", "is not the configuration of a run"),
+        ("[]", "is not the configuration of a run"),
         ('{"family": "span"}', "KeyError: 'options'"),
-        ('{"family": "span", "options": 3}', "is not the config.json of a run"),
-        (f'{{"family": "span", "options": {"1" * 5000}}}', "is not the config.json of a run"),
-        ("[" * 100_000, "is not the config.json of a run"),
+        ('{"family": "span", "options": 3}', "is not the configuration of a run"),
+        (f'{{"family": "span", "options": {"1" * 5000}}}', "is not the configuration of a run"),
+        ("[" * 100_000, "is not the configuration of a run"),
         (" " * (MOST_BYTES + 1), "has more than"),
     ],
 )
@@ -107,6 +107,72 @@ def test_options_that_contradict_the_file_are_refused(arguments, message, tmp_pa
     (tmp_path / "config.json").write_text(json.dumps(to_json("span", span.QUICK)))
     with pytest.raises(ValueError, match=message):
         parse_command_line([*arguments, "--config", str(tmp_path)])
+
+
+YAML = """
+family: span
+batch: 32
+lr: 5e-4
+mesh: 4
+milestones: [10, 0.5]
+data: some/photos
+model: {width: 20}
+"""
+TOML = """
+family = "span"
+batch = 32
+lr = 5e-4
+mesh = 4
+milestones = [10, 0.5]
+data = "some/photos"
+[model]
+width = 20
+"""
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.yaml", YAML), ("a.yml", YAML), ("a.toml", TOML)])
+def test_a_file_written_by_hand_changes_a_preset(name, text, tmp_path):
+    path = tmp_path / name
+    path.write_text(text)
+    chosen = SpanTask.presets[SpanTask.default_presets[True]]
+    changed = dataclasses.replace(
+        chosen, batch=8, lr=5e-4, mesh="4", milestones=(10, 0.5), data=Path("some/photos"),
+        model=dataclasses.replace(chosen.model, width=20),
+    )  # fmt: skip
+    assert parse_command_line(["--config", str(path), "--batch", "8"])[2] == changed
+    path.write_text(
+        text.replace("family", 'preset = "quick"\nfamily')
+        if name == "a.toml"
+        else f"preset: quick\n{text}"
+    )
+    config = parse_command_line(["span", "--config", str(path)])[2]
+    assert config.steps == span.QUICK.steps and config.batch == 32
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.yaml", "lr: 0.1", "KeyError: 'family'"),
+        ("a.yaml", "- lr", "it holds a list"),
+        ("a.yaml", "family: span\nlr: [", "ValueError: while parsing"),
+        ("a.yaml", "family: span\nlr: 1\nlr: 2", "lr is there twice"),
+        (
+            "a.yaml",
+            "family: span\nlr: !!python/name:os.system ''",
+            "ValueError: could not determine",
+        ),
+        ("a.yaml", "family: span\nlr: fast", 'wrong value type for field "lr"'),
+        ("a.yaml", "family: span\nwidth: 3", 'can not match "width" to any data class field'),
+        ("a.yaml", "family: span\npreset: huge", "no preset 'huge'; there are"),
+        ("a.toml", "family = span", "TOMLDecodeError"),
+        ("a.toml", "family = 'span'\nlr = 1\nlr = 2", "TOMLDecodeError"),
+    ],
+)
+def test_mistakes_in_files_written_by_hand_are_one_line(name, text, message, tmp_path):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match=message) as error:
+        parse_command_line(["--config", str(tmp_path / name)])
+    assert "\n" not in str(error.value)
 
 
 def test_a_run_of_an_older_version_is_only_branched_from(tmp_path):

@@ -196,7 +196,6 @@ def test_a_resume_names_the_steps_that_metrics_lack(tmp_path, caplog, lost, word
             start_step=step,
             total_steps=9,
             batch=1,
-            tensorboard=False,
             **branched,  # pyright: ignore
         )
 
@@ -218,7 +217,7 @@ def test_a_resume_names_the_steps_that_metrics_lack(tmp_path, caplog, lost, word
 def test_compiling_does_not_count_in_rate_and_eta(tmp_path, monkeypatch, capsys):
     clock = [0.0]
     monkeypatch.setattr("jaxsr.training.metrics_logger.time.perf_counter", lambda: clock[0])
-    records = Records(tmp_path, start_step=0, total_steps=100, batch=1, tensorboard=False)
+    records = Records(tmp_path, start_step=0, total_steps=100, batch=1)
     clock[0] = 60.0  # a minute of compiling, after which the first step runs
     records.compiled(1)
     clock[0] = 70.0
@@ -231,7 +230,7 @@ def test_compiling_does_not_count_in_rate_and_eta(tmp_path, monkeypatch, capsys)
 
 def test_quiet_leaves_warnings(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("JAXSR_QUIET", "1")
-    records = Records(tmp_path, start_step=0, total_steps=1, batch=1, tensorboard=False)
+    records = Records(tmp_path, start_step=0, total_steps=1, batch=1)
     records.say("a line")
     records.warn("a warning")
     records.close()
@@ -245,7 +244,7 @@ def test_a_bar_in_the_same_place_stands_for_the_lines_of_steps(
 ):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: not piped)
-    records = Records(tmp_path, start_step=0, total_steps=1, batch=1, tensorboard=False)
+    records = Records(tmp_path, start_step=0, total_steps=1, batch=1)
     records.steps(1, "main", {1: {"one/lr": 0.5, "one/loss": 1.0, "two/loss": 2.0}})
     records.close()
     line = (tmp_path / "log.txt").read_text()

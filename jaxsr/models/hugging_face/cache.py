@@ -1,4 +1,4 @@
-"""What a causal language model of transformers keeps between tokens, as a flat table of tensors.
+"""The state of a causal language model of transformers between tokens: a flat table of tensors.
 
 A compiled loop carries tensors, transformers carries objects: `Cache` with a layer for each block.
 `open_cache` makes those objects around the tensors, `close_cache` takes the tensors out again, by
@@ -76,12 +76,12 @@ class SlotLayer(StaticLayer):
         return slot
 
     def sized(self, name: str, slots: int, ahead: int) -> Tensor:
-        """What the first forward leaves in this name, in the array for a cache of so many slots."""
+        """The first forward's tensor of this name, in the array for a cache of so many slots."""
         states = getattr(self, name)
         return nn.functional.pad(states, (0, 0, 0, slots - states.shape[2]))
 
     def kept(self, name: str) -> Tensor:
-        """What remains of a forward: the slots, or the new entries that the caller writes."""
+        """The tensor to keep of a forward: the slots, or the new entries that the caller writes."""
         return self.new[name] if name in self.new else getattr(self, name)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -93,7 +93,7 @@ class SlotLayer(StaticLayer):
 
 
 class WindowLayer(SlotLayer):
-    """Of a block that sees the last tokens alone: a ring of so many slots, or of all if less.
+    """The cache of a block that sees only the last tokens: a ring of so many slots, or fewer.
 
     Slot s lies in place s modulo the size. The mask takes the order of tokens to be that of their
     places, which a ring's is not; but a token that is fed alone sees the whole ring. So in the mask
@@ -131,7 +131,7 @@ class WindowLayer(SlotLayer):
 
 
 class SlotCache(StaticCache):
-    """Of blocks that are opened by `open_cache`."""
+    """The cache of blocks that are opened by `open_cache`."""
 
     def get_query_offset(self, layer_idx: int = 0) -> Any:
         layer = self.layers[layer_idx]
@@ -156,7 +156,7 @@ class SlotCache(StaticCache):
 
 
 class UncountedCache(SlotCache):
-    """Of models that take the number of filled slots for Python's, and need it for the mask alone.
+    """The cache of models that need the number of filled slots in Python, and for the mask alone.
 
     MPT cuts its bias of one row down to as many rows as that number leaves: to one, whatever it is.
     """

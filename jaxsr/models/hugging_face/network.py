@@ -25,7 +25,7 @@ from jaxsr.models.llama.network import wide
 
 _NO_LIMIT = 2**31 - 1
 _CACHE_NAMES = ("cache", "past_key_values", "cache_params")
-"""Of forward's argument for the cache: since transformers 5.24; before it of most families, and of
+"""Forward's argument for the cache: since transformers 5.24; before it of most families, and of
 recurrent ones."""
 _GROUPED_QUERIES = "TRANSFORMERS_SDPA_FORCE_GQA"
 """Keys and values go to attention as they are cached, not repeated for every query head."""
@@ -33,7 +33,7 @@ _GROUPED_QUERIES = "TRANSFORMERS_SDPA_FORCE_GQA"
 
 @dataclass(frozen=True, kw_only=True)
 class LibraryConfig:
-    """What generation needs to know of a model, and all values of its configuration."""
+    """A model's facts for generation, and all values of its configuration."""
 
     model_type: str
     vocab_size: int
@@ -205,7 +205,7 @@ class LibraryLM(nn.Module):
         return {f"inner.{name}.weight": "colwise" for name in tied} | rules
 
     def program_key(self) -> list[tuple[str, str, str]]:
-        """What a traced program depends on, besides the tensors."""
+        """The dependencies of a traced program besides the tensors."""
         import transformers
 
         model = (type(self.inner).__qualname__, transformers.__version__, self.config.values)

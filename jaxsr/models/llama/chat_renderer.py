@@ -14,7 +14,7 @@ RENDER_S = 10.0
 """Seconds that a template may take; those of models take milliseconds."""
 MEMORY_BYTES = 2**30
 MOST_CHARACTERS = 2**22
-"""Of a rendered chat that grows beyond its messages."""
+"""Limit of a rendered chat that grows beyond its messages."""
 
 
 class TemplateFailure(Exception):
@@ -86,7 +86,7 @@ class Renderer:
 
 
 def _environment() -> Any:
-    """What templates expect to find, as `transformers` gives it to them; sandboxed."""
+    """The sandboxed environment of templates, with the names that `transformers` gives them."""
     from datetime import datetime
 
     import jinja2

@@ -20,7 +20,7 @@ class Llama3Scaling:
     """Llama 3.1's stretching of the slow rotary frequencies to a longer context."""
 
     factor: float
-    """What frequencies slower than `low_freq_factor` are divided by."""
+    """Divisor of frequencies slower than `low_freq_factor`."""
     low_freq_factor: float
     """Turns within the original context below which a frequency is divided whole."""
     high_freq_factor: float

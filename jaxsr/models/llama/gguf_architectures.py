@@ -100,7 +100,7 @@ def read_config(file: GGUFFile) -> Config:
 
 
 def _shared(header: Header) -> Config:
-    """What all architectures state alike."""
+    """The settings that all architectures state alike."""
     heads = header.get("attention.head_count") or 1
     width = header.number("embedding_length")
     size = header.get("attention.key_length", width // heads if isinstance(heads, int) else None)
@@ -413,7 +413,7 @@ def _gemma3(header: Header) -> Config:
 
 
 def _gemma_scalar(header: Header, config: Config, *, blocks_of_27b: int) -> int:
-    """What queries are divided by the root of; llama.cpp knows the 27B models by their blocks."""
+    """Queries are divided by the root of this; llama.cpp knows the 27B models by their blocks."""
     if header.number("block_count") == blocks_of_27b:
         return header.number("embedding_length") // config["num_attention_heads"]
     return config["head_dim"]

@@ -6,7 +6,6 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 import math
-import re
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxsr.errors import InputError, MissingFileError, one_line, printable
+from jaxsr.errors import InputError, MissingFileError, one_line
 from jaxsr.models.claims import check_claims
+from jaxsr.models.gguf_names import part_names
 
 _SCALARS = {
     0: "B",
@@ -41,7 +41,6 @@ _MOST_ENTRIES = 2**22
 _LONGEST_STRING = 2**24
 _MOST_FIELDS = _MOST_TENSORS = 2**16
 _MOST_AXES = 8
-_PART = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf")
 
 
 @dataclass(frozen=True)
@@ -119,36 +118,6 @@ class GGUFFile:
         tensor = self.tensors[name]
         raw = tensor.data[tensor.start : tensor.start + tensor.size]
         return raw.reshape(*tensor.shape[:-1], -1) if tensor.size else raw
-
-
-def find_gguf(path: Path) -> Path:
-    """The GGUF file in a folder that has one and no `config.json`; any other path as it is.
-
-    Raises:
-      InputError: the folder has several that are not parts of one.
-    """
-    if not path.is_dir() or (path / "config.json").exists():
-        return path
-    names = first_files(p.name for p in path.iterdir())
-    if len(names) > 1:
-        listed = ", ".join(printable(name, 60) for name in names[:4])
-        raise InputError(f"{path} has {len(names)} GGUF files ({listed}); give one of them")
-    return path / names[0] if names else path
-
-
-def first_files(names: Iterable[str]) -> list[str]:
-    """The GGUF files of language models among these: of one in parts the first part alone."""
-    # The encoder of a model's images may lie beside it.
-    files = (n for n in names if n.endswith(".gguf") and not n.startswith("mmproj"))
-    return sorted({part_names(name)[0] for name in files})
-
-
-def part_names(name: str) -> list[str]:
-    """The names of all parts of the file that this is a part of; of any other file its own."""
-    part = _PART.fullmatch(name)
-    if part is None:
-        return [name]
-    return [f"{part[1]}-{i:05}-of-{part[2]}.gguf" for i in range(1, int(part[2]) + 1)]
 
 
 def open_gguf(path: Path) -> GGUFFile:

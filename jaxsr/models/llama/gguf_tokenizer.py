@@ -113,7 +113,7 @@ _ENDS = (
     "_<EOT>", "<|end_of_text|>", "<end_of_utterance>", "<｜end▁of▁sentence｜>",
 )  # fmt: skip
 _TOOL_ENDS = ("<|return|>", "<|call|>")
-"""Of gpt-oss, whose `<|end|>` ends a part of an answer."""
+"""Ends of gpt-oss, whose `<|end|>` ends a part of an answer."""
 
 
 def _texts(file: GGUFFile, name: str) -> list[str]:

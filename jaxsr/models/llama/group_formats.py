@@ -1,19 +1,22 @@
-"""Linear layers of folders that pack whole numbers into int32: GPTQ, AWQ and compressed-tensors.
+"""Linear layers of folders that pack numbers: GPTQ, AWQ, compressed-tensors and bitsandbytes.
 
-All mean `(level - zero point) · scale`, with a scale and a zero point for each group of inputs;
-they differ in the order of the levels. Layouts: GPTQModel's `qlinear`, AutoAWQ's
-`modules/linear/gemm.py` and compressed-tensors' `compressors/pack_quantized`.
+The first three mean `(level - zero point) · scale`, with a scale and a zero point for each group of
+inputs; they differ in the order of the levels. Layouts: GPTQModel's `qlinear`, AutoAWQ's
+`modules/linear/gemm.py` and compressed-tensors' `compressors/pack_quantized`. The four bits of
+bitsandbytes are the numbers of 16 values (`functional.dequantize_4bit`).
 """
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from jaxsr.errors import InputError
+from jaxsr.errors import InputError, one_line
 from jaxsr.models.llama.block_formats import Levels
 from jaxsr.models.llama.packed import LevelsLinear
+from jaxsr.models.llama.quantized import CodebookLinear
 
 Tensors = dict[str, Tensor]
 
@@ -125,9 +128,75 @@ def compressed_layer(name: str, parts: Tensors, *, bits: int) -> nn.Module:
     return _layer(levels, scales, zeros, bits=bits, bias=parts.get("bias"))
 
 
+_STATES = ("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4")
+
+
+def four_bit_layer(name: str, parts: Tensors) -> CodebookLinear:
+    """A layer of bitsandbytes' four bits, nf4 or fp4.
+
+    Args:
+      name: of the layer, for errors.
+      parts: `weight`, two weights a byte; `weight.absmax`, the largest magnitude of each block;
+        `weight.quant_map`, the 16 values; a `weight.quant_state…` in JSON; for magnitudes that are
+        quantised themselves `weight.nested_absmax` and `weight.nested_quant_map`; perhaps `bias`.
+    """
+    try:
+        (text,) = [bytes(parts[n].tolist()) for n in _STATES if n in parts]
+        state = json.loads(text)
+        outputs, inputs = (int(size) for size in state["shape"])
+        packed = parts["weight"].contiguous().view(torch.uint8).flatten()
+        largest, block = parts["weight.absmax"], int(state["blocksize"])
+        if "weight.nested_absmax" in parts:
+            values = parts["weight.nested_quant_map"][largest.int()]
+            outer = parts["weight.nested_absmax"][:, None].expand(-1, state["nested_blocksize"])
+            largest = values * outer.flatten()[: len(values)] + state["nested_offset"]
+        sizes = len(packed), len(largest), len(parts["weight.quant_map"])
+        if sizes != (outputs * inputs // 2, -(-outputs * inputs // block), 16):
+            raise ValueError(f"{sizes[0]} bytes and {sizes[1]} blocks for {outputs} x {inputs}")
+    except (ValueError, KeyError, TypeError, IndexError, RuntimeError, RecursionError) as error:
+        raise InputError(
+            f"{name}.weight has a quant_state that does not fit it ({type(error).__name__}: "
+            f"{one_line(error)}); get the folder again"
+        ) from error
+    return CodebookLinear(
+        packed, parts["weight.quant_map"], largest, block=block, shape=(outputs, inputs),
+        bias=parts.get("bias"),
+    )  # fmt: skip
+
+
+_FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_BLOCKS, _SCALES = "_blocks", "_scales"
+
+
+def dequantize_mxfp4(tensors: Tensors) -> bool:
+    """Replaces experts of gpt-oss (`…_blocks` and `…_scales`) by weights; whether it found any.
+
+    A byte of blocks (E, O, G, 16) holds two numbers of FP4, the first in its low half. A scale is a
+    power of 2. bfloat16 holds the products exactly.
+    """
+    values = torch.tensor((*_FP4, *(-value for value in _FP4)), dtype=torch.bfloat16)
+    names = [name.removesuffix(_BLOCKS) for name in tensors if name.endswith(_BLOCKS)]
+    for name in names:
+        blocks, scales = tensors.pop(name + _BLOCKS), tensors.pop(name + _SCALES, None)
+        fits = scales is not None and blocks.ndim == 4 and blocks.shape[:-1] == scales.shape
+        if scales is None or not fits or {blocks.dtype, scales.dtype} != {torch.uint8}:
+            raise InputError(
+                f"{name}{_BLOCKS} and {name}{_SCALES} do not fit; get the folder again"
+            )
+        numbers = torch.stack((blocks & 15, blocks >> 4), -1).flatten(3)
+        weights = torch.ldexp(values[numbers.int()], scales[..., None].int() - 127)
+        tensors[name] = weights.flatten(2).mT.contiguous()
+    return bool(names)
+
+
 LAYERS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], Callable[..., nn.Module]]] = {
     "gptq": (("qweight", "qzeros", "scales"), ("g_idx", "bias"), gptq_layer),
     "awq": (("qweight", "qzeros", "scales"), ("bias",), awq_layer),
+    "four-bit": (
+        ("weight.absmax", "weight.quant_map"),
+        ("weight", "weight.nested_absmax", "weight.nested_quant_map", *_STATES, "bias"),
+        four_bit_layer,
+    ),
     "pack-quantized": (
         ("weight_packed", "weight_scale", "weight_shape"),
         ("weight_zero_point", "weight_g_idx", "bias"),

@@ -24,23 +24,25 @@ _CALIBRATION = {name: _ANY for name in ("observer", "observer_kwargs", "scale_dt
 
 @dataclass(frozen=True, kw_only=True)
 class Quantization:
-    """What a checkpoint's quantised layers compute."""
+    """The computation of a checkpoint's quantised layers."""
 
     block: tuple[int, int] | None = None
     """(rows, columns) of the weights' blocks; None for a scale per tensor or per output."""
     activations: Literal["int8"] | Float8Activations | None = None
-    """What activations are rounded to as they come."""
-    layout: Literal["scaled", "gptq", "awq", "pack-quantized", "bitsandbytes"] = "scaled"
+    """The dtype to which activations are rounded as they come."""
+    layout: Literal[
+        "scaled", "gptq", "awq", "pack-quantized", "bitsandbytes", "four-bit", "mxfp4"
+    ] = "scaled"
     """How a layer's tensors are laid out: see `jaxsr.models.llama.group_formats`; `scaled`: a
     weight and its scale."""
     group: int | None = None
     """Inputs with one scale, where the configuration says so."""
     options: tuple[tuple[str, Any], ...] = ()
-    """Of the function that makes a layer."""
+    """Options of the function that makes a layer."""
 
 
 def read_quantization(stated: Mapping[str, Any]) -> Quantization:
-    """What the entry `quantization_config` says.
+    """Reads the entry `quantization_config`.
 
     Raises:
       ValueError: a key or a value that is not computed here; the message names it.
@@ -48,6 +50,9 @@ def read_quantization(stated: Mapping[str, Any]) -> Quantization:
     method = stated.get("quant_method")
     if method == "fp8":
         return _fp8(stated)
+    if method == "mxfp4":
+        _check(stated, {**_NOT_CONVERTED, "dequantize": _ANY})
+        return Quantization(layout="mxfp4")
     if method == "fbgemm_fp8":
         _check(stated, {**_NOT_CONVERTED, "activation_scale_ub": _ANY})
         bound = _number(stated, "activation_scale_ub", 1200.0)
@@ -61,7 +66,7 @@ def read_quantization(stated: Mapping[str, Any]) -> Quantization:
     if method in readers:
         return readers[method](stated)
     raise InputError(
-        f"config.json has quant_method {method!r:.60}; fp8, fbgemm_fp8, "
+        f"config.json has quant_method {method!r:.60}; fp8, fbgemm_fp8, mxfp4, "
         f"{', '.join(readers)} are read: use a checkpoint that is not quantised, and --quantize"
     )
 
@@ -111,12 +116,13 @@ def _awq(stated: Mapping[str, Any]) -> Quantization:
 
 
 def _bitsandbytes(stated: Mapping[str, Any]) -> Quantization:
+    four = stated.get("load_in_4bit") is True
     known = {
         "quant_method": _ANY,
         "_load_in_8bit": _ANY,
         "_load_in_4bit": _ANY,
-        "load_in_8bit": (True,),
-        "load_in_4bit": (None, False),
+        "load_in_8bit": (None, False) if four else (True,),
+        "load_in_4bit": (True,) if four else (None, False),
         "llm_int8_threshold": _ANY,
         "llm_int8_skip_modules": _ANY,
         "llm_int8_enable_fp32_cpu_offload": _ANY,
@@ -126,20 +132,22 @@ def _bitsandbytes(stated: Mapping[str, Any]) -> Quantization:
         "bnb_4bit_quant_type": _ANY,
         "bnb_4bit_use_double_quant": _ANY,
     }
-    _check(stated, known, needed=("load_in_8bit",))
-    return Quantization(layout="bitsandbytes")
+    _check(stated, known, needed=() if four else ("load_in_8bit",))
+    return Quantization(layout="four-bit" if four else "bitsandbytes")
 
 
 def _fp8(stated: Mapping[str, Any]) -> Quantization:
     known = {
         **_NOT_CONVERTED,
-        "activation_scheme": ("dynamic",),
+        "activation_scheme": ("dynamic", "static"),
         "fmt": ("e4m3",),
         "scale_fmt": (None, "float"),
         "weight_block_size": _ANY,
     }
     _check(stated, known)
     block = _block(stated, "weight_block_size")
+    if stated.get("activation_scheme") == "static":
+        return Quantization(block=block, activations=Float8Activations(static=True))
     group = block[1] if block else None
     return Quantization(block=block, activations=Float8Activations(group=group))
 
@@ -204,6 +212,13 @@ def _group(group: Any, place: str, *, packed: bool) -> Quantization:
     if not isinstance(rounded, Mapping):
         raise _refused(place, rounded, "must be an object")
     kind = weights.get("type", "int")
+    if kind == "float" and rounded.get("dynamic") is False:
+        known = common | {
+            "type": (kind,), "strategy": ("tensor",), "dynamic": (False,), "group_size": (None,),
+            "block_structure": (None,),
+        }  # fmt: skip
+        _check(rounded, known, place, needed=("num_bits", "strategy"))
+        return Quantization(block=block, activations=Float8Activations(static=True))
     known = {
         **common,
         "type": (kind,),

@@ -26,9 +26,14 @@ class Float8Activations:
     """Features that share a scale. None: all of a token's."""
     bound: float | None = None
     """Largest magnitude that a scale takes into account; greater ones saturate."""
+    static: bool = False
+    """The checkpoint has one scale for all activations of a layer."""
 
-    def round(self, x: Tensor) -> Tensor:
-        """The rounded activations, float32."""
+    def round(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        """The rounded activations, float32; `scale` is that of the checkpoint."""
+        if scale is not None:
+            levels = (x.float() / scale).clamp(-_FLOAT8_MAX, _FLOAT8_MAX)
+            return levels.to(torch.float8_e4m3fn).float() * scale
         runs = x.float().unflatten(-1, (-1, self.group or x.shape[-1]))
         largest = runs.abs().amax(-1, keepdim=True)
         if self.bound is not None:
@@ -42,7 +47,7 @@ _FLOAT8_MAX = 448.0  # of float8_e4m3fn
 
 
 class QuantizedLinear(nn.Module):
-    """What the formats share; a subclass holds `weight` and says what it means."""
+    """The base of the formats; a subclass holds `weight` and decodes it."""
 
     bias: Tensor | None
 
@@ -70,11 +75,13 @@ class ScaledLinear(QuantizedLinear):
       scale: (1, 1), (O, 1), or one per block of `block`; the last row and column of blocks may be
         cut short.
       block: (rows, columns) of a block; None unless the scale is per block.
-      activations: what the inputs are rounded to. None: nothing.
+      activations: the rounding of the inputs. None: they stay.
+      input_scale: of all inputs, where it is static.
     """
 
     weight: Tensor
     weight_scale: Tensor
+    input_scale: Tensor | None
 
     def __init__(
         self,
@@ -83,6 +90,7 @@ class ScaledLinear(QuantizedLinear):
         *,
         block: tuple[int, int] | None = None,
         activations: Float8Activations | None = None,
+        input_scale: Tensor | None = None,
         bias: Tensor | None = None,
     ) -> None:
         outputs, inputs = weight.shape
@@ -111,6 +119,7 @@ class ScaledLinear(QuantizedLinear):
         self.block = block
         self.register_buffer("weight", weight)
         self.register_buffer("weight_scale", scale.float())
+        self.register_buffer("input_scale", input_scale)
 
     def dequantized(self) -> Tensor:
         scale = self.weight_scale
@@ -123,7 +132,7 @@ class ScaledLinear(QuantizedLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.activations is not None:
-            x = self.activations.round(x).to(x.dtype)
+            x = self.activations.round(x, self.input_scale).to(x.dtype)
         if self.block is not None:
             return super().forward(x)
         # The scale belongs to the output: one product per output instead of one per weight.
@@ -182,6 +191,41 @@ class Int4Linear(QuantizedLinear):
         levels = torch.cat((self.packed & 15, self.packed >> 4), 1).float() - 8.0
         levels = levels.view(self.out_features, -1, self.group)
         return (levels * self.weight_scale[..., None]).view(self.out_features, self.in_features)
+
+
+class CodebookLinear(QuantizedLinear):
+    """Four bits per weight, each the number of one of 16 values, which a scale multiplies.
+
+    Args:
+      packed: (O · I / 2,) uint8, row after row; the first weight of a byte is in its high half.
+      book: the 16 values.
+      scale: one for each `block` weights, row after row; the last may have fewer.
+    """
+
+    packed: Tensor
+    book: Tensor
+    weight_scale: Tensor
+
+    def __init__(
+        self,
+        packed: Tensor,
+        book: Tensor,
+        scale: Tensor,
+        *,
+        block: int,
+        shape: tuple[int, int],
+        bias: Tensor | None = None,
+    ) -> None:
+        super().__init__(shape[1], shape[0], bias)
+        self.block = block
+        self.register_buffer("packed", packed)
+        self.register_buffer("book", book.float())
+        self.register_buffer("weight_scale", scale.float())
+
+    def dequantized(self) -> Tensor:
+        numbers = torch.stack((self.packed >> 4, self.packed & 15), 1).flatten()
+        scale = self.weight_scale[:, None].expand(-1, self.block).flatten()[: len(numbers)]
+        return (self.book[numbers.int()] * scale).view(self.out_features, self.in_features)
 
 
 def quantize_int8(linear: nn.Linear) -> ScaledLinear:

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from jaxsr.errors import InputError
-from jaxsr.models.llama.group_formats import InputOrder, take_layer
+from jaxsr.models.llama.group_formats import InputOrder, dequantize_mxfp4, take_layer
 from jaxsr.models.llama.quantization_config import Quantization, read_quantization
-from jaxsr.models.llama.quantized import ScaledLinear, W8A8Linear, swap
+from jaxsr.models.llama.quantized import Float8Activations, ScaledLinear, W8A8Linear, swap
 
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
@@ -34,9 +34,9 @@ def swap_quantized(network: nn.Module, tensors: dict[str, Tensor], stated: Any) 
     if quantization.layout == "scaled":
         _swap_scaled(network, tensors, quantization)
         return
-    swapped = False
+    swapped = quantization.layout == "mxfp4" and dequantize_mxfp4(tensors)
     for name, module in list(network.named_modules()):
-        if type(module) is not nn.Linear:
+        if type(module) is not nn.Linear or quantization.layout == "mxfp4":
             continue
         if quantization.layout == "bitsandbytes":
             layer = _int8_layer(name, tensors)
@@ -48,7 +48,7 @@ def swap_quantized(network: nn.Module, tensors: dict[str, Tensor], stated: Any) 
             swapped = True
     if not swapped:
         raise InputError(
-            f"config.json says {stated.get('quant_method')!r:.40}, but no linear layer has tensors "
+            f"config.json says {stated.get('quant_method')!r:.40}, but no layer has tensors "
             "of this kind; use a checkpoint that is not quantised"
         )
 
@@ -102,6 +102,9 @@ def _swap_scaled(
         if f"{name}.weight_zero_point" in tensors:
             raise InputError(f"{name} has a zero point; only symmetric quantisation is computed")
         bias = tensors.pop(f"{name}.bias", None)
+        input_scale = None
+        if isinstance(activations, Float8Activations) and activations.static:
+            input_scale = _input_scale(name, tensors)
         if (weight.dtype == torch.int8) != (activations == "int8") and activations is not None:
             raise InputError(
                 f"{name}.weight is {weight.dtype}, but config.json rounds activations to "
@@ -119,9 +122,22 @@ def _swap_scaled(
                 scale,
                 block=None if unblocked else block,
                 activations=activations,
+                input_scale=input_scale,
                 bias=bias,
             )
         swap(network, name, layer)
+
+
+def _input_scale(name: str, tensors: dict[str, Tensor]) -> Tensor:
+    """The one scale of a layer's activations: compressed-tensors' name, or transformers'."""
+    places = [f"{name}.input_scale", f"{name}.activation_scale"]
+    scales = [tensors.pop(place) for place in places if place in tensors]
+    if len(scales) != 1 or scales[0].numel() != 1 or not float(scales[0]) > 0:
+        raise InputError(
+            f"config.json says that activations have a static scale, but {name} has no positive "
+            "input_scale; get the folder again"
+        )
+    return scales[0].float().reshape(())
 
 
 def _blocks(weight: Tensor, block: tuple[int, int] | None) -> tuple[int, int] | None:

@@ -20,10 +20,11 @@ from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.interop.bounded_read import read_bounded
 from jaxsr.interop.sealed_json import seal, unseal
+from jaxsr.models.gguf_names import find_gguf
 from jaxsr.models.hub import fetched
 from jaxsr.models.llama import gguf_tokenizer
 from jaxsr.models.llama.chat_renderer import Renderer, TemplateFailure
-from jaxsr.models.llama.gguf_file import GGUFFile, find_gguf, open_gguf
+from jaxsr.models.llama.gguf_file import GGUFFile, open_gguf
 from jaxsr.models.llama.hf_folder import read_json
 
 _LOG = logging.getLogger(__name__)
@@ -37,9 +38,9 @@ _FILES = (
     *("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
     "added_tokens.json",
 )
-"""What transformers makes a tokenizer of."""
+"""Files from which transformers makes a tokenizer."""
 _OLDER = ("tokenizer.model", "spiece.model", "vocab.json", "merges.txt", "vocab.txt")
-"""What a tokenizer was kept in before tokenizer.json."""
+"""Files that held a tokenizer before tokenizer.json."""
 
 
 @dataclass(frozen=True, kw_only=True)

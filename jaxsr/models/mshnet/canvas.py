@@ -1,4 +1,4 @@
-"""What the network asks of the canvas that its pictures lie on.
+"""The network's demands on the canvas on which its images lie.
 
 A network that pads with zeros, pools globally and enlarges with corners aligned sees how large its
 input is. `WHOLE` says that every picture fills the canvas. `Extents` says that each has an extent

@@ -28,6 +28,13 @@ class PhotoRun(PictureRunConfig):
     photos."""
     swap_colours: bool = False
     """Put red, green and blue of each crop in a random order; useful with few photos."""
+    mixup: float = number(0.0, least=0, most=1)
+    """Share of the samples that are blended with another of the batch."""
+    cutmix: float = number(0.0, least=0, most=1)
+    """Share of the samples that get a box of another of the batch."""
+    cutblur: float = number(0.0, least=0, most=1)
+    """Share of the samples whose input is undamaged inside or outside a box; needs damage
+    (low-jpeg, low-blur, low-noise) or scale 1."""
     bicubic: Literal["torch", "matlab"] = "torch"
     """Convention of the bicubic resize that shrinks the crops; torch's is Pillow's. Validation
     always uses MATLAB's."""
@@ -55,6 +62,13 @@ class PhotoRun(PictureRunConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         _ = self.degradation  # checks itself
+        if (self.mixup or self.cutmix) and self.batch % 2:
+            raise InputError(f"mixup and cutmix take pairs of a batch, got batch={self.batch}")
+        if self.cutblur and self.picture.scale > 1 and self.degradation is None:
+            raise InputError(
+                "cutblur leaves pixels undamaged, and nothing damages them; give low_jpeg, "
+                "low_blur or low_noise, or leave it out"
+            )
         if self.crop < 1 or self.crop % self.picture.scale:
             raise InputError(
                 f"crop={self.crop} must be a positive multiple of the model's "

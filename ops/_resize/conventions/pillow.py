@@ -36,7 +36,7 @@ FILTERS = {
 }
 METHODS = ("nearest", *FILTERS)
 WEIGHT_BITS = 22
-"""Of 32: 8 hold the pixel, and 2 the sign and the sums that overshoot."""
+"""Bits of 32: 8 hold the pixel, and 2 the sign and the sums that overshoot."""
 
 
 def pillow_passes(

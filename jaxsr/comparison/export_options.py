@@ -1,0 +1,40 @@
+"""The options of `jaxsr.export`, checked before any framework is loaded."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from jaxsr.errors import InputError
+from jaxsr.runtime.options import ModelOptions
+
+Device = Literal["cpu", "cuda", "rocm", "tpu"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportConfig(ModelOptions):
+    """Writes a torch model as one file that runs without torch: StableHLO for JAX, or ONNX.
+
+    The file holds the weights. Before it takes its name, another process runs it without torch and
+    without jaxsr, and the results are compared with torch's.
+    """
+
+    out: Path
+    """The file to write, such as net.stablehlo or net.onnx."""
+    format: Literal["stablehlo", "onnx"] = "stablehlo"
+    """stablehlo is read by jax.export.deserialize; onnx is what torch's own exporter writes."""
+    input: tuple[str, ...] = ()
+    """Inputs as [NAME=][DTYPE:]SIZES[:LIMIT]: 1,3,224,224 or ids=int64:2,16:1000. Default: those of
+    the model's library or family."""
+    platforms: tuple[Device, ...] = ("cpu", "cuda", "tpu")
+    """Where the StableHLO program runs."""
+    fixed_batch: bool = False
+    """Keep the batch of the inputs. Default: the program takes a batch of any size."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.platforms:
+            raise InputError("platforms is empty; name one at least, such as --platforms cpu")
+        if self.out.is_dir():
+            raise InputError(f"out={self.out} is a folder; name a file in it")
+        if not self.out.parent.is_dir():
+            raise InputError(f"no folder {self.out.parent} for out={self.out}; create it first")

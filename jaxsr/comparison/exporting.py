@@ -1,0 +1,269 @@
+"""A torch model as one file that runs without torch, compared with torch before it is kept.
+
+from jax import export
+
+program = export.deserialize(open("net.stablehlo", "rb").read())
+program.call(images)  # one array, or a dictionary of arrays by the names of the outputs
+"""
+
+import importlib.util
+import io
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import jax
+import numpy as np
+import torch
+from jax import export
+from torch import nn
+
+from jaxsr.comparison.arguments import Arguments
+from jaxsr.comparison.check_command import load
+from jaxsr.comparison.check_modes import TorchRuns
+from jaxsr.comparison.export_options import ExportConfig
+from jaxsr.comparison.jax_runs import JaxRuns
+from jaxsr.comparison.measures import ArrayError
+from jaxsr.errors import InputError, UserError, one_line
+from jaxsr.interop.annotations import PyTree
+from jaxsr.interop.atomic_write import atomic_write
+from jaxsr.interop.install import install_extra
+from jaxsr.interop.torch_evaluation import evaluated, in_mode
+from jaxsr.ops._cpu_calls import xla_only
+from jaxsr.runtime.activity import set_status
+from jaxsr.runtime.exit_status import ExitStatus
+
+Outputs = dict[str, np.ndarray] | list[np.ndarray]
+"""By name, or in torch's order."""
+_MOST_BYTES = 2**31 - 2**20
+"""Of a program: `jax.export` writes FlatBuffers, whose places have 32 bits."""
+_RUN = """
+import sys
+for name in ("torch", "torchax", "jaxsr"):
+    sys.modules[name] = None
+import jax.numpy as jnp, numpy as np
+from jax import export
+program = export.deserialize(open(sys.argv[1], "rb").read())
+for source, target in zip(sys.argv[2::2], sys.argv[3::2]):
+    arrays = np.load(source).values()
+    arrays = [jnp.asarray(a, like.dtype) for a, like in zip(arrays, program.in_avals)]
+    outputs = program.call(*arrays)
+    outputs = outputs if isinstance(outputs, dict) else {"output": outputs}
+    values = [a.astype("float32") if a.dtype == "bfloat16" else a for a in outputs.values()]
+    np.savez(target, *values, names=[*outputs])
+"""
+"""Runs a file on batches in a process that can import neither torch nor jaxsr."""
+
+
+def export_stablehlo(
+    module: nn.Module,
+    *inputs: PyTree,
+    kwargs: dict[str, PyTree] | None = None,
+    platforms: Sequence[str] = ("cpu", "cuda", "tpu"),
+    fixed_batch: bool = False,
+) -> export.Exported:
+    """A module in evaluation mode as a StableHLO program, its weights included.
+
+        program = export_stablehlo(net, torch.zeros(1, 3, 64, 64))
+        Path("net.stablehlo").write_bytes(program.serialize())
+
+    Args:
+      module: unchanged.
+      *inputs: of its forward: tensors, or what else it takes, which becomes part of the program.
+      kwargs: its keyword arguments, likewise.
+      platforms: where the program runs: cpu, cuda, rocm, tpu.
+      fixed_batch: keep the inputs' batch. Otherwise one sample is exported, for any number of them.
+
+    Returns:
+      A program of the tensors in their order, whose `call` gives an array, or a dictionary of
+      arrays where the module returns several.
+
+    Raises:
+      InputError: an input or output has no batch axis, and the batch is not fixed.
+      UnsupportedTorchError: the module cannot be converted.
+    """
+    arguments = Arguments.of(inputs, kwargs or {})
+    if not fixed_batch:
+        arguments = _one_row(arguments)
+    runs = JaxRuns(module, arguments)
+    forward, by_rows = runs.forward(train=False), runs.by_rows()
+
+    def run(*arrays: jax.Array) -> PyTree:
+        values = dict(zip(arguments.tensors, arrays, strict=True))
+        if fixed_batch:
+            outputs = forward(runs.state, values, runs.key)[0]
+        else:
+            outputs = {n: _of_row(n, v) for n, v in by_rows(runs.state, values, runs.key).items()}
+        return outputs["output"] if [*outputs] == ["output"] else outputs
+
+    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in runs.inputs().values()]
+    if not fixed_batch:
+        (rows,) = export.symbolic_shape("b")
+        shapes = [
+            jax.ShapeDtypeStruct((rows, *s.shape[1:]), s.dtype) if s.shape else s for s in shapes
+        ]
+    with xla_only():  # a file has no functions of this process
+        return export.export(jax.jit(run), platforms=platforms)(*shapes)
+
+
+def _one_row(arguments: Arguments) -> Arguments:
+    if arguments.rows is None:
+        raise InputError(
+            f"the inputs share no batch axis ({arguments.describe()}); give --fixed-batch"
+        )
+    return arguments.row(0)
+
+
+def _of_row(name: str, value: jax.Array) -> jax.Array:
+    """An output of a batch of one, for each sample, as that of the batch."""
+    if value.shape[1:2] != (1,):
+        raise InputError(
+            f"{name} has shape {value.shape[1:]} for a batch of 1, so that it is not a value of "
+            "each sample; give --fixed-batch"
+        )
+    return value[:, 0]
+
+
+def run(config: ExportConfig) -> int:
+    """Exports the model; returns the exit status."""
+    jax.config.update("jax_platforms", "cpu")
+    warnings.simplefilter("ignore")  # of the user's libraries and of torch's exporter
+    set_status(f"loading {config.model}")
+    loaded, (args, kwargs) = load(config)
+    arguments = Arguments.of(args, kwargs)
+    batches = [arguments]
+    if not config.fixed_batch:
+        batches += [_one_row(arguments), arguments.doubled()]
+    references = [_reference(loaded.network, batch, config) for batch in batches]
+    write = {"stablehlo": _write_stablehlo, "onnx": _write_onnx}[config.format]
+    run_file = {"stablehlo": _run_stablehlo, "onnx": _run_onnx}[config.format]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / config.out.name
+        set_status(f"writing {config.model} as {config.format}")
+        signature = write(loaded.network, arguments, config, path)
+        set_status("running the file without torch")
+        worst = _judged(references, run_file(path, batches))
+        if not worst.ok:
+            print(
+                f"jaxsr: the file gives other values than torch: {worst.name} differs by "
+                f"{worst.error:.1e} of its largest value, torch in float32 by "
+                f"{worst.torch_error:.1e}; it was not kept. --fixed-batch is for samples that "
+                "depend on one another",
+                file=sys.stderr,
+            )
+            return ExitStatus.FAILED
+        atomic_write(config.out, path.read_bytes())
+    print(
+        f"{config.out}: {config.out.stat().st_size / 1e6:,.1f} MB; {signature}\n"
+        f"run without torch and jaxsr, it differs from float64 by at most {worst.error:.1e} of an "
+        f"output's largest value; torch in float32 by {worst.torch_error:.1e}"
+    )
+    return ExitStatus.OK
+
+
+def _reference(module: nn.Module, arguments: Arguments, config: ExportConfig) -> TorchRuns:
+    """Torch's results, in float32 and float64."""
+    try:
+        return TorchRuns.of(
+            module, arguments, train=False, key=jax.random.key(0), differentiate=False
+        )
+    except Exception as error:
+        end = "" if config.fixed_batch else "; --fixed-batch keeps the inputs as they are"
+        raise InputError(
+            f"{config.model} fails in torch on {arguments.describe()} ({type(error).__name__}: "
+            f"{one_line(error)}){end}"
+        ) from error
+
+
+def _judged(references: Sequence[TorchRuns], outputs: Sequence[Outputs]) -> ArrayError:
+    """The error that is furthest beyond its bound."""
+    errors: list[ArrayError] = []
+    for runs, results in zip(references, outputs, strict=True):
+        named = isinstance(results, dict)
+        arrays = results if named else dict(zip(runs.single.outputs, results, strict=True))
+        errors += runs.errors("outputs", arrays)
+    return max(errors, key=lambda error: error.ratio)
+
+
+def _write_stablehlo(
+    module: nn.Module, arguments: Arguments, config: ExportConfig, path: Path
+) -> str:
+    size = sum(t.nbytes for t in (*module.parameters(), *module.buffers()))
+    if size > _MOST_BYTES:
+        raise InputError(
+            f"{config.model} has {size / 1e9:.1f} GB of weights, and a file of jax.export holds "
+            "2 GB; give a smaller model"
+        )
+    args, kwargs = arguments.call({})
+    program = export_stablehlo(
+        module, *args, kwargs=kwargs, platforms=config.platforms, fixed_batch=config.fixed_batch
+    )
+    path.write_bytes(program.serialize())
+    names = (
+        f"{n} {a.str_short()}" for n, a in zip(arguments.tensors, program.in_avals, strict=True)
+    )
+    return f"{', '.join(names)}; for {', '.join(program.platforms)}"
+
+
+def _run_stablehlo(path: Path, batches: Sequence[Arguments]) -> list[Outputs]:
+    files: list[Path] = []
+    for number, arguments in enumerate(batches):
+        files += [path.with_name(f"{kind}{number}.npz") for kind in ("in", "out")]
+        np.savez(files[-2], *(_writable(array) for array in arguments.arrays.values()))
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", _RUN, str(path), *map(str, files)],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise InputError(
+            f"the file cannot be run without torch ({' '.join(done.stderr.split())[-300:]}); "
+            "please report it"
+        )
+    results = [dict(np.load(file)) for file in files[1::2]]
+    return [dict(zip(arrays.pop("names"), arrays.values(), strict=True)) for arrays in results]
+
+
+def _writable(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float32) if array.dtype.kind == "V" else array
+
+
+def _write_onnx(module: nn.Module, arguments: Arguments, config: ExportConfig, path: Path) -> str:
+    for library in ("onnxscript", "onnxruntime"):
+        if importlib.util.find_spec(library) is None:
+            raise InputError(f"{library} is not installed; {install_extra('onnx')}")
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    batch = {0: torch.export.Dim("batch")}
+    axes = {n: batch if t.ndim else {} for n, t in arguments.tensors.items()}
+    dynamic, keywords = arguments.call(axes)
+    args, kwargs = arguments.call({})
+    try:
+        silent = io.StringIO()
+        with redirect_stdout(silent), redirect_stderr(silent), evaluated(module):
+            torch.onnx.export(
+                in_mode(module), args, str(path), kwargs=kwargs, dynamo=True, external_data=False,
+                dynamic_shapes=None if config.fixed_batch else (*dynamic, *keywords.values()),
+                verbose=False,
+            )  # fmt: skip
+    except Exception as error:
+        if isinstance(error, UserError):
+            raise
+        raise InputError(
+            f"torch cannot export {config.model} to ONNX ({one_line(error)[:300]}); "
+            "--format stablehlo may"
+        ) from error
+    return arguments.describe()
+
+
+def _run_onnx(path: Path, batches: Sequence[Arguments]) -> list[Outputs]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = [one.name for one in session.get_inputs()]
+    feeds = [dict(zip(names, a.arrays.values(), strict=True)) for a in batches]
+    return [[np.asarray(value) for value in session.run(None, feed)] for feed in feeds]

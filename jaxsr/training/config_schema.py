@@ -1,0 +1,79 @@
+"""A JSON Schema of a task's options, with which editors complete and check configuration files."""
+
+import dataclasses
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from jaxsr.interop.annotations import JsonObject
+from jaxsr.runtime.help_page import field_texts
+from jaxsr.training.config import RunConfig
+from jaxsr.training.config_file import NOT_INHERITED, to_json
+
+_TYPES = {bool: "boolean", int: "integer", float: "number", Path: "string"}
+
+
+def config_schema(family: str, presets: Mapping[str, RunConfig], default: str) -> JsonObject:
+    """The schema of files for `--config` that are written by hand.
+
+    Args:
+      family: the task's name.
+      presets: of the task, by name.
+      default: name of the preset whose values the schema shows as defaults.
+    """
+    config = presets[default]
+    options = to_json(family, config)["options"]
+    schema = _object(type(config), {n: v for n, v in options.items() if n not in NOT_INHERITED})
+    named = {
+        "family": {"const": family, "description": "The task."},
+        "preset": {
+            "enum": [*presets],
+            "default": default,
+            "description": "The set of values that the other entries change.",
+        },
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"jaxsr train {family}",
+        **schema,
+        "properties": named | schema["properties"],
+        "required": ["family"],
+    }
+
+
+def _object(kind: type, defaults: Mapping[str, Any]) -> JsonObject:
+    """The schema of a dataclass."""
+    declared, texts = get_type_hints(kind), field_texts(kind)
+    fields = {field.name: field for field in dataclasses.fields(kind) if field.name in defaults}
+    properties = {}
+    for name, field in fields.items():
+        text = {"description": texts[name]} if name in texts else {}
+        properties[name] = _value(declared[name], field, defaults[name]) | text
+        if "properties" not in properties[name]:
+            properties[name]["default"] = defaults[name]
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+def _value(kind: Any, field: dataclasses.Field, default: Any) -> JsonObject:
+    """The schema of a field's values."""
+    if dataclasses.is_dataclass(kind):
+        assert isinstance(kind, type)
+        return _object(kind, default)
+    if get_origin(kind) is Literal:
+        return {"enum": list(get_args(kind))}
+    if get_origin(kind) in (Union, types.UnionType):
+        return {"anyOf": [_value(each, field, default) for each in get_args(kind)]}
+    if get_origin(kind) is tuple:
+        items = get_args(kind)
+        if items[1:] == (...,):
+            return {"type": "array", "items": _value(items[0], field, default)}
+        inner = [_value(each, field, default) for each in items]
+        return {"type": "array", "prefixItems": inner, "minItems": len(inner), "items": False}
+    if kind is type(None):
+        return {"type": "null"}
+    least, most = field.metadata.get("bounds", (None, None))
+    bounds = {"minimum": least, "maximum": most} if kind in (int, float) else {}
+    if kind is str:  # `mesh: 8` is one
+        return {"type": ["string", "integer"]}
+    return {"type": _TYPES[kind]} | {n: v for n, v in bounds.items() if v is not None}

@@ -1,0 +1,184 @@
+"""Where a run's figures go besides its folder: TensorBoard, Weights & Biases, MLflow, or yours.
+
+A logger of your own is a class with the methods of `Logger`, named as `--logger my_logs:Print`:
+
+    class Print:
+        def start(self, folder, options, step):
+            print(f"{folder} begins after step {step}")
+
+        def figures(self, step, figures):
+            print(step, figures)
+
+        def image(self, step, name, image): ...
+
+        def close(self): ...
+"""
+
+import functools
+import importlib.util
+import json
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from jaxsr.errors import InputError, one_line
+from jaxsr.interop.atomic_write import atomic_write
+from jaxsr.models.build import import_attribute
+
+
+class Logger(Protocol):
+    """Receives what a run records, on the first host alone."""
+
+    def start(self, folder: Path, options: Mapping[str, Any], step: int) -> None:
+        """Begins, or goes on after `step`: later figures of an earlier start are replaced.
+
+        Args:
+          folder: of the run.
+          options: of the run, as JSON values.
+          step: the last that is done; 0 for a new run.
+        """
+        ...
+
+    def figures(self, step: int, figures: Mapping[str, float]) -> None:
+        """Takes the figures of a step, by name; `validation/…` are those of a validation."""
+        ...
+
+    def image(self, step: int, name: str, image: np.ndarray) -> None:
+        """Takes an image (H, W, 3), uint8."""
+        ...
+
+    def close(self) -> None:
+        """Ends; the run has stopped or failed."""
+        ...
+
+
+class TensorBoard:
+    """Events in the run folder's `tensorboard`."""
+
+    def start(self, folder: Path, options: Mapping[str, Any], step: int) -> None:
+        """Opens the events, and takes those of later steps back."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        del options
+        _silence_event_threads()
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+
+    def figures(self, step: int, figures: Mapping[str, float]) -> None:
+        """Writes scalars."""
+        for name, value in figures.items():
+            self._writer.add_scalar(name, value, step)
+
+    def image(self, step: int, name: str, image: np.ndarray) -> None:
+        """Writes an image."""
+        self._writer.add_image(name, image, step, dataformats="HWC")
+
+    def close(self) -> None:
+        """Closes the events."""
+        self._writer.close()
+
+
+class WandB:
+    """A run of Weights & Biases; its variables, such as WANDB_MODE and WANDB_PROJECT, decide where.
+
+    The run's name is that of its folder, and a resumed run goes on in the same one.
+    """
+
+    def start(self, folder: Path, options: Mapping[str, Any], step: int) -> None:
+        """Begins the run or goes on with it."""
+        import wandb  # pyright: ignore[reportMissingImports]
+
+        known = _identity(folder / "wandb.json") if step else None
+        self._wandb = wandb
+        self._run = wandb.init(
+            dir=folder, name=folder.name, config=dict(options), id=known, resume="allow"
+        )
+        atomic_write(folder / "wandb.json", json.dumps({"id": self._run.id}).encode())
+
+    def figures(self, step: int, figures: Mapping[str, float]) -> None:
+        """Logs figures."""
+        self._run.log(dict(figures), step=step)
+
+    def image(self, step: int, name: str, image: np.ndarray) -> None:
+        """Logs an image."""
+        self._run.log({name: self._wandb.Image(image)}, step=step)
+
+    def close(self) -> None:
+        """Ends the run."""
+        self._run.finish()
+
+
+class MLflow:
+    """A run of MLflow; its variables, such as MLFLOW_TRACKING_URI, decide where."""
+
+    def start(self, folder: Path, options: Mapping[str, Any], step: int) -> None:
+        """Begins the run or goes on with it."""
+        import mlflow  # pyright: ignore[reportMissingImports]
+
+        known = _identity(folder / "mlflow.json") if step else None
+        self._mlflow = mlflow
+        run = mlflow.start_run(run_id=known, run_name=folder.name)
+        if known is None:
+            mlflow.log_params({name: str(value)[:500] for name, value in options.items()})
+        atomic_write(folder / "mlflow.json", json.dumps({"id": run.info.run_id}).encode())
+
+    def figures(self, step: int, figures: Mapping[str, float]) -> None:
+        """Logs metrics."""
+        self._mlflow.log_metrics(dict(figures), step=step)
+
+    def image(self, step: int, name: str, image: np.ndarray) -> None:
+        """Logs an image."""
+        self._mlflow.log_image(image, artifact_file=f"{name}/{step}.png")
+
+    def close(self) -> None:
+        """Ends the run."""
+        self._mlflow.end_run()
+
+
+LIBRARIES = {"wandb": WandB, "mlflow": MLflow}
+"""Loggers of libraries, by the library's name."""
+
+
+def make_logger(name: str) -> Logger:
+    """The logger of a name: `wandb`, `mlflow` or `module:Class`.
+
+    Raises:
+      InputError: the library is not installed, or the class is not a logger.
+    """
+    if name in LIBRARIES:
+        if importlib.util.find_spec(name) is None:
+            raise InputError(f"--logger {name} needs the library; pip install {name}")
+        return LIBRARIES[name]()
+    kind = import_attribute(name, option="--logger")
+    if absent := [n for n in ("start", "figures", "image", "close") if not hasattr(kind, n)]:
+        raise InputError(
+            f"--logger {name} has no method {absent[0]}; a logger has those of "
+            "jaxsr.training.loggers.Logger"
+        )
+    return kind()
+
+
+def _identity(path: Path) -> str | None:
+    """The identity of an earlier start's run; None where no such file is there."""
+    if not path.is_file():
+        return None
+    try:
+        return str(json.loads(path.read_bytes())["id"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{path} does not name a run ({one_line(error)}); delete it to begin another"
+        ) from error
+
+
+@functools.cache
+def _silence_event_threads() -> None:
+    """TensorBoard's threads print a traceback of an error that the next call raises, too."""
+    previous = threading.excepthook
+
+    def hook(arguments: threading.ExceptHookArgs) -> None:
+        if not type(arguments.thread).__module__.startswith("tensorboard."):
+            previous(arguments)
+
+    threading.excepthook = hook

@@ -1,0 +1,132 @@
+"""Files of `jaxsr.export`, run by JAX and onnxruntime without torch, give torch's results."""
+
+import os
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from jax import export
+from torch import nn
+
+import jaxsr
+from jaxsr.errors import InputError
+from jaxsr.export import main
+
+NETS = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x):
+        tokens = torch.relu(self.norm(self.conv(x))).flatten(2).mT
+        mixed, _ = self.attention(tokens, tokens, tokens)
+        return {"logits": self.head(mixed.mean(1)), "features": [tokens, mixed]}
+
+
+class Total(nn.Module):
+    def forward(self, x):
+        return x.sum()
+
+
+class Centred(nn.Module):
+    def forward(self, x):
+        return x - x.mean(0)
+
+
+class Pairs(nn.Module):
+    def forward(self, x):
+        return x + x.reshape(2, -1).sum()
+
+
+class Rows(nn.Module):
+    def forward(self, ids, scale):
+        return nn.functional.one_hot(ids, 5).float() * scale
+"""
+
+
+@pytest.fixture(autouse=True)
+def nets(tmp_path, monkeypatch):
+    (tmp_path / "exported_nets.py").write_text(NETS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    sys.modules.pop("exported_nets", None)
+
+
+def test_a_file_takes_any_batch(tmp_path, capfd):
+    path = tmp_path / "net.stablehlo"
+    arguments = ["--model", "exported_nets:Net", "--input", "2,3,8,8", "--out", str(path)]
+    assert main(arguments) == 0
+    assert "input float32[b,3,8,8]; for cpu, cuda, tpu" in capfd.readouterr().out
+    program = export.deserialize(path.read_bytes())
+    outputs = program.call(jnp.ones((5, 3, 8, 8)))
+    assert {n: v.shape for n, v in dict(outputs).items()} == {
+        "logits": (5, 4), "features[0]": (5, 64, 8), "features[1]": (5, 64, 8),
+    }  # fmt: skip
+    assert os.listdir(tmp_path).count("net.stablehlo") == 1
+
+
+def test_the_function_equals_torch():
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.GELU(), nn.Flatten()).eval()
+    program = jaxsr.export_stablehlo(net, torch.zeros(1, 3, 6, 6), platforms=("cpu", "tpu"))
+    assert program.platforms == ("cpu", "tpu")
+    images = torch.randn(3, 3, 6, 6)
+    kept = export.deserialize(program.serialize())
+    with torch.no_grad():
+        expected = net(images).numpy()
+    np.testing.assert_allclose(np.asarray(kept.call(jnp.asarray(images))), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["exported_nets:Total"], 2, "output has shape () for a batch of 1"),
+        (["exported_nets:Total", "--fixed-batch"], 0, ""),
+        (["exported_nets:Centred"], 1, "the file gives other values than torch"),
+        (["exported_nets:Centred", "--fixed-batch"], 0, ""),
+        (["exported_nets:Pairs", "--input", "2,3"], 2, "fails in torch on input float32[1,3]"),
+        (["exported_nets:Rows", "--input", "int64:2:5", "3,2,5"], 2, "share no batch axis"),
+        (["exported_nets:Net", "--out", "absent/net.stablehlo"], 2, "no folder absent"),
+        (["exported_nets:Net", "--out", "."], 2, "is a folder"),
+    ],
+)  # fmt: skip
+def test_what_depends_on_the_batch_needs_it_fixed(arguments, status, message, tmp_path, capfd):
+    model, *rest = arguments
+    inputs = [] if "--input" in rest else ["--input", "2,4"]
+    out = [] if "--out" in rest else ["--out", "a.stablehlo"]
+    assert main(["--model", model, *inputs, *out, *rest]) == status
+    assert message in capfd.readouterr().err
+    assert (tmp_path / "a.stablehlo").exists() == (status == 0)
+
+
+def test_weights_that_no_file_holds_are_refused(monkeypatch, capfd):
+    from jaxsr.comparison import exporting
+
+    monkeypatch.setattr(exporting, "_MOST_BYTES", 100)
+    assert main(["--model", "exported_nets:Net", "--input", "2,3,8,8", "--out", "a"]) == 2
+    assert "a file of jax.export holds 2 GB" in capfd.readouterr().err
+
+
+def test_a_program_of_other_axes_is_refused():
+    with pytest.raises(InputError, match="share no batch axis"):
+        jaxsr.export_stablehlo(nn.Bilinear(2, 2, 1), torch.ones(3, 2), torch.ones(2, 2))
+
+
+@pytest.mark.slow
+def test_onnx_equals_torch(tmp_path, capfd):
+    pytest.importorskip("onnxscript")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    words = ["--model", "exported_nets:Net", "--input", "2,3,8,8", "--format", "onnx"]
+    assert main([*words, "--out", "net.onnx"]) == 0
+    assert "differs from float64 by at most" in capfd.readouterr().out
+    session = onnxruntime.InferenceSession(str(tmp_path / "net.onnx"))
+    logits = session.run(None, {session.get_inputs()[0].name: np.ones((5, 3, 8, 8), np.float32)})
+    assert logits[0].shape == (5, 4)
