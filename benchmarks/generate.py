@@ -38,7 +38,7 @@ from benchmarks._race import take_turns
 from benchmarks._results import Report, ReportOptions, Row, run_benchmark
 
 if TYPE_CHECKING:
-    from jaxsr.generation.decoder import Decoder
+    from jaxsr.generation.decoder import BatchDecoder
 
 ContenderName = Literal[
     "jaxsr", "library", "int8", "packed", "deterministic", "torch", "transformers", "llama.cpp"
@@ -166,7 +166,7 @@ def shipped_model() -> Path:
     return Path(str(next(file for file in files if str(file).endswith(".gguf")).locate()))
 
 
-def engine_contender(engine: "Decoder", *, deterministic: bool = False) -> Contender:
+def engine_contender(engine: "BatchDecoder", *, deterministic: bool = False) -> Contender:
     from jaxsr.generation.generate_loop import complete
     from jaxsr.generation.options import SamplingOptions
 

@@ -78,7 +78,7 @@ class OpRecorder:
     @contextmanager
     def __call__(self, module: nn.Module, args: tuple, kwargs: dict) -> Iterator[None]:
         """Records while the caller runs `module` on these arguments."""
-        run = _Recording(self, module, (args, kwargs))
+        run = _RecordingMode(self, module, (args, kwargs))
         before = register_module_forward_pre_hook(run.enter)
         after = register_module_forward_hook(run.leave, always_call=True)
         try:
@@ -89,7 +89,7 @@ class OpRecorder:
             after.remove()
 
 
-class _Recording(FunctionMode):
+class _RecordingMode(FunctionMode):
     def __init__(
         self, recorder: OpRecorder, module: nn.Module, arguments: tuple[tuple, dict]
     ) -> None:

@@ -25,7 +25,7 @@ LOGPROBS = ("logprobs", "top_logprobs", "top_tokens")
 """Log-probabilities of the chosen tokens (B, N) and of the likeliest (B, N, K), and their ids."""
 
 MOST_PACKED = 16
-"""Prompts that `Decoder.admit_packed` takes at most."""
+"""Prompts that `BatchDecoder.admit_packed` takes at most."""
 
 ENDED = ("filled", "token", "done", "outputs", "count")
 """Arrays of a batch that `end_rows` changes."""
@@ -104,7 +104,7 @@ class BatchSnapshot:
         return ("filled", "token", "done", "prompt", "outputs", "requests", "seeds")
 
 
-class Decoder(ABC):
+class BatchDecoder(ABC):
     """Runs batches on an engine. `start` and `resume` leave at least one output token per row."""
 
     config: Any
@@ -374,7 +374,7 @@ def _only(state: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
 
 
 def end_rows(arrays: MutableMapping[str, np.ndarray], lengths: Mapping[int, int]) -> None:
-    """`Decoder.end` on the arrays `ENDED` of a batch, in place."""
+    """`BatchDecoder.end` on the arrays `ENDED` of a batch, in place."""
     for row, length in lengths.items():
         arrays["filled"][row] -= arrays["count"][row] - length
         arrays["outputs"][row, length:] = UNFILLED

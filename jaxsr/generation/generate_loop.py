@@ -6,7 +6,7 @@ Deterministic mode feeds every prompt alone, on one device, in programs whose sh
 own length and the options, and draws with a key made of its own tokens. It is fed from slot 0:
 padding on the left would move it to other lanes of each sum, which then rounds in another order; a
 mesh would cut the sums into parts. Rows with caches of one size then decode in tiles of
-`Decoder.tile` rows, always so many, where a row's sums do not depend on its place; with an engine
+`BatchDecoder.tile` rows, always so many, where a row's sums do not depend on its place; with an engine
 whose tile is 1, alone. So the same executable sees the same numbers in sums of the same order,
 whatever the batch, the row's place in it, the padding, the mesh, and the other prompts.
 """
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from jaxsr.errors import InputError
-from jaxsr.generation.decoder import BatchSnapshot, Decoder
+from jaxsr.generation.decoder import BatchDecoder, BatchSnapshot
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.packed_rounds import PackedRounds
 from jaxsr.generation.padding import Padding, cache_slots
@@ -101,7 +101,7 @@ def _check_angles(what: str, filled: int, fed: int, config: Any) -> None:
 
 
 def complete(
-    engine: Decoder,
+    engine: BatchDecoder,
     prompts: Sequence[Sequence[int]],
     options: SamplingOptions,
     *,
@@ -264,7 +264,7 @@ def _requests_of(
 
 
 def continue_from(
-    engine: Decoder,
+    engine: BatchDecoder,
     snapshot: BatchSnapshot,
     options: SamplingOptions,
     *,

@@ -18,8 +18,8 @@ from jaxsr.generation import beams, sampling, sharding
 from jaxsr.generation.decoder import (
     MOST_PACKED,
     Batch,
+    BatchDecoder,
     BatchSnapshot,
-    Decoder,
 )
 from jaxsr.generation.jax_proposals import ProposingNetwork
 from jaxsr.generation.jax_steps import State
@@ -36,7 +36,7 @@ TILE = 4
 _OUTPUT_STEP = 64
 
 
-class JaxDecoder(ProposingNetwork, Decoder):
+class JaxDecoder(ProposingNetwork, BatchDecoder):
     """Runs a causal language model in JAX.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxsr.errors import InputError
-from jaxsr.generation.decoder import NO_TOKEN, UNFILLED, BatchSnapshot, Decoder
+from jaxsr.generation.decoder import NO_TOKEN, UNFILLED, BatchDecoder, BatchSnapshot
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.padding import Padding, cache_slots
 from jaxsr.generation.prompt_pool import Request
@@ -81,7 +81,7 @@ class RequestPlace:
 class Rounds:
     """Advances batches until their rows have ended, and fills the places of those that did."""
 
-    engine: Decoder
+    engine: BatchDecoder
     options: SamplingOptions
     stop_ids: Sequence[int]
     stop_text: StopText | None

@@ -20,8 +20,8 @@ from jaxsr.generation.decoder import (
     NO_TOKEN,
     UNFILLED,
     Batch,
+    BatchDecoder,
     BatchSnapshot,
-    Decoder,
     empty_logprobs,
     ending_at,
     ending_in,
@@ -41,7 +41,7 @@ _OF_NETWORK = ("cache", "filled", "first")
 """State that is on the device: what the network takes."""
 
 
-class TorchDecoder(Decoder):
+class TorchDecoder(BatchDecoder):
     """Runs a causal language model in torch.
 
     Args:
