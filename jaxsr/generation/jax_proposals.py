@@ -47,7 +47,7 @@ class ProposingNetwork(JaxNetwork):
             self.draft = self.draft_kind(draft, mesh=mesh, programs=None, packed=packed, rows=1)
 
     def check_proposals(self, options: SamplingOptions, *, longest: int = 0) -> None:
-        """See `Decoder.check_proposals`."""
+        """See `BatchDecoder.check_proposals`."""
         if options.proposals is not None:
             self.layout_for(options)
         if options.num_draft_tokens is None:
