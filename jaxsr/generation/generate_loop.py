@@ -7,8 +7,8 @@ own length and the options, and draws with a key made of its own tokens. It is f
 padding on the left would move it to other lanes of each sum, which then rounds in another order; a
 mesh would cut the sums into parts. Rows with caches of one size then decode in tiles of
 `BatchDecoder.tile` rows, always so many, where a row's sums do not depend on its place; with an
-engine whose tile is 1, alone. So the same executable sees the same numbers in sums of the same order,
-whatever the batch, the row's place in it, the padding, the mesh, and the other prompts.
+engine whose tile is 1, alone. So the same executable sees the same numbers in sums of the same
+order, whatever the batch, the row's place in it, the padding, the mesh, and the other prompts.
 """
 
 import math
