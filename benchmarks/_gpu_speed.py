@@ -190,7 +190,7 @@ def decoding(setting: Setting, *, peers: bool = False) -> Iterator[Row]:
 
     from benchmarks import generate
     from benchmarks.ops import copy_bandwidth
-    from jaxsr.generation.jax_decoder import JaxEngine
+    from jaxsr.generation.jax_decoder import JaxDecoder
     from jaxsr.models.llama.network import CausalLM
 
     torch.manual_seed(0)
@@ -198,7 +198,7 @@ def decoding(setting: Setting, *, peers: bool = False) -> Iterator[Row]:
     network = CausalLM(config).bfloat16().eval()
     weights = sum(p.numel() * p.element_size() for p in network.parameters())
     peak = copy_bandwidth(1 << (22 if setting.quick else 28))
-    engine = JaxEngine(network)
+    engine = JaxDecoder(network)
     contenders = {"jaxsr": generate.engine_contender(engine)}
     named = {"transformers": False, "transformers, compiled": True} if peers else {}
     for name, compiled in named.items():

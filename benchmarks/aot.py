@@ -151,7 +151,7 @@ def train(
     """One phase's step with the preset's batch on every device, and what `options` change of its
     run and (under "model") of its network."""
     from jaxsr.interop.aot.topology import load_topology
-    from jaxsr.training.aot import AheadSteps
+    from jaxsr.training.ahead_steps import AheadSteps
     from jaxsr.training.find_task import find_task
     from jaxsr.training.task_run import TaskRun
 

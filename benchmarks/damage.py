@@ -159,7 +159,7 @@ def cache_kind(folder: Path) -> Kind:
     import torch
 
     from jaxsr.generation.cache_file import load_snapshot, save_snapshot
-    from jaxsr.generation.decoder import Snapshot
+    from jaxsr.generation.decoder import BatchSnapshot
     from jaxsr.models.llama.config import LlamaConfig
     from jaxsr.models.llama.network import CausalLM
 
@@ -172,7 +172,7 @@ def cache_kind(folder: Path) -> Kind:
     with torch.device("meta"):
         network = CausalLM(config)
     cache = {n: rng.normal(size=(2, 2, 9, 8)).astype(np.float32) for n in network.cache_shapes()}
-    snapshot = Snapshot(
+    snapshot = BatchSnapshot(
         cache=cache, filled=np.array([9, 5]), token=np.array([7, 8]),
         done=np.array([False, True]),
         prompt=np.array([[3, 4], [-1, 5]]), outputs=np.array([[7], [8]]),
@@ -194,7 +194,7 @@ def trace_kind(folder: Path) -> Kind:
     import torch
 
     from jaxsr.comparison.backend_spec import BackendSpec
-    from jaxsr.comparison.trace import make_trace, open_backend
+    from jaxsr.comparison.recorded_trace import make_trace, open_backend
     from jaxsr.comparison.trace_file import load_trace, save_trace
     from jaxsr.comparison.workload_loader import load_workload
     from jaxsr.comparison.workload_options import WorkloadOptions

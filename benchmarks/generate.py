@@ -38,7 +38,7 @@ from benchmarks._race import take_turns
 from benchmarks._results import Report, ReportOptions, Row, run_benchmark
 
 if TYPE_CHECKING:
-    from jaxsr.generation.decoder import Engine
+    from jaxsr.generation.decoder import BatchDecoder
 
 ContenderName = Literal[
     "jaxsr", "library", "int8", "packed", "deterministic", "torch", "transformers", "llama.cpp"
@@ -141,11 +141,11 @@ def runs(name: ContenderName, batch: int) -> bool:
 
 def build(name: ContenderName, network: Any, batch: int, path: Path) -> Contender:
     """A contender for batches of so many prompts; `path` is the network's file."""
-    from jaxsr.generation.jax_decoder import TILE, JaxEngine
-    from jaxsr.generation.torch_decoder import TorchEngine
+    from jaxsr.generation.jax_decoder import TILE, JaxDecoder
+    from jaxsr.generation.torch_decoder import TorchDecoder
 
     if name == "torch":
-        return engine_contender(TorchEngine(network))
+        return engine_contender(TorchDecoder(network))
     if name == "transformers":
         return transformers_contender(network)
     if name == "llama.cpp":
@@ -154,9 +154,9 @@ def build(name: ContenderName, network: Any, batch: int, path: Path) -> Contende
         from jaxsr.models.hugging_face.network import LibraryLM
 
         model = transformers_model(network).requires_grad_(False)
-        return engine_contender(JaxEngine(LibraryLM(model).eval(), rows=batch))
+        return engine_contender(JaxDecoder(LibraryLM(model).eval(), rows=batch))
     deterministic = name == "deterministic"
-    engine = JaxEngine(network, rows=TILE if deterministic else batch)  # as the command has it
+    engine = JaxDecoder(network, rows=TILE if deterministic else batch)  # as the command has it
     return engine_contender(engine, deterministic=deterministic)
 
 
@@ -166,7 +166,7 @@ def shipped_model() -> Path:
     return Path(str(next(file for file in files if str(file).endswith(".gguf")).locate()))
 
 
-def engine_contender(engine: "Engine", *, deterministic: bool = False) -> Contender:
+def engine_contender(engine: "BatchDecoder", *, deterministic: bool = False) -> Contender:
     from jaxsr.generation.generate_loop import complete
     from jaxsr.generation.options import SamplingOptions
 
@@ -367,7 +367,7 @@ _RESIDENT = """
 import sys
 from pathlib import Path
 from benchmarks.generate import engine_contender
-from jaxsr.generation.jax_decoder import JaxEngine
+from jaxsr.generation.jax_decoder import JaxDecoder
 from jaxsr.models.llama.config import LlamaConfig
 from jaxsr.models.llama.network import CausalLM
 from jaxsr.models.load import load_model
@@ -379,7 +379,7 @@ def resident():
     return sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon", "RssFile")))
 
 def decode(network):
-    engine = JaxEngine(network)
+    engine = JaxDecoder(network)
     engine_contender(engine)([[1, 2, 3]], 9)
     return engine
 

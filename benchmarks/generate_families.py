@@ -57,7 +57,7 @@ def compare_family(family: str) -> Row:
 
     from benchmarks._tiny_language_models import PROMPTS, reference_tokens, tiny_model
     from jaxsr.generation.generate_loop import complete, continue_from
-    from jaxsr.generation.jax_decoder import JaxEngine
+    from jaxsr.generation.jax_decoder import JaxDecoder
     from jaxsr.generation.options import SamplingOptions
     from jaxsr.generation.sharding import tensor_mesh
     from jaxsr.interop.mesh import select_platform
@@ -83,9 +83,9 @@ def compare_family(family: str) -> Row:
     try:
         network = LibraryLM(model).requires_grad_(False).eval()
         network.check_continues()
-        engine = JaxEngine(network)
+        engine = JaxDecoder(network)
         batch = tokens(complete(engine, PROMPTS, greedy, batch_size=2, padding="left"))
-        two = JaxEngine(network, mesh=tensor_mesh(2))
+        two = JaxDecoder(network, mesh=tensor_mesh(2))
         on_mesh = tokens(complete(two, PROMPTS, greedy, batch_size=2))
         run = complete(engine, PROMPTS, begun, batch_size=2, keep_snapshots=True)
         resumed = tokens(continue_from(engine, run.snapshots[0], greedy))

@@ -92,7 +92,7 @@ def cases(options: Options) -> Iterator[Case]:
 
 
 def lookup_cases(path: Path) -> Iterator[Case]:
-    from jaxsr.generation.jax_decoder import JaxEngine
+    from jaxsr.generation.jax_decoder import JaxDecoder
     from jaxsr.models.language_models import load_language_model
     from jaxsr.models.llama.tokenizer import load_tokenizer
 
@@ -101,7 +101,7 @@ def lookup_cases(path: Path) -> Iterator[Case]:
         network = load_language_model(path, implementation=implementation, packed=False).network
 
         def engine(proposals: int, network: Any = network) -> Any:
-            return JaxEngine(network, rows=1 + proposals)
+            return JaxDecoder(network, rows=1 + proposals)
 
         for name, text in (("repeats a text", REPEAT), ("makes up a text", INVENT)):
             messages = [{"role": "user", "content": text}]
@@ -118,7 +118,7 @@ def draft_case(scale: float) -> Case:
     """A deep network, and the draft that is its beginning."""
     import torch
 
-    from jaxsr.generation.jax_decoder import JaxEngine
+    from jaxsr.generation.jax_decoder import JaxDecoder
     from jaxsr.models.llama.config import LlamaConfig
     from jaxsr.models.llama.network import CausalLM
 
@@ -150,7 +150,7 @@ def draft_case(scale: float) -> Case:
         name="draft model",
         scale=scale,
         prompt=np.random.default_rng(0).integers(3, 8192, 30).tolist(),
-        engine=lambda proposals: JaxEngine(
+        engine=lambda proposals: JaxDecoder(
             network, rows=1 + proposals, draft=draft if proposals else None
         ),
         field="num_draft_tokens",

@@ -31,8 +31,8 @@ from jaxsr.interop.array_digests import tree_digests
 from jaxsr.interop.atomic_write import set_aside
 from jaxsr.interop.checkpoint_record import (
     RECORD_ITEM,
+    CheckpointRecord,
     NoDigestsError,
-    Record,
     SavedArray,
     read_record,
 )
@@ -158,7 +158,7 @@ class Checkpoints:
         if step in self._manager.all_steps():
             return
         self.wait()  # as Orbax would: its thread may still be moving an outdated one
-        record = Record.of(step, state, metrics, self._notes)
+        record = CheckpointRecord.of(step, state, metrics, self._notes)
         with _write_errors(self.folder), _without_metric_warnings():
             self._manager.save(
                 step,

@@ -35,7 +35,7 @@ class SavedArray(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class CheckpointRecord:
     """Record of a checkpoint."""
 
     step: int
@@ -113,8 +113,8 @@ def _form(leaf: Any) -> tuple[list[int], str]:
     return [*np.shape(leaf)], str(leaf.dtype)
 
 
-def read_record(path: Path) -> Record:
-    """The record of a checkpoint, see `Record`.
+def read_record(path: Path) -> CheckpointRecord:
+    """The record of a checkpoint, see `CheckpointRecord`.
 
     Args:
       path: folder of one checkpoint.
@@ -125,7 +125,7 @@ def read_record(path: Path) -> Record:
     """
     file = path / RECORD_ITEM / RECORD_ITEM
     try:
-        record = Record.unsealed(json.loads(file.read_bytes())["sealed"], source=file)
+        record = CheckpointRecord.unsealed(json.loads(file.read_bytes())["sealed"], source=file)
     except FileNotFoundError:
         if _names_no_record(path):
             raise NoDigestsError(

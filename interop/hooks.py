@@ -13,7 +13,7 @@ import torch
 from jaxsr.interop._core import index_bounds
 from jaxsr.interop._core.attributes import holds_inputs
 from jaxsr.interop._core.dtypes import constant_to_jax
-from jaxsr.interop._core.frames import users_frame
+from jaxsr.interop._core.stack_frames import users_frame
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace_scope import Region
 from jaxsr.interop._core.watching import Watch, watched, watching

@@ -100,8 +100,12 @@ class JaxModule:
           ValueError: `params` or `buffers` lack a name, or have one that the module does not.
           InputError: the method has an argument named as one of these; `call` takes both.
         """
-        given = {"rng": rng is not None, "train": train is not UNSET, "method": method != "forward"}
-        if clash := self._argument_named([n for n, g in given.items() if g], method, len(inputs)):
+        is_set = {
+            "rng": rng is not None,
+            "train": train is not UNSET,
+            "method": method != "forward",
+        }
+        if clash := self._argument_named([n for n, s in is_set.items() if s], method, len(inputs)):
             raise InputError(
                 f"{clash}= may be an argument of {method} or of apply; use "
                 f"call(params, buffers, args, {{{clash!r}: …}}, {clash}=…), each in its place"

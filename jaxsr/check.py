@@ -4,24 +4,21 @@ Does it convert, does it compute the same, forward and backward, and what does i
 done in `jaxsr.comparison`.
 """
 
-import sys
-import types
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
 from jaxsr.errors import InputError
+from jaxsr.runtime.callable_module import make_callable
 from jaxsr.runtime.cli import parse_options, run_command, run_program
 
 
-class _CallableModule(types.ModuleType):
-    """`jaxsr.check` is this module, and the function in it, which loads torch and JAX."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return import_module("jaxsr.comparison.check_module").check(*args, **kwargs)
+def check(*args: Any, **kwargs: Any) -> Any:
+    """Calls `jaxsr.comparison.check_module.check`, which loads torch and JAX."""
+    return import_module("jaxsr.comparison.check_module").check(*args, **kwargs)
 
 
-sys.modules[__name__].__class__ = _CallableModule
+make_callable(__name__, check)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,7 +43,7 @@ def _check(arguments: list[str]) -> int:
         },
     )
     if config.aot is not None:
-        from jaxsr.comparison.check_aot import run
+        from jaxsr.comparison.ahead_check import run
     else:
         from jaxsr.comparison.check_command import run
     return run(config)

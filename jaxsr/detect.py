@@ -15,7 +15,7 @@ def _detect(arguments: list[str]) -> int:
 
     config = parse_options(DetectConfig, arguments, prog="python -m jaxsr.detect")
     if config.aot is not None:
-        from jaxsr.detection.aot import run
+        from jaxsr.detection.ahead_batches import run
     else:
         from jaxsr.detection.detect_files import run
     return run(config)

@@ -19,7 +19,7 @@ def _generate(arguments: list[str]) -> int | None:
 
     config = parse_options(GenerateConfig, arguments, prog="python -m jaxsr.generate")
     if config.aot is not None:
-        from jaxsr.generation.aot import run
+        from jaxsr.generation.ahead_run import run
     else:
         from jaxsr.generation.generate_prompts import run
     return run(config)

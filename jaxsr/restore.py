@@ -4,21 +4,13 @@ Any torch network that turns pictures into pictures runs here, on JAX or on plai
 tile with the result of the whole picture. The work is done in `jaxsr.restoration`.
 """
 
-import sys
-import types
 from collections.abc import Sequence
 
 from jaxsr.restoration.restore_images import restore
+from jaxsr.runtime.callable_module import make_callable
 from jaxsr.runtime.cli import parse_options, run_command, run_program
 
-
-class _CallableModule(types.ModuleType):
-    """`jaxsr.restore` is this module, and the function in it."""
-
-    __call__ = staticmethod(restore)
-
-
-sys.modules[__name__].__class__ = _CallableModule
+make_callable(__name__, restore)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,7 +23,7 @@ def _restore(arguments: list[str]) -> int:
 
     config = parse_options(RestoreConfig, arguments, prog="python -m jaxsr.restore")
     if config.aot is not None:
-        from jaxsr.restoration.aot import run
+        from jaxsr.restoration.ahead_tiles import run
     else:
         from jaxsr.restoration.restore_files import run
     return run(config)

@@ -4,22 +4,14 @@ Without options the command trains a small Fast-SRGAN on photos that come with t
 """
 
 import os
-import sys
-import types
 from collections.abc import Sequence
 
+from jaxsr.runtime.callable_module import make_callable
 from jaxsr.runtime.cli import run_command, run_program
 from jaxsr.runtime.exit_status import ExitStatus
 from jaxsr.training.train_call import train
 
-
-class _CallableModule(types.ModuleType):
-    """`jaxsr.train` is this module, and the function."""
-
-    __call__ = staticmethod(train)
-
-
-sys.modules[__name__].__class__ = _CallableModule
+make_callable(__name__, train)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,7 +24,7 @@ def _train(arguments: list[str]) -> int | None:
 
     name, task, config = parse_command_line(arguments)
     if config.aot is not None:
-        from jaxsr.training.aot import run
+        from jaxsr.training.ahead_steps import run
 
         return run(name, task, config)
     from jaxsr.training.start import start

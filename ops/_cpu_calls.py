@@ -165,12 +165,17 @@ def _layout(rank: int, channels_last: bool) -> tuple[int, ...]:
 # ---- xla/ffi/api/c_api.h. Its structures are read as lists of words: ctypes takes 1 µs a field.
 
 
-class _Version(Structure):
+class _ApiVersion(Structure):
     _fields_ = [("size", c_size_t), ("extension", c_void_p), ("major", c_int32), ("minor", c_int32)]
 
 
 class _Metadata(Structure):
-    _fields_ = [("size", c_size_t), ("version", _Version), ("traits", c_uint32), ("state", c_int64)]
+    _fields_ = [
+        ("size", c_size_t),
+        ("version", _ApiVersion),
+        ("traits", c_uint32),
+        ("state", c_int64),
+    ]
 
 
 class _MetadataExtension(Structure):

@@ -21,7 +21,7 @@ from jaxsr.ops._linear import solve
 from jaxsr.ops._typed_jax import asarray, jit, zeros_like
 from jaxsr.ops._types import Array, Float, Shaped
 from jaxsr.ops.colour import Convention
-from jaxsr.ops.quality import Comparison, check_comparison, one_channel, planes, window_weights
+from jaxsr.ops.quality import ImagePair, check_comparison, one_channel, planes, window_weights
 from jaxsr.ops.resize import resize
 
 _PATCH = 96
@@ -67,7 +67,7 @@ def niqe(
 
 
 @jit("of")
-def _niqe(image: jax.Array, of: Comparison) -> jax.Array:
+def _niqe(image: jax.Array, of: ImagePair) -> jax.Array:
     x = jax.lax.stop_gradient(planes(image, of)) * 255
     rows, columns = (extent // _PATCH * _PATCH for extent in x.shape[-2:])
     x = x[..., :rows, :columns]

@@ -44,7 +44,7 @@ MS_SSIM_WEIGHTS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
 _CHUNKS = 16  # of an axis, added elementwise before the others are summed
 
 
-class Comparison(NamedTuple):
+class ImagePair(NamedTuple):
     """Two images to compare: checked options, axes from the front."""
 
     peak: float
@@ -253,7 +253,7 @@ def check_comparison(
     axes: Sequence[int],
     channel: int | None,
     window: int,
-) -> tuple[jax.Array, jax.Array, Comparison]:
+) -> tuple[jax.Array, jax.Array, ImagePair]:
     image, (height, width) = image_and_axes(image, axes)
     reference = image_array(reference, "reference")
     if image.shape != reference.shape:
@@ -284,10 +284,10 @@ def check_comparison(
     if data_range is None:
         data_range = 255 if image.dtype == jnp.uint8 else 1
     peak = number(data_range, "data_range", above=0)
-    return image, reference, Comparison(peak, luma, crop_border, height, width, channel)
+    return image, reference, ImagePair(peak, luma, crop_border, height, width, channel)
 
 
-def one_channel(name: str, image: jax.Array, of: Comparison) -> None:
+def one_channel(name: str, image: jax.Array, of: ImagePair) -> None:
     """Refuses images of several channels where no luma is asked for.
 
     Raises:
@@ -299,7 +299,7 @@ def one_channel(name: str, image: jax.Array, of: Comparison) -> None:
         )
 
 
-def _cut(image: jax.Array, of: Comparison) -> jax.Array:
+def _cut(image: jax.Array, of: ImagePair) -> jax.Array:
     """Without its border, in the dtype of sums; of a uint8 image Y, rounded to levels, if asked."""
     for axis in (of.height, of.width):
         stop = image.shape[axis] - of.crop_border
@@ -309,7 +309,7 @@ def _cut(image: jax.Array, of: Comparison) -> jax.Array:
     return image.astype(compute_dtype(image.dtype))
 
 
-def _folded(x: jax.Array, of: Comparison) -> tuple[jax.Array, dict[int, int], tuple[int, ...]]:
+def _folded(x: jax.Array, of: ImagePair) -> tuple[jax.Array, dict[int, int], tuple[int, ...]]:
     """`x` with a trailing channel axis folded into the columns; steps; the axes to average."""
     axes = of.height, of.width
     last = max(axes)
@@ -339,7 +339,7 @@ def _mean(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
 
 
 @jit("of")
-def _psnr(image: jax.Array, reference: jax.Array, of: Comparison) -> jax.Array:
+def _psnr(image: jax.Array, reference: jax.Array, of: ImagePair) -> jax.Array:
     # The difference comes first, so that equal images differ by nothing.
     difference = (_cut(image, of) - _cut(reference, of)) / of.peak
     if of.luma is not None and of.channel is not None and image.dtype != jnp.uint8:
@@ -349,7 +349,7 @@ def _psnr(image: jax.Array, reference: jax.Array, of: Comparison) -> jax.Array:
 
 
 @jit("of", "size")
-def _psnr_b(image: jax.Array, reference: jax.Array, of: Comparison, size: int) -> jax.Array:
+def _psnr_b(image: jax.Array, reference: jax.Array, of: ImagePair, size: int) -> jax.Array:
     x, y = planes(image, of), planes(reference, of)
     height, width = x.shape[-2:]
     edges, others = zeros(x.shape[:-2], x.dtype), zeros(x.shape[:-2], x.dtype)
@@ -373,7 +373,7 @@ def _psnr_b(image: jax.Array, reference: jax.Array, of: Comparison, size: int) -
 def _ssim(
     image: jax.Array,
     reference: jax.Array,
-    of: Comparison,
+    of: ImagePair,
     weights: tuple[float, ...],
     correction: float,
 ) -> jax.Array:
@@ -387,7 +387,7 @@ def _ssim(
 def _ms_ssim(
     image: jax.Array,
     reference: jax.Array,
-    of: Comparison,
+    of: ImagePair,
     weights: tuple[float, ...],
     exponents: tuple[float, ...],
 ) -> jax.Array:
@@ -406,7 +406,7 @@ def _ms_ssim(
     return product if of.channel is None else product.mean(0)
 
 
-def planes(image: jax.Array, of: Comparison) -> jax.Array:
+def planes(image: jax.Array, of: ImagePair) -> jax.Array:
     """In unit range, channels first as a batch, height and width last."""
     x = _in_unit_range(image, of)
     if of.channel is None:
@@ -423,7 +423,7 @@ def _halved(x: jax.Array) -> jax.Array:
     return x
 
 
-def _in_unit_range(image: jax.Array, of: Comparison) -> jax.Array:
+def _in_unit_range(image: jax.Array, of: ImagePair) -> jax.Array:
     plane = _cut(image, of) / of.peak
     if of.luma is None or of.channel is None or image.dtype == jnp.uint8:
         return plane

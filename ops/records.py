@@ -58,14 +58,14 @@ def transform_record(
         image = names["images"]
         return {**record, image: np.asarray(transform(record[image]))}
     single = np.ndim(record[names["images"]]) == 3
-    given = {
+    arguments = {
         argument: np.asarray(record[name])[None] if single else np.asarray(record[name])
         for argument, name in names.items()
         # Numbers of classes are none of their shares.
         if name in record and (argument != "labels" or np.ndim(record[name]) == 2 - single)
     }
-    images = given.pop("images")
-    out = augment(jax.random.key(seed), images, tuple(transform), axes=axes, **given)
+    images = arguments.pop("images")
+    out = augment(jax.random.key(seed), images, tuple(transform), axes=axes, **arguments)
     changed = {names[argument]: value for argument, value in out._asdict().items()}
     arrays = {name: np.asarray(value) for name, value in changed.items() if value is not None}
     return {**record, **{name: x[0] if single else x for name, x in arrays.items()}}

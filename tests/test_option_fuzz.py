@@ -19,11 +19,11 @@ COMMANDS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     # Command: module, configuration, where the work begins, and what the command needs.
     "restore": (
         "jaxsr.restoration.config:RestoreConfig", "jaxsr.restoration.restore_files:run",
-        "jaxsr.restoration.aot:run", ("picture.png",),
+        "jaxsr.restoration.ahead_tiles:run", ("picture.png",),
     ),
     "detect": (
         "jaxsr.detection.config:DetectConfig", "jaxsr.detection.detect_files:run",
-        "jaxsr.detection.aot:run", ("picture.png", "--model", "w", "--out", "o"),
+        "jaxsr.detection.ahead_batches:run", ("picture.png", "--model", "w", "--out", "o"),
     ),
     "evaluate": (
         "jaxsr.detection.config:EvaluateConfig", "jaxsr.data.infrared:open_split",
@@ -31,11 +31,11 @@ COMMANDS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     ),
     "generate": (
         "jaxsr.generation.config:GenerateConfig", "jaxsr.generation.generate_prompts:run",
-        "jaxsr.generation.aot:run", ("prompt", "--model", "m"),
+        "jaxsr.generation.ahead_run:run", ("prompt", "--model", "m"),
     ),
     "check": (
         "jaxsr.comparison.check_options:CheckConfig", "jaxsr.comparison.check_command:run",
-        "jaxsr.comparison.check_aot:run", ("--model", "torch.nn:ReLU"),
+        "jaxsr.comparison.ahead_check:run", ("--model", "torch.nn:ReLU"),
     ),
     "export": (
         "jaxsr.comparison.export_options:ExportConfig", "jaxsr.comparison.exporting:run",
@@ -150,7 +150,7 @@ def test_options_are_refused_in_one_line(command, monkeypatch, capsys, tmp_path)
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("family", TASKS)
 def test_options_of_training(family, monkeypatch, capsys, tmp_path):
-    without_work(monkeypatch, "jaxsr.training.start:start", "jaxsr.training.aot:run")
+    without_work(monkeypatch, "jaxsr.training.start:start", "jaxsr.training.ahead_steps:run")
     monkeypatch.chdir(tmp_path)
     main = import_module("jaxsr.train").main
     names = [*option_names(find_options(family).Config), "--preset", "--config"]

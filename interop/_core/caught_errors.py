@@ -7,7 +7,7 @@ import sys
 import types
 from typing import NamedTuple
 
-from jaxsr.interop._core.frames import is_outside_frameworks
+from jaxsr.interop._core.stack_frames import is_outside_frameworks
 
 _ENTRY = "jaxsr.interop._core.functionalize"
 """Runs the module's code. Code outside of `apply` may catch what it raises."""

@@ -30,7 +30,7 @@ def _shapes(*operands: Any, outputs: int, batched: bool) -> list[Any]:
     return [x.update(shape=(*rows, *x.shape)) for x in operands[2 * outputs :]]
 
 
-class Call(NamedTuple):
+class GradCall(NamedTuple):
     """A call of `torch.autograd.grad`."""
 
     outputs: Arrays
@@ -53,7 +53,7 @@ class Gradients:
         """The array of a new tensor; while recording no other tensor has the same one."""
         return array
 
-    def compute(self, call: Call, *, allow_unused: bool) -> list[jax.Array | None]:
+    def compute(self, call: GradCall, *, allow_unused: bool) -> list[jax.Array | None]:
         """The gradients; None for an input that does not lead to an output.
 
         Args:
@@ -78,7 +78,7 @@ class Unrecorded(Gradients):
 
     requested = False
 
-    def compute(self, call: Call, *, allow_unused: bool) -> list[jax.Array | None]:
+    def compute(self, call: GradCall, *, allow_unused: bool) -> list[jax.Array | None]:
         self.requested = True
         raise GradientRequested
 
@@ -112,7 +112,7 @@ class _Recording(Gradients):
         self._arrays[id(array)] = array
         return array
 
-    def compute(self, call: Call, *, allow_unused: bool) -> list[jax.Array | None]:
+    def compute(self, call: GradCall, *, allow_unused: bool) -> list[jax.Array | None]:
         number, self._calls = self._calls, self._calls + 1
         gradients = _GRADIENT.bind(
             *call.outputs,
@@ -139,7 +139,7 @@ class Sketched(_Recording):
     def distinct(self, array: Any) -> jax.Array:
         return array
 
-    def compute(self, call: Call, *, allow_unused: bool) -> list[jax.Array | None]:
+    def compute(self, call: GradCall, *, allow_unused: bool) -> list[jax.Array | None]:
         return super().compute(call, allow_unused=False)
 
 
@@ -155,7 +155,7 @@ class _Recorded(Gradients):
     def begin(self) -> None:
         self._call = 0
 
-    def compute(self, call: Call, *, allow_unused: bool) -> list[jax.Array | None]:
+    def compute(self, call: GradCall, *, allow_unused: bool) -> list[jax.Array | None]:
         number, self._call = self._call, self._call + 1
         eqn = self._calls[number]
         variables = eqn.invars[2 * len(call.outputs) :]

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from jaxsr.interop._core.frames import is_outside_frameworks
 from jaxsr.interop._core.selections import REFUSAL, RowCount
+from jaxsr.interop._core.stack_frames import is_outside_frameworks
 from jaxsr.interop._core.trace import Trace
 from jaxsr.interop.errors import UnsupportedTorchError
 

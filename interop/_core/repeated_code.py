@@ -11,7 +11,7 @@ import warnings
 
 from torch import nn
 
-from jaxsr.interop._core.frames import is_outside_frameworks
+from jaxsr.interop._core.stack_frames import is_outside_frameworks
 from jaxsr.interop.errors import LongLoopWarning
 
 _ROUNDS = 128

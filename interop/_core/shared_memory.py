@@ -18,7 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from jaxsr.interop.errors import UnsupportedTorchError
 
 
-class Span(NamedTuple):
+class ByteRange(NamedTuple):
     """Bytes of a storage."""
 
     storage: int
@@ -26,7 +26,7 @@ class Span(NamedTuple):
     end: int
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> "Span | None":
+    def of(cls, tensor: torch.Tensor) -> "ByteRange | None":
         """From the first byte of a tensor to its last; None where it has no memory."""
         if tensor.layout != torch.strided or tensor.device.type == "meta" or not tensor.numel():
             return None
@@ -37,7 +37,7 @@ class Span(NamedTuple):
         storage = tensor.untyped_storage()
         return cls(storage._cdata, int(offset * size), int((offset + last + 1) * size))
 
-    def meets(self, other: "Span") -> bool:
+    def meets(self, other: "ByteRange") -> bool:
         """Whether some bytes lie between the first and last of both."""
         same = self.storage == other.storage
         return same and self.begin < other.end and other.begin < self.end
@@ -45,7 +45,7 @@ class Span(NamedTuple):
 
 def overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Whether two tensors have an element in common."""
-    a, b = Span.of(first), Span.of(second)
+    a, b = ByteRange.of(first), ByteRange.of(second)
     if a is None or b is None or not a.meets(b):
         return False
     if first.dtype != second.dtype or (first.is_contiguous() and second.is_contiguous()):
@@ -64,7 +64,7 @@ def refuse_shared_storage(tensors: Mapping[str, torch.Tensor]) -> None:
     """Refuses two registered tensors that overlap: as separate arrays they would drift apart."""
     by_storage: dict[int, list[tuple[str, torch.Tensor]]] = {}
     for name, tensor in tensors.items():
-        if (span := Span.of(tensor)) is None:
+        if (span := ByteRange.of(tensor)) is None:
             continue
         others = by_storage.setdefault(span.storage, [])
         for other_name, other in others:
@@ -119,9 +119,9 @@ def copy_registered(
       memo: copies by the `id` of the original, as for `copy.deepcopy`; gets these.
     """
     largest = sorted(registered.values(), key=lambda tensor: -tensor.numel())
-    spans: dict[int, list[tuple[torch.Tensor, Span, torch.Tensor]]] = {}
+    spans: dict[int, list[tuple[torch.Tensor, ByteRange, torch.Tensor]]] = {}
 
-    def copied_view(tensor: torch.Tensor, span: Span) -> torch.Tensor | None:
+    def copied_view(tensor: torch.Tensor, span: ByteRange) -> torch.Tensor | None:
         for slot, place, twin in spans.get(span.storage, ()):
             inside = place.begin <= span.begin and span.end <= place.end
             if inside and tensor.dtype == slot.dtype and twin.stride() == slot.stride():
@@ -131,7 +131,7 @@ def copy_registered(
         return None
 
     for slot in largest:
-        span = Span.of(slot)
+        span = ByteRange.of(slot)
         view = None if span is None or id(slot) in memo else copied_view(slot, span)
         if view is not None:
             is_parameter = isinstance(slot, torch.nn.Parameter)
@@ -140,7 +140,7 @@ def copy_registered(
         if span is not None:
             spans.setdefault(span.storage, []).append((slot, span, twin))
     for tensor in tensors:
-        span = None if id(tensor) in memo else Span.of(tensor)
+        span = None if id(tensor) in memo else ByteRange.of(tensor)
         if span is not None and (view := copied_view(tensor, span)) is not None:
             memo[id(tensor)] = view
     addresses = {
@@ -186,12 +186,12 @@ class SharedMemory:
         self.constants: list[tuple[str, torch.Tensor]] = []
         """Names of buffers, and tensors or arrays that keep their first values."""
         ids = {id(tensor) for tensor in registered.values()}
-        spans = [(name, t, span) for name, t in registered.items() if (span := Span.of(t))]
+        spans = [(name, t, span) for name, t in registered.items() if (span := ByteRange.of(t))]
         by_storage: dict[int, list[tuple[str, torch.Tensor]]] = {}
         for name, slot, span in spans:
             by_storage.setdefault(span.storage, []).append((name, slot))
         for tensor in tensors:
-            span = None if id(tensor) in ids else Span.of(tensor)
+            span = None if id(tensor) in ids else ByteRange.of(tensor)
             for name, slot in () if span is None else by_storage.get(span.storage, ()):
                 if overlap(tensor, slot):
                     if name in parameters:
@@ -213,7 +213,7 @@ class SharedMemory:
 
 
 def _window(name: str, slot: torch.Tensor, tensor: torch.Tensor) -> Window:
-    a, b = Span.of(tensor), Span.of(slot)
+    a, b = ByteRange.of(tensor), ByteRange.of(slot)
     assert a is not None and b is not None
     same = (tensor.shape, tensor.stride()) == (slot.shape, slot.stride())
     inside = b.begin <= a.begin and a.end <= b.end and slot.is_contiguous()
@@ -243,17 +243,17 @@ class Originals:
     """
 
     def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
-        self._places: dict[int, list[tuple[str, Span]]] = {}
+        self._places: dict[int, list[tuple[str, ByteRange]]] = {}
         self._storages: list[StorageWeakRef] = []
         for name, tensor in parameters.items():
-            if (span := Span.of(tensor)) is not None:
+            if (span := ByteRange.of(tensor)) is not None:
                 # A weak reference to a storage keeps its address from being used again.
                 self._storages.append(StorageWeakRef(tensor.untyped_storage()))
                 self._places.setdefault(span.storage, []).append((name, span))
 
     def name_of(self, tensor: torch.Tensor) -> str | None:
         """The parameter that a tensor overlaps."""
-        span = Span.of(tensor) if self._places else None
+        span = ByteRange.of(tensor) if self._places else None
         if span is None:
             return None
         return next((n for n, s in self._places.get(span.storage, ()) if s.meets(span)), None)

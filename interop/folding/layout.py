@@ -58,7 +58,7 @@ class Folded(DeferredArray):
     """Columns before the image's first in its group."""
     maker: "Maker | None" = dataclasses.field(default=None, compare=False, repr=False)
     """How it was made, for what needs it in another layout. JAX's transformations drop it."""
-    recipe: "Recipe | None" = dataclasses.field(default=None, compare=False, repr=False)
+    recipe: "Recomputation | None" = dataclasses.field(default=None, compare=False, repr=False)
     """For a gradient that recomputes it instead of storing it. Dropped likewise."""
 
     @property
@@ -130,12 +130,14 @@ class Folded(DeferredArray):
 
         Of small values and element by element: a gradient may rather make it again than keep it.
         """
-        first, inputs = self.recipe or Recipe(lambda array: array, (self.array,))
+        first, inputs = self.recipe or Recomputation(lambda array: array, (self.array,))
 
         def remake(inputs: tuple, *values: Any) -> jax.Array:
             return make(first(*inputs), *values)
 
-        return dataclasses.replace(self.holding(array), recipe=Recipe(remake, (inputs, *values)))
+        return dataclasses.replace(
+            self.holding(array), recipe=Recomputation(remake, (inputs, *values))
+        )
 
     def pieces(self) -> list[jax.Array]:
         """The array of each part."""
@@ -153,7 +155,7 @@ class Folded(DeferredArray):
         return np.concatenate([np.repeat(inside, c, axis=1) for c in self.parts], axis=1)
 
 
-class Recipe(NamedTuple):
+class Recomputation(NamedTuple):
     """How to make an array again, of one that gradients keep in any case and of small ones."""
 
     make: Callable[..., jax.Array]

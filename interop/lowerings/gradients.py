@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from jaxsr.interop._core.forward_gradients import Call
+from jaxsr.interop._core.forward_gradients import GradCall
 from jaxsr.interop._core.registry import overrides
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace import Trace
@@ -51,7 +51,7 @@ def _gradients(
         _cotangent(trace, end, gradient, is_grads_batched)
         for end, gradient in zip(ends, gradients, strict=True)
     ]
-    call = Call(
+    call = GradCall(
         outputs=[t.array() for t in ends],
         cotangents=[t.array() for t in cotangents],
         inputs=[t.array() for t in starts],

@@ -107,7 +107,7 @@ class PlayerGradients(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gradients:
+class PhaseGradients:
     """Differentiates the losses of a phase."""
 
     model: JaxModule

@@ -35,7 +35,7 @@ from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.errors import UnsupportedTorchError
 from jaxsr.interop.module import JaxModule
 from jaxsr.interop.module_copy import copy_module
-from jaxsr.interop.train.gradients import Arrays, Gradients, select_network
+from jaxsr.interop.train.gradients import Arrays, PhaseGradients, select_network
 from jaxsr.interop.train.objective import Objective, Phase
 from jaxsr.interop.train.optimizers import Elementwise, updates_done
 from jaxsr.interop.train.options import StepConfig
@@ -246,7 +246,7 @@ class TrainStep:
     ) -> tuple[Arrays, Arrays, dict[str, optax.OptState], Arrays]:
         """Every player in turn: gradients, update, metrics; the last two are over the devices."""
         key = _wrap_key(key_data)
-        gradients = Gradients(
+        gradients = PhaseGradients(
             model=self.model,
             phase=self.phase,
             compute_dtype=jnp.dtype(self.config.dtype),

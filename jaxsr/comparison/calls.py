@@ -40,7 +40,7 @@ class Result(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Program:
+class Replay:
     """What it takes to make the call again; lives only as long as the process."""
 
     function: Callable
@@ -82,7 +82,7 @@ class Call:
     """The other arguments, as text."""
     source: str = ""
     """File and line of the model's code that makes the call; empty where it has none."""
-    program: Program | None = field(default=None, repr=False, compare=False)
+    program: Replay | None = field(default=None, repr=False, compare=False)
 
     @property
     def token(self) -> tuple[str, str]:

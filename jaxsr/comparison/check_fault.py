@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from jaxsr.comparison.arguments import Arguments
 from jaxsr.comparison.backend_spec import REFEREE, BackendSpec
 from jaxsr.comparison.check_modes import TorchRuns, compare_mode
-from jaxsr.comparison.check_result import Fault, ModuleError, Row
+from jaxsr.comparison.check_result import CheckRow, Fault, ModuleError
 from jaxsr.comparison.compare_engines import compare_engines
 from jaxsr.comparison.jax_backend import JaxBackend
 from jaxsr.comparison.jax_runs import JaxRuns
@@ -45,7 +45,7 @@ def workload_of(module: nn.Module, arguments: Arguments, *, train: bool = False)
 def find_fault(
     module: nn.Module,
     arguments: Arguments,
-    row: Row,
+    row: CheckRow,
     *,
     train: bool,
     lane_folding: LaneFolding | None = None,
@@ -94,7 +94,7 @@ def find_fault(
 
 
 def _wrong_submodule(
-    module: nn.Module, arguments: Arguments, row: Row, train: bool, folding: LaneFolding | None
+    module: nn.Module, arguments: Arguments, row: CheckRow, train: bool, folding: LaneFolding | None
 ) -> Fault:
     """The innermost submodule that differs on the inputs that torch gave it; else the module."""
     calls: list[tuple[str, nn.Module, Arguments]] = []
@@ -130,7 +130,7 @@ def _wrong_submodule(
     return fault
 
 
-def _fault_of(path: str, module: nn.Module, row: Row) -> Fault:
+def _fault_of(path: str, module: nn.Module, row: CheckRow) -> Fault:
     worst, group = row.worst, row.name.split()[-1]
     assert worst is not None
     prefix = {"gradient": "gradient ", "buffers": "buffer "}.get(group, "")

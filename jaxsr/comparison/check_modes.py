@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from jaxsr.comparison.arguments import Arguments
-from jaxsr.comparison.check_result import Row
+from jaxsr.comparison.check_result import CheckRow
 from jaxsr.comparison.jax_runs import JaxRuns, Program, as_run, to_host
 from jaxsr.comparison.measures import (
     FLOOR_ULPS,
@@ -23,7 +23,7 @@ from jaxsr.comparison.measures import (
     compare_arrays,
     distances,
 )
-from jaxsr.comparison.torch_runs import Run, cotangent, moved, perturbed, run_torch
+from jaxsr.comparison.torch_runs import RunResult, cotangent, moved, perturbed, run_torch
 from jaxsr.errors import UserError, one_line
 
 _GROUPS = ("outputs", "gradients", "buffers")
@@ -39,8 +39,8 @@ class TorchRuns:
     train: bool
     differentiate: bool
     key: jax.Array
-    single: Run
-    exact: Run
+    single: RunResult
+    exact: RunResult
     referee: str
     undifferentiable: str = ""
     """Why torch cannot compute gradients, though it can run forward."""
@@ -146,29 +146,29 @@ class TorchRuns:
         return tuple(errors)
 
 
-def attempt(name: str, check: Callable[[], Row], *, required: bool = True) -> Row:
+def attempt(name: str, check: Callable[[], CheckRow], *, required: bool = True) -> CheckRow:
     """The row that `check` gives; its error is a row too."""
     try:
         return check()
     except UserError as error:
-        return Row(name=name, status="refused", detail=one_line(error), required=required)
+        return CheckRow(name=name, status="refused", detail=one_line(error), required=required)
     except Exception as error:
         detail = f"{type(error).__name__}: {one_line(error)}"
-        return Row(name=name, status="failed", detail=detail, required=required)
+        return CheckRow(name=name, status="failed", detail=detail, required=required)
 
 
-def judged(name: str, errors: Iterable[ArrayError], **fields: Any) -> Row:
+def judged(name: str, errors: Iterable[ArrayError], **fields: Any) -> CheckRow:
     """A row of errors: ok where all are within their bounds."""
     arrays = tuple(errors)
     status = "ok" if all(one.ok for one in arrays) else "differs"
-    return Row(name=name, status=status, arrays=arrays, **fields)
+    return CheckRow(name=name, status=status, arrays=arrays, **fields)
 
 
 @dataclass(kw_only=True)
 class ModeRows:
     """The rows of one mode, and the programs that computed them."""
 
-    rows: list[Row]
+    rows: list[CheckRow]
     forward: Program | None = None
     """None where the gradient's program computed the outputs too."""
     gradient: Program | None = None
@@ -194,24 +194,24 @@ def compare_mode(
     train = torch_runs.train
     result = ModeRows(rows=[])
     arguments = (jax_runs.state, jax_runs.inputs(), jax_runs.key)
-    forward_rows: list[Row] = []
-    gradient_rows: list[Row] = []
-    buffer_rows: list[Row] = []
+    forward_rows: list[CheckRow] = []
+    gradient_rows: list[CheckRow] = []
+    buffer_rows: list[CheckRow] = []
 
-    def compare_forward(outputs: dict[str, np.ndarray], buffers: dict[str, np.ndarray]) -> Row:
+    def compare_forward(outputs: dict[str, np.ndarray], buffers: dict[str, np.ndarray]) -> CheckRow:
         run = as_run(outputs, buffers)
         errors = torch_runs.errors("buffers", run.buffers)
         if errors:
             buffer_rows.append(judged(f"{prefix}buffers", errors))
         return judged(f"{prefix}forward", torch_runs.errors("outputs", run.outputs))
 
-    def forward() -> Row:
+    def forward() -> CheckRow:
         program = Program(jax_runs.forward(train=train), arguments)
         row = compare_forward(*program())
         result.forward = program
         return row
 
-    def gradient() -> Row:
+    def gradient() -> CheckRow:
         program = Program(
             jax_runs.gradient(train=train), (*arguments, cotangents(torch_runs.single))
         )
@@ -237,17 +237,17 @@ def compare_mode(
         detail = "no output depends on a floating parameter or input in torch"
         if torch_runs.undifferentiable:
             detail = f"torch cannot differentiate it: {torch_runs.undifferentiable}"
-        gradient_rows.append(Row(name=f"{prefix}gradient", status="skipped", detail=detail))
+        gradient_rows.append(CheckRow(name=f"{prefix}gradient", status="skipped", detail=detail))
     result.rows = forward_rows + (gradient_rows if has_outputs else []) + buffer_rows
     return result
 
 
-def cotangents(run: Run) -> dict[str, jax.Array]:
+def cotangents(run: RunResult) -> dict[str, jax.Array]:
     """What the outputs of a run that have a gradient are multiplied with in the loss."""
     return {n: jnp.asarray(cotangent(n, run.outputs[n].shape)) for n in run.differentiable}
 
 
-def equal_runs(first: Run, second: Run) -> bool:
+def equal_runs(first: RunResult, second: RunResult) -> bool:
     """Whether two runs in torch gave the same bits."""
     for group in _GROUPS:
         a, b = getattr(first, group), getattr(second, group)

@@ -22,7 +22,7 @@ from jaxsr.comparison.check_modes import (
     equal_runs,
     judged,
 )
-from jaxsr.comparison.check_result import CheckResult, Row, Speed, skipped
+from jaxsr.comparison.check_result import CheckResult, CheckRow, Speed, skipped
 from jaxsr.comparison.further_calls import compare_calls
 from jaxsr.comparison.jax_runs import JaxRuns, Program, to_host
 from jaxsr.comparison.measures import ILL_CONDITIONED_ULPS, compare_arrays
@@ -127,9 +127,9 @@ class _Check:
         """Everything, in the order of the page."""
         rows = self.result.rows
 
-        def convert() -> Row:
+        def convert() -> CheckRow:
             self.jax = self._converted(self.module, self.arguments)
-            return Row(name="convert", status="ok")
+            return CheckRow(name="convert", status="ok")
 
         converted = attempt("convert", convert)
         if converted.status != "ok":
@@ -159,7 +159,7 @@ class _Check:
             self.gradients[torch_runs.train] = mode.gradient
         return mode
 
-    def _train(self, evaluation: ModeRows, *, separate: bool) -> list[Row]:
+    def _train(self, evaluation: ModeRows, *, separate: bool) -> list[CheckRow]:
         # What has a gradient in training alone, as forces with a graph, is tried again.
         differentiate = self.evaluated.differentiate or bool(self.evaluated.undifferentiable)
         try:
@@ -183,15 +183,15 @@ class _Check:
             )
         return mode.rows
 
-    def _calls(self, torch_runs: TorchRuns, mode: ModeRows, evaluation: ModeRows) -> list[Row]:
+    def _calls(self, torch_runs: TorchRuns, mode: ModeRows, evaluation: ModeRows) -> list[CheckRow]:
         """Further calls; and a seed of the module's own, which calls do not show."""
         name = "train calls" if torch_runs.train else "calls"
         if torch_runs.single.is_seeded:
             detail = "the module seeds torch's generator, whose numbers JAX does not draw"
-            return [Row(name=name, status="differs", detail=detail)]
+            return [CheckRow(name=name, status="differs", detail=detail)]
         return [attempt(name, lambda: compare_calls(self.jax, torch_runs, mode, evaluation))]
 
-    def _random_key(self, program: Program | None, draws: int, is_seen: bool) -> Row:
+    def _random_key(self, program: Program | None, draws: int, is_seen: bool) -> CheckRow:
         """Whether a key decides. Behind weights of zero, as LoRA's, outputs show no draw."""
         inputs = self.jax.inputs()
         program = program or Program(
@@ -205,18 +205,18 @@ class _Check:
         detail += ", another key does not" if changed else ", and so does another key"
         detail += "" if is_seen else " (in torch no output depends on them)"
         is_ok = same and changed == is_seen
-        return Row(name="random key", status="ok" if is_ok else "differs", detail=detail)
+        return CheckRow(name="random key", status="ok" if is_ok else "differs", detail=detail)
 
-    def _jit(self) -> Row:
+    def _jit(self) -> CheckRow:
         """`jax.jit(module.apply)` as users write it: its outputs have to be pytrees."""
         args, kwargs = self.arguments.call(self.jax.inputs())
         static = [v for v in (*args, *kwargs.values()) if isinstance(v, (bool, str))]
         if static:
             return skipped("jit of apply", "some arguments are not arrays")
         jax.eval_shape(self.jax.converted.apply, *self.jax.state, *args, rng=self.key, **kwargs)
-        return Row(name="jit of apply", status="ok")
+        return CheckRow(name="jit of apply", status="ok")
 
-    def _vmap(self) -> Row:
+    def _vmap(self) -> CheckRow:
         rows = self.arguments.rows
         if rows is None:
             return skipped("vmap", "the inputs share no batch axis")
@@ -235,7 +235,7 @@ class _Check:
         double = double and self.result.referee == "float64"
         return run_torch(self.module, row, double=double, key=self.key).outputs
 
-    def _mesh(self, devices: int) -> Row:
+    def _mesh(self, devices: int) -> CheckRow:
         name = f"mesh of {devices}"
         available = len(jax.devices())
         if available < devices:

@@ -17,7 +17,7 @@ Status = Literal["ok", "differs", "refused", "failed", "skipped"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class CheckRow:
     """One thing that was checked."""
 
     name: str
@@ -35,9 +35,9 @@ class Row:
         return max(self.arrays, key=lambda one: one.ratio, default=None)
 
 
-def skipped(name: str, reason: str) -> Row:
+def skipped(name: str, reason: str) -> CheckRow:
     """The row of something that cannot be checked here, and need not be."""
-    return Row(name=name, status="skipped", detail=reason, required=False)
+    return CheckRow(name=name, status="skipped", detail=reason, required=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ class CheckResult:
     inputs: str
     referee: str = "float64"
     platform: str = "cpu"
-    rows: list[Row] = field(default_factory=list)
+    rows: list[CheckRow] = field(default_factory=list)
     speeds: list[Speed] = field(default_factory=list)
     fault: Fault | None = None
     modules: list[ModuleError] = field(default_factory=list)
@@ -133,7 +133,7 @@ class CheckResult:
             )
         return f"{row.name}: {row.detail}"
 
-    def row(self, name: str) -> Row | None:
+    def row(self, name: str) -> CheckRow | None:
         """The row of that name."""
         return next((row for row in self.rows if row.name == name), None)
 
@@ -200,7 +200,7 @@ def report_of(result: CheckResult) -> Report:
     )
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: CheckRow) -> list[str]:
     if row.worst is None:
         return [row.name, row.status, "", "", "", ""]
     numbers = (f"{x:.1e}" for x in (row.worst.error, row.worst.torch_error, row.worst.bound))

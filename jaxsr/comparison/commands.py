@@ -104,7 +104,7 @@ def trace(arguments: list[str]) -> int:
     """Record a run by module and operation: shapes, dtypes, statistics, chosen tensors."""
     options: TraceOptions = _parse(TraceOptions, arguments, trace)
     _prepare([options.side()])
-    from jaxsr.comparison.trace import make_trace, open_backend
+    from jaxsr.comparison.recorded_trace import make_trace, open_backend
     from jaxsr.comparison.trace_file import load_trace, save_trace
     from jaxsr.comparison.workload_loader import load_workload
 

@@ -13,22 +13,28 @@ from jaxsr.comparison.check_modes import TorchRuns
 from jaxsr.comparison.compare_traces import align_traces, compare_traces
 from jaxsr.comparison.local_error import LocalErrorObserver, measure_local_errors
 from jaxsr.comparison.measures import FLOOR_ULPS, LEAST_SCALE, MOST, ULP, ArrayError
+from jaxsr.comparison.recorded_trace import (
+    Backend,
+    Progress,
+    RecordedTrace,
+    make_trace,
+    open_backend,
+)
 from jaxsr.comparison.result import Comparison
 from jaxsr.comparison.thresholds import roundoff_of
-from jaxsr.comparison.trace import Backend, Progress, Trace, make_trace, open_backend
 from jaxsr.comparison.workload import Workload, run_key
 from jaxsr.errors import InputError
 
 
 def compare_stored(
-    stored: Trace,
+    stored: RecordedTrace,
     workload: Workload,
     second: BackendSpec,
     *,
     reference: bool = False,
     within: str = "",
     progress: Progress = lambda text: None,
-) -> tuple[Comparison, Trace]:
+) -> tuple[Comparison, RecordedTrace]:
     """Runs the workload on one side and compares it with a trace, of another machine say.
 
     The operations whose tensors are whole in the trace are run again on them: local errors need no
@@ -66,7 +72,7 @@ def compare_engines(
     gradients: bool = False,
     check: bool = True,
     progress: Progress = lambda text: None,
-) -> tuple[Comparison, Trace, Trace]:
+) -> tuple[Comparison, RecordedTrace, RecordedTrace]:
     """Runs the workload on both sides and compares.
 
     Args:

@@ -16,7 +16,8 @@ from jaxsr.comparison.backend_spec import BackendSpec
 from jaxsr.comparison.calls import Call
 from jaxsr.comparison.divergence import find_faults
 from jaxsr.comparison.metrics import EQUAL, INCOMPARABLE, ErrorMetrics, error_metrics, worst_of
-from jaxsr.comparison.result import Comparison, Row
+from jaxsr.comparison.recorded_trace import RecordedTrace
+from jaxsr.comparison.result import Comparison, OperationRow
 from jaxsr.comparison.statistics import Figures, sample_places
 from jaxsr.comparison.thresholds import (
     logits_rounding,
@@ -26,7 +27,6 @@ from jaxsr.comparison.thresholds import (
     total_threshold,
 )
 from jaxsr.comparison.tokens import compare_logits
-from jaxsr.comparison.trace import Trace
 from jaxsr.errors import InputError
 from jaxsr.interop.annotations import JsonObject
 
@@ -85,9 +85,9 @@ def align(first: Sequence[Call], second: Sequence[Call]) -> list[Pair]:
     return pairs
 
 
-def align_traces(first: Trace, second: Trace) -> list[Row]:
+def align_traces(first: RecordedTrace, second: RecordedTrace) -> list[OperationRow]:
     """Rows of all steps, in order of execution, without figures."""
-    rows: list[Row] = []
+    rows: list[OperationRow] = []
     for step in range(min(len(first.outputs), len(second.outputs))):
         calls = [[record.call for record in side.of_step(step)] for side in (first, second)]
         for pair in align(*calls):
@@ -95,17 +95,17 @@ def align_traces(first: Trace, second: Trace) -> list[Row]:
                 None if place is None else side[place]
                 for side, place in zip(calls, pair, strict=True)
             )
-            rows.append(Row(number=len(rows), step=step, first=a, second=b))
+            rows.append(OperationRow(number=len(rows), step=step, first=a, second=b))
     return rows
 
 
 def compare_traces(
-    first: Trace,
-    second: Trace,
+    first: RecordedTrace,
+    second: RecordedTrace,
     *,
-    rows: list[Row] | None = None,
+    rows: list[OperationRow] | None = None,
     local_checked: bool = False,
-    exact: Trace | None = None,
+    exact: RecordedTrace | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Comparison:
     """Total errors of every operation, and the faults.
@@ -148,7 +148,7 @@ def compare_traces(
     )
 
 
-def _comparable_steps(first: Trace, second: Trace) -> int:
+def _comparable_steps(first: RecordedTrace, second: RecordedTrace) -> int:
     """Steps whose inputs were the same: up to the one after which other tokens were fed."""
     for step, (a, b) in enumerate(zip(first.tokens, second.tokens, strict=False)):
         if a != b:
@@ -157,7 +157,10 @@ def _comparable_steps(first: Trace, second: Trace) -> int:
 
 
 def _fill_totals(
-    rows: list[Row], first: Trace, second: Trace, exact: Trace | None
+    rows: list[OperationRow],
+    first: RecordedTrace,
+    second: RecordedTrace,
+    exact: RecordedTrace | None,
 ) -> tuple[float, int]:
     """Total errors and their thresholds; returns the coarsest roundoff and the depth of a step."""
     sides = [{(r.call.step, r.call.order): r for r in t.records} for t in (first, second)]
@@ -191,7 +194,7 @@ def _fill_totals(
     return unit, deepest
 
 
-def _coarser_roundoff(first: Trace, second: Trace) -> float:
+def _coarser_roundoff(first: RecordedTrace, second: RecordedTrace) -> float:
     sides = (BackendSpec.parse(trace.header["side"]) for trace in (first, second))
     return roundoff_of([side.dtype for side in sides])
 
@@ -227,12 +230,12 @@ def sampled_error(first: Figures, second: Figures) -> ErrorMetrics:
     return replace(pair, relative=relative, peak=max(pair.peak, *ends))
 
 
-def _nan_weights(first: Trace, second: Trace) -> frozenset[str]:
+def _nan_weights(first: RecordedTrace, second: RecordedTrace) -> frozenset[str]:
     sides = (first.weights, second.weights)
     return frozenset(n for side in sides for n, (_, figures) in side.items() if figures.nan)
 
 
-def _weight_differences(first: Trace, second: Trace) -> list[tuple[str, float]]:
+def _weight_differences(first: RecordedTrace, second: RecordedTrace) -> list[tuple[str, float]]:
     unit = _coarser_roundoff(first, second)
     differences = []
     for name, (digest, figures) in first.weights.items():

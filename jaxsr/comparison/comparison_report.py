@@ -5,7 +5,7 @@ from dataclasses import asdict
 from jaxsr.comparison.calls import ROOT
 from jaxsr.comparison.error_plot import Drawing, draw_depth
 from jaxsr.comparison.report import Report, finite
-from jaxsr.comparison.result import Comparison, Row
+from jaxsr.comparison.result import Comparison, OperationRow
 from jaxsr.comparison.summary import (
     Word,
     block_of,
@@ -118,7 +118,7 @@ def as_json(comparison: Comparison) -> JsonObject:
     return finite(content)
 
 
-def _row_json(row: Row) -> JsonObject:
+def _row_json(row: OperationRow) -> JsonObject:
     call = row.call
     entry: JsonObject = {
         "number": row.number,

@@ -10,13 +10,13 @@
 import itertools
 from collections.abc import Callable
 
-from jaxsr.comparison.result import Finding, Local, Row
+from jaxsr.comparison.result import Discrepancy, Local, OperationRow
 from jaxsr.errors import first_of
 
 
 def find_faults(
-    rows: list[Row], *, local_checked: bool, nan_weights: frozenset[str] = frozenset()
-) -> list[Finding]:
+    rows: list[OperationRow], *, local_checked: bool, nan_weights: frozenset[str] = frozenset()
+) -> list[Discrepancy]:
     """In order of execution.
 
     Args:
@@ -26,29 +26,31 @@ def find_faults(
     """
     persists = _Persistence(rows)
     begins_nan = {row.number for row in origins(rows, lambda row: row.nan)}
-    findings: list[Finding] = []
+    findings: list[Discrepancy] = []
     for position, row in enumerate(rows):
         if row.number in begins_nan:
-            findings.append(Finding(kind="nan", row=row, text=_nan_text(row, nan_weights)))
+            findings.append(Discrepancy(kind="nan", row=row, text=_nan_text(row, nan_weights)))
         elif row.first is None or row.second is None:
             before = rows[position - 1] if position else None
             starts = before is None or not (before.first is None or before.second is None)
             if starts and _has_consequences(rows[position:], persists, local_checked=local_checked):
                 text = _structure_text(rows, position)
-                findings.append(Finding(kind="structure", row=row, text=text))
+                findings.append(Discrepancy(kind="structure", row=row, text=text))
         elif local_checked or row.local is not None:
             if row.local is not None and row.local.above:
-                findings.append(Finding(kind="local", row=row, text=_local_text(row)))
+                findings.append(Discrepancy(kind="local", row=row, text=_local_text(row)))
             elif row.backward is not None and row.backward.above:
                 findings.append(
-                    Finding(kind="backward", row=row, text=_backward_text(row.backward))
+                    Discrepancy(kind="backward", row=row, text=_backward_text(row.backward))
                 )
         elif row.inherited <= row.total_threshold and persists(row):
-            findings.append(Finding(kind="total", row=row, text=_total_text(row)))
+            findings.append(Discrepancy(kind="total", row=row, text=_total_text(row)))
     return findings
 
 
-def origins(rows: list[Row], count: Callable[[Row], tuple[int, int]]) -> list[Row]:
+def origins(
+    rows: list[OperationRow], count: Callable[[OperationRow], tuple[int, int]]
+) -> list[OperationRow]:
     """The operations whose results have elements of a kind that none of their operands has.
 
     Args:
@@ -56,7 +58,7 @@ def origins(rows: list[Row], count: Callable[[Row], tuple[int, int]]) -> list[Ro
       count: elements of that kind in a row's results, on either side.
     """
     seen: set[tuple[int, int, str]] = set()  # side, step, key of the operation
-    begins: list[Row] = []
+    begins: list[OperationRow] = []
     for row in rows:
         starts = False
         for side, (call, elements) in enumerate(
@@ -79,7 +81,7 @@ def on_sides(counts: tuple[int, int]) -> str:
     return f"on the {'first' if counts[0] else 'second'} side alone"
 
 
-def _nan_text(row: Row, nan_weights: frozenset[str]) -> str:
+def _nan_text(row: OperationRow, nan_weights: frozenset[str]) -> str:
     count = sum(figures.count for figures in row.first_figures or row.second_figures)
     text = f"{max(row.nan)} of {count} values are NaN {on_sides(row.nan)}"
     named = [o.name for o in row.call.operands if o.kind == "parameter" and o.name in nan_weights]
@@ -89,7 +91,9 @@ def _nan_text(row: Row, nan_weights: frozenset[str]) -> str:
     return f"{text}, from operands without any" if made and row.call.operands else text
 
 
-def _has_consequences(rows: list[Row], persists: "_Persistence", *, local_checked: bool) -> bool:
+def _has_consequences(
+    rows: list[OperationRow], persists: "_Persistence", *, local_checked: bool
+) -> bool:
     """Whether the operations after a missing one are wrong, and have no fault themselves."""
     step = rows[0].step
     for row in rows:
@@ -116,15 +120,15 @@ class _Persistence:
     GENERATIONS = 6
     """Operations in a row, each reading the last one's result, that an error must survive."""
 
-    def __init__(self, rows: list[Row]) -> None:
-        self._readers: dict[tuple[int, str], list[Row]] = {}
+    def __init__(self, rows: list[OperationRow]) -> None:
+        self._readers: dict[tuple[int, str], list[OperationRow]] = {}
         for row in rows:
             names = [] if row.first is None else [o.name for o in row.first.operands]
             for name in {name.partition("#")[0] for name in names}:
                 self._readers.setdefault((row.step, name), []).append(row)
         self._known: dict[tuple[int, int], bool] = {}
 
-    def __call__(self, row: Row, generations: int = GENERATIONS) -> bool:
+    def __call__(self, row: OperationRow, generations: int = GENERATIONS) -> bool:
         """Whether the row's total error is above what rounding explains, and stays so."""
         if not row.total_above or row.first is None:
             return False
@@ -139,7 +143,7 @@ class _Persistence:
         return self._known[known]
 
 
-def _structure_text(rows: list[Row], position: int) -> str:
+def _structure_text(rows: list[OperationRow], position: int) -> str:
     unpaired = itertools.takewhile(lambda r: r.first is None or r.second is None, rows[position:])
     sides: tuple[list[str], list[str]] = ([], [])
     for row in unpaired:
@@ -149,7 +153,7 @@ def _structure_text(rows: list[Row], position: int) -> str:
     return "; ".join((*parts, "what follows is off"))
 
 
-def _local_text(row: Row) -> str:
+def _local_text(row: OperationRow) -> str:
     local = row.local
     assert local is not None
     if local.problem:
@@ -174,7 +178,7 @@ def _backward_text(local: Local) -> str:
     )
 
 
-def _total_text(row: Row) -> str:
+def _total_text(row: OperationRow) -> str:
     assert row.total is not None
     return (
         f"total error {row.total.relative:.2e}, rounding explains {row.total_threshold:.2e}; its "

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from jaxsr.comparison.report import Drawing, Mark, number
-from jaxsr.comparison.result import Comparison, Row
+from jaxsr.comparison.result import Comparison, OperationRow
 from jaxsr.comparison.summary import block_of, local_ratio
 
 WIDTH, HEIGHT = 806, 274
@@ -20,7 +20,7 @@ _CHARACTER_PX = 5.6
 
 
 class _Axes:
-    def __init__(self, rows: Sequence[Row]) -> None:
+    def __init__(self, rows: Sequence[OperationRow]) -> None:
         errors = [e for row in rows for e in _errors(row) if 0 < e < math.inf]
         # The lowest decade is below every error that is not 0, and stands for 0.
         self.low = math.ceil(math.log10(max(min(errors, default=1e-8), 1e-10))) - 2
@@ -35,14 +35,14 @@ class _Axes:
         return round(_TOP + share * (HEIGHT - _TOP - _BOTTOM), 1)
 
 
-def _errors(row: Row) -> list[float]:
+def _errors(row: OperationRow) -> list[float]:
     total = [row.total.relative] if row.total is not None else []
     return [*(row.exact or ()), *total, *([row.local.error.worst] if row.local else [])]
 
 
 def draw_depth(
     comparison: Comparison,
-    rows: Sequence[Row],
+    rows: Sequence[OperationRow],
     *,
     title: str,
     name: Callable[[str], str] = block_of,
@@ -102,13 +102,15 @@ def draw_depth(
     )
 
 
-def _height(axes: _Axes, row: Row) -> float:
+def _height(axes: _Axes, row: OperationRow) -> float:
     if row.local is not None:
         return axes.y(row.local.error.worst)
     return axes.y(row.total.relative if row.total is not None else _CEILING)
 
 
-def _path(axes: _Axes, rows: Sequence[Row], value: Callable[[Row], float | None]) -> str:
+def _path(
+    axes: _Axes, rows: Sequence[OperationRow], value: Callable[[OperationRow], float | None]
+) -> str:
     """A line through the worst of each column, with gaps where nothing differs."""
     worst: dict[int, tuple[float, int]] = {}
     for place, row in enumerate(rows):
@@ -127,7 +129,7 @@ def _path(axes: _Axes, rows: Sequence[Row], value: Callable[[Row], float | None]
 
 
 def _blocks(
-    axes: _Axes, rows: Sequence[Row], name_of: Callable[[str], str]
+    axes: _Axes, rows: Sequence[OperationRow], name_of: Callable[[str], str]
 ) -> tuple[list[Mark], list[Mark]]:
     """A stripe for every second block, and the names of those that have room."""
     spans: list[tuple[str, int, int]] = []

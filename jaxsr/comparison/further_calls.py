@@ -15,7 +15,7 @@ from torch import nn
 
 from jaxsr.comparison.arguments import Arguments
 from jaxsr.comparison.check_modes import ModeRows, TorchRuns, cotangents, judged
-from jaxsr.comparison.check_result import Row, skipped
+from jaxsr.comparison.check_result import CheckRow, skipped
 from jaxsr.comparison.jax_runs import JaxRuns, Program, to_host
 from jaxsr.comparison.measures import compare_arrays, distances
 from jaxsr.comparison.torch_runs import Arrays, moved, perturbed, run_here, widened
@@ -33,7 +33,7 @@ _BUFFER = "buffer "
 
 def compare_calls(
     jax_runs: JaxRuns, torch_runs: TorchRuns, mode: ModeRows, evaluation: ModeRows
-) -> Row:
+) -> CheckRow:
     """The row of all calls in one mode.
 
     Args:

@@ -31,7 +31,7 @@ from jaxsr.comparison.op_recorder import (
     replay_call,
 )
 from jaxsr.comparison.torch_backend import cast_network
-from jaxsr.comparison.torch_runs import Run, cotangent
+from jaxsr.comparison.torch_runs import RunResult, cotangent
 from jaxsr.comparison.workload import Inputs, Workload, run_key
 from jaxsr.errors import DeviceError
 from jaxsr.interop.annotations import PyTree
@@ -125,7 +125,7 @@ class JaxBackend:
         with self._settings():
             return jax.device_get(program(self._state, inputs))
 
-    def grad(self, inputs: Inputs) -> Run:
+    def grad(self, inputs: Inputs) -> RunResult:
         """One step as one program: outputs, buffers, and gradients for the outputs' cotangents."""
         runs = JaxRuns(self._module, Arguments.of(*self._cast(inputs)))
         arguments = (self._state, runs.inputs(), run_key())
@@ -148,7 +148,7 @@ class JaxBackend:
         keep: Sequence[str] = (),
         alone: bool = False,
     ) -> tuple[PyTree, list[Record]]:
-        """One step and its records; see `jaxsr.comparison.trace.make_trace`."""
+        """One step and its records; see `jaxsr.comparison.recorded_trace.make_trace`."""
         if alone:
             observer = StatisticsObserver(self.value, keep=keep)
             outputs = self.observe(inputs, observer, step=step, granularity=granularity)
@@ -249,8 +249,8 @@ class JaxBackend:
 
         def loss(chosen: list[jax.Array], values: tuple) -> jax.Array:
             filled = dict(zip(floats, chosen, strict=True))
-            whole = [filled.get(k, value) for k, value in enumerate(values)]
-            results = run_torch(lambda *tensors: replay_call(program, list(tensors)), *whole)
+            operands = [filled.get(k, value) for k, value in enumerate(values)]
+            results = run_torch(lambda *tensors: replay_call(program, list(tensors)), *operands)
             products = [
                 (r.astype(jnp.float32) * cotangent(str(k), r.shape)).sum()
                 for k, r in enumerate(results)
@@ -263,8 +263,8 @@ class JaxBackend:
 
         if not floats:
             return [None] * len(values)
-        found = dict(zip(floats, self._alone("gradients", call, values, run), strict=True))
-        return [found.get(k) for k in range(len(values))]
+        gradients = dict(zip(floats, self._alone("gradients", call, values, run), strict=True))
+        return [gradients.get(k) for k in range(len(values))]
 
     def _operands(
         self, call: Call, inputs: Sequence[np.ndarray | None]

@@ -10,7 +10,7 @@ import numpy as np
 from torch import nn
 
 from jaxsr.comparison.arguments import Arguments, named_leaves
-from jaxsr.comparison.torch_runs import Run
+from jaxsr.comparison.torch_runs import RunResult
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.folding.policy import LaneFolding
 from jaxsr.interop.mesh import batch_sharding, make_mesh, replicated
@@ -148,8 +148,8 @@ def to_host(tree: PyTree) -> PyTree:
     return jax.tree.map(np.asarray, tree)
 
 
-def as_run(outputs: Named, buffers: Named, gradients: Named | None = None) -> Run:
+def as_run(outputs: Named, buffers: Named, gradients: Named | None = None) -> RunResult:
     """What a program gave, on the host."""
-    return Run(
+    return RunResult(
         outputs=to_host(outputs), buffers=to_host(buffers), gradients=to_host(gradients or {})
     )

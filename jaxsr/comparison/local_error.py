@@ -16,7 +16,8 @@ import torch
 from jaxsr.comparison.calls import Call
 from jaxsr.comparison.metrics import INCOMPARABLE, ErrorMetrics, error_metrics, worst_of
 from jaxsr.comparison.op_recorder import Record
-from jaxsr.comparison.result import Local, Row
+from jaxsr.comparison.recorded_trace import Backend, Progress
+from jaxsr.comparison.result import Local, OperationRow
 from jaxsr.comparison.thresholds import (
     NOISE_FACTOR,
     gradient_threshold,
@@ -25,7 +26,6 @@ from jaxsr.comparison.thresholds import (
     reduction_length,
     roundoff_of,
 )
-from jaxsr.comparison.trace import Backend, Progress
 from jaxsr.comparison.workload import Workload
 from jaxsr.errors import one_line
 
@@ -53,7 +53,7 @@ class LocalErrorObserver:
         self,
         first: "Backend | None",
         second: Backend,
-        rows: Sequence[Row],
+        rows: Sequence[OperationRow],
         *,
         dtypes: Sequence[str],
         reference: "Backend | None" = None,
@@ -102,7 +102,7 @@ class LocalErrorObserver:
                 self.compare(row, call, values[: len(call.operands)], values[len(call.operands) :])
 
     def compare(
-        self, row: Row, call: Call, inputs: list[np.ndarray], outputs: list[np.ndarray]
+        self, row: OperationRow, call: Call, inputs: list[np.ndarray], outputs: list[np.ndarray]
     ) -> None:
         """Fills in the errors of one operation, whose inputs and outputs the first side gives."""
         other = row.second
@@ -116,13 +116,13 @@ class LocalErrorObserver:
         # `autograd.Function`; its own parameters and constants.
         assert other.program is not None
         constants = other.program.constants
-        own = [
+        from_second = [
             operand.kind == "parameter" or constants.get(place) is not None
             for place, operand in enumerate(other.operands)
         ]
 
         def replaced(values: Sequence[np.ndarray]) -> list[np.ndarray | None]:
-            return [None if mine else v for mine, v in zip(own, values, strict=True)]
+            return [None if second else v for second, v in zip(from_second, values, strict=True)]
 
         row.local = self._judge(
             call, other, inputs, outputs, local_threshold(call, other, self._declared),
@@ -153,11 +153,11 @@ class LocalErrorObserver:
         ]
 
         def run(side: Backend, values: Sequence[np.ndarray]) -> list[np.ndarray]:
-            found = (
+            gradients = (
                 side.gradients(other, replaced(values)) if side is self._second
                 else side.gradients(call, values)
             )  # fmt: skip
-            return [value for k in both if (value := found[k]) is not None]
+            return [value for k in both if (value := gradients[k]) is not None]
 
         if not both:
             return None
@@ -260,7 +260,7 @@ def measure_local_errors(
     workload: Workload,
     first: Backend,
     second: Backend,
-    rows: Sequence[Row],
+    rows: Sequence[OperationRow],
     *,
     tokens: Sequence[int] = (),
     reference: "Backend | None" = None,

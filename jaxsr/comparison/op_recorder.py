@@ -25,7 +25,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
-from jaxsr.comparison.calls import SLOT, Call, Operand, Program, Result, SourceKind
+from jaxsr.comparison.calls import SLOT, Call, Operand, Replay, Result, SourceKind
 from jaxsr.comparison.statistics import Figures, describe
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.hooks import users_frame
@@ -78,7 +78,7 @@ class OpRecorder:
     @contextmanager
     def __call__(self, module: nn.Module, args: tuple, kwargs: dict) -> Iterator[None]:
         """Records while the caller runs `module` on these arguments."""
-        run = _Run(self, module, (args, kwargs))
+        run = _RecordingMode(self, module, (args, kwargs))
         before = register_module_forward_pre_hook(run.enter)
         after = register_module_forward_hook(run.leave, always_call=True)
         try:
@@ -89,7 +89,7 @@ class OpRecorder:
             after.remove()
 
 
-class _Run(FunctionMode):
+class _RecordingMode(FunctionMode):
     def __init__(
         self, recorder: OpRecorder, module: nn.Module, arguments: tuple[tuple, dict]
     ) -> None:
@@ -140,7 +140,7 @@ class _Run(FunctionMode):
         }
         # A gradient is of all operations that lead to it, and cannot be computed alone.
         alone = func is not torch.autograd.grad
-        program = Program(func, tree, places, constants, in_place) if alone else None
+        program = Replay(func, tree, places, constants, in_place) if alone else None
         self._record(self.paths[-1], name, operands, results, _settings(places), program, saved)
         return result
 
@@ -151,7 +151,7 @@ class _Run(FunctionMode):
         operands: list[torch.Tensor],
         results: list[torch.Tensor],
         settings: str,
-        program: Program | None,
+        program: Replay | None,
         saved: Any,
     ) -> None:
         call = Call(
@@ -257,7 +257,7 @@ def _copied(value: Any) -> Any:
     return np.array(value) if isinstance(value, np.ndarray) else value
 
 
-def replay_call(program: Program, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def replay_call(program: Replay, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Makes a recorded call on other tensors; one that writes in place writes into the first."""
     replacements = iter(tensors)
     leaves = [next(replacements) if leaf is SLOT else leaf for leaf in program.leaves]

@@ -9,7 +9,7 @@ from jaxsr.comparison.calls import Call
 from jaxsr.comparison.measures import ArrayError
 from jaxsr.comparison.metrics import ErrorMetrics
 from jaxsr.comparison.statistics import Figures
-from jaxsr.comparison.tokens import Step, first_divergence
+from jaxsr.comparison.tokens import TokenStep, first_divergence
 from jaxsr.interop.annotations import JsonObject
 
 Kind = Literal["local", "backward", "total", "structure", "nan"]
@@ -39,7 +39,7 @@ class Local:
 
 
 @dataclass(kw_only=True)
-class Row:
+class OperationRow:
     """One operation, or one that a side lacks."""
 
     number: int
@@ -101,11 +101,11 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class Discrepancy:
     """An operation that rounding does not explain."""
 
     kind: Kind
-    row: Row
+    row: OperationRow
     text: str
     """What is wrong with it, without its place."""
 
@@ -117,13 +117,13 @@ class Comparison:
     first: JsonObject
     """Header of the first side's trace."""
     second: JsonObject
-    rows: list[Row] = field(repr=False)
-    findings: list[Finding]
+    rows: list[OperationRow] = field(repr=False)
+    findings: list[Discrepancy]
     """In order of execution."""
     outputs: list[ErrorMetrics]
     """Errors of the results of every step, whole tensors."""
     outputs_threshold: float
-    steps: list[Step]
+    steps: list[TokenStep]
     """Steps of language models."""
     weights: list[tuple[str, float]]
     """Parameters and buffers that are not equal, with their relative difference, worst first."""
@@ -155,7 +155,7 @@ class Comparison:
         return max(wrong, key=lambda one: one.ratio, default=None)
 
     @property
-    def divergence(self) -> Step | None:
+    def divergence(self) -> TokenStep | None:
         """The first step whose tokens differ."""
         return first_divergence(self.steps)
 

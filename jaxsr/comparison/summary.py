@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from jaxsr.comparison.calls import ROOT
 from jaxsr.comparison.divergence import on_sides, origins
 from jaxsr.comparison.report import Line, Table, number
-from jaxsr.comparison.result import Comparison, Row
+from jaxsr.comparison.result import Comparison, OperationRow
 from jaxsr.comparison.statistics import SAMPLE
 from jaxsr.comparison.thresholds import moves_only
-from jaxsr.comparison.tokens import Step, in_words
+from jaxsr.comparison.tokens import TokenStep, in_words
 
 _AROUND = 4  # operations shown before and after a finding
 _MOST_NOTES = 3  # of one kind
@@ -128,12 +128,12 @@ def notes(comparison: Comparison) -> list[str]:
     return lines
 
 
-def condition(row: Row) -> float:
+def condition(row: OperationRow) -> float:
     """By what factor an operation amplifies the error of its inputs."""
     return row.total.relative / row.inherited if row.total is not None and row.inherited else 0.0
 
 
-def ill_conditioned(comparison: Comparison) -> list[Row]:
+def ill_conditioned(comparison: Comparison) -> list[OperationRow]:
     """Operations that are not findings, and amplify what rounding explains beyond it.
 
     The largest condition comes first.
@@ -167,7 +167,7 @@ def token_lines(comparison: Comparison, word: Word = str) -> list[str]:
     return lines
 
 
-def local_ratio(row: Row) -> float:
+def local_ratio(row: OperationRow) -> float:
     """Local error over what rounding explains."""
     if row.local is None:
         return 0.0
@@ -205,11 +205,11 @@ def report_tables(comparison: Comparison, *, exact: bool = False) -> list[Table]
 
 
 def _group_table(
-    comparison: Comparison, rows: Iterable[Row], title: str, name: Callable[[str], str]
+    comparison: Comparison, rows: Iterable[OperationRow], title: str, name: Callable[[str], str]
 ) -> Table:
     """Operations grouped by what `name` makes of their modules' paths, in order of execution."""
     numbers = {finding.row.number for finding in comparison.findings}
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[OperationRow]] = {}
     for row in rows:
         groups.setdefault(name(row.call.path), []).append(row)
     lines, ranks = [], []
@@ -231,7 +231,7 @@ def _group_table(
 
 def row_table(
     comparison: Comparison,
-    rows: Iterable[Row],
+    rows: Iterable[OperationRow],
     title: str,
     *,
     exact: bool = False,
@@ -251,7 +251,7 @@ def row_table(
 
 def token_table(comparison: Comparison, word: Word = str) -> Table:
     """A line for every step of a language model."""
-    columns: dict[str, Callable[[Step], str]] = {
+    columns: dict[str, Callable[[TokenStep], str]] = {
         "step": lambda s: str(s.step),
         "first": lambda s: word(s.first_token),
         "second": lambda s: word(s.second_token),
@@ -289,36 +289,36 @@ def gradient_table(comparison: Comparison, most: int) -> Table:
     )
 
 
-def worst_rows(comparison: Comparison, most: int) -> list[Row]:
+def worst_rows(comparison: Comparison, most: int) -> list[OperationRow]:
     """The operations with the largest local errors for their thresholds, or total ones."""
     local = comparison.local_checked
     rows = [row for row in comparison.rows if (row.local if local else row.total) is not None]
     return sorted(rows, key=local_ratio if local else _total_ratio, reverse=True)[:most]
 
 
-def _total_ratio(row: Row) -> float:
+def _total_ratio(row: OperationRow) -> float:
     return row.total.relative / max(row.total_threshold, 1e-300) if row.total is not None else 0.0
 
 
-def _place(row: Row) -> str:
+def _place(row: OperationRow) -> str:
     side = " (first side only)" if row.second is None else ""
     return row.call.place + (" (second side only)" if row.first is None else side)
 
 
-def _result_text(row: Row) -> str:
+def _result_text(row: OperationRow) -> str:
     if not row.call.results:
         return ""
     return f"{row.call.results[0].dtype} {'×'.join(map(str, row.call.results[0].shape))}"
 
 
-def local_text(row: Row) -> str:
+def local_text(row: OperationRow) -> str:
     """A local error, or why there is none."""
     if row.local is None:
         return "–"
     return "not comparable" if row.local.problem else number(row.local.error.worst)
 
 
-_ROW_COLUMNS: dict[str, Callable[[Row], str]] = {
+_ROW_COLUMNS: dict[str, Callable[[OperationRow], str]] = {
     "operation": _place,
     "result": _result_text,
     "total": lambda row: number(row.total.relative) if row.total else "–",
@@ -326,10 +326,10 @@ _ROW_COLUMNS: dict[str, Callable[[Row], str]] = {
     "local": local_text,
     "explained": lambda row: number(row.local.threshold) if row.local else "–",
 }
-_BACKWARD_COLUMN: dict[str, Callable[[Row], str]] = {
+_BACKWARD_COLUMN: dict[str, Callable[[OperationRow], str]] = {
     "backward": lambda row: number(row.backward.error.worst) if row.backward else "–",
 }
-_EXACT_COLUMNS: dict[str, Callable[[Row], str]] = {
+_EXACT_COLUMNS: dict[str, Callable[[OperationRow], str]] = {
     "first − float64": lambda r: number(r.local.exact[0]) if r.local and r.local.exact else "–",
     "second − float64": lambda r: number(r.local.exact[1]) if r.local and r.local.exact else "–",
 }

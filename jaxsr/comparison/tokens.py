@@ -13,7 +13,7 @@ TOP = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class TokenStep:
     """One step's logits on both sides, after the same tokens."""
 
     step: int
@@ -54,7 +54,7 @@ class Step:
 
 def compare_logits(
     pairs: Sequence[tuple[np.ndarray, np.ndarray]], *, rounding: float
-) -> list[Step]:
+) -> list[TokenStep]:
     """Step by step.
 
     Args:
@@ -67,10 +67,10 @@ def compare_logits(
     ]
 
 
-def _step(number: int, first: np.ndarray, second: np.ndarray, rounding: float) -> Step:
+def _step(number: int, first: np.ndarray, second: np.ndarray, rounding: float) -> TokenStep:
     if np.isnan(first).any() or np.isnan(second).any():
         lost = float("inf")
-        return Step(
+        return TokenStep(
             step=number, first_token=int(first.argmax()), second_token=int(second.argmax()),
             first_margin=0.0, second_margin=0.0, moved=lost, overlap=0.0, divergence=lost,
             allowed=0.0, nan=True,
@@ -81,7 +81,7 @@ def _step(number: int, first: np.ndarray, second: np.ndarray, rounding: float) -
     finite = np.isfinite(first)
     log_p, log_q = log_softmax(first)[finite], log_softmax(second)[finite]
     moved = np.subtract(first, second, where=first != second, out=np.zeros_like(first))
-    return Step(
+    return TokenStep(
         step=number,
         first_token=int(first.argmax()),
         second_token=int(second.argmax()),
@@ -99,12 +99,12 @@ def _margin(logits: np.ndarray) -> float:
     return float(high - low)
 
 
-def first_divergence(steps: Sequence[Step]) -> Step | None:
+def first_divergence(steps: Sequence[TokenStep]) -> TokenStep | None:
     """The first step whose tokens differ."""
     return next((step for step in steps if not step.agree), None)
 
 
-def in_words(step: Step, word: Callable[[int], str]) -> str:
+def in_words(step: TokenStep, word: Callable[[int], str]) -> str:
     """One sentence about a step whose tokens differ."""
     if step.nan:
         return f"the logits of step {step.step} hold NaN: no token can be chosen by them"

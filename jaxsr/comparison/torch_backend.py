@@ -19,7 +19,7 @@ from jaxsr.comparison.op_recorder import (
     StatisticsObserver,
     replay_call,
 )
-from jaxsr.comparison.torch_runs import Run, cotangent, run_here, running, widened
+from jaxsr.comparison.torch_runs import RunResult, cotangent, run_here, running, widened
 from jaxsr.comparison.workload import Inputs, Workload, run_key
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.host_arrays import to_numpy, to_torch
@@ -110,7 +110,7 @@ class TorchBackend:
         with self._running() as network:
             return to_host(network(*args, **kwargs))
 
-    def grad(self, inputs: Inputs) -> Run:
+    def grad(self, inputs: Inputs) -> RunResult:
         """One step: outputs, buffers, and gradients for the outputs' cotangents."""
         network = in_mode(copy_module(self.network), self.train)
         with self._precision():
@@ -190,8 +190,8 @@ class TorchBackend:
             if not products or not floats:
                 return [None] * len(leaves)
             values = torch.autograd.grad(sum(products), floats, allow_unused=True)  # type: ignore[arg-type]
-        found = {id(t): g for t, g in zip(floats, values, strict=True) if g is not None}
-        return [to_numpy(found[id(t)]) if id(t) in found else None for t in leaves]
+        gradients = {id(t): g for t, g in zip(floats, values, strict=True) if g is not None}
+        return [to_numpy(gradients[id(t)]) if id(t) in gradients else None for t in leaves]
 
     def _operands(self, call: Call, inputs: Sequence[np.ndarray | None]) -> list[torch.Tensor]:
         tensors = []

@@ -30,7 +30,7 @@ _WIDE = {
 
 
 @dataclass(kw_only=True)
-class Run:
+class RunResult:
     """What one run of a module gave, in torch or in JAX."""
 
     outputs: Arrays
@@ -158,7 +158,7 @@ def run_torch(
     differentiate: bool = False,
     method: Callable | None = None,
     device: str = "cpu",
-) -> Run:
+) -> RunResult:
     """Runs a copy of the module.
 
     Args:
@@ -189,7 +189,7 @@ def run_here(
     differentiate: bool = False,
     method: Callable | None = None,
     device: str = "cpu",
-) -> Run:
+) -> RunResult:
     """Runs the module itself, as it is; the options are those of `run_torch`."""
     tensors = {
         n: t.clone().to(device, _WIDE.get(t.dtype, t.dtype) if double else t.dtype)
@@ -220,7 +220,7 @@ def run_here(
                 n: host_array(torch.zeros_like(t) if g is None else g)
                 for (n, t), g in zip(sources.items(), values, strict=True)
             }
-    return Run(
+    return RunResult(
         outputs={n: host_array(t) for n, t in outputs.items()},
         gradients=gradients,
         buffers={n: host_array(b) for n, b in module.named_buffers()},

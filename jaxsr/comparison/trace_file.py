@@ -13,8 +13,8 @@ import numpy as np
 
 from jaxsr.comparison.calls import Call
 from jaxsr.comparison.op_recorder import Record
+from jaxsr.comparison.recorded_trace import FORMAT, RecordedTrace
 from jaxsr.comparison.statistics import Figures
-from jaxsr.comparison.trace import FORMAT, Trace
 from jaxsr.errors import DamagedFileError, InputError, MissingFileError, first_line
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.sealed_json import seal, unseal
@@ -22,7 +22,7 @@ from jaxsr.interop.sealed_json import seal, unseal
 JSON, TENSORS = "trace.json", "tensors.safetensors"
 
 
-def save_trace(trace: Trace, folder: Path) -> None:
+def save_trace(trace: RecordedTrace, folder: Path) -> None:
     """Writes the trace; a folder that holds one already is overwritten."""
     from safetensors.numpy import save
 
@@ -59,7 +59,7 @@ def save_trace(trace: Trace, folder: Path) -> None:
     atomic_write(folder / JSON, seal(content).encode())
 
 
-def load_trace(folder: Path) -> Trace:
+def load_trace(folder: Path) -> RecordedTrace:
     """Reads a trace.
 
     Raises:
@@ -106,7 +106,7 @@ def load_trace(folder: Path) -> Trace:
         raise InputError(f"{folder / JSON} does not describe a trace {reason}") from error
 
 
-def _read(content: JsonObject, tensors: dict[str, np.ndarray]) -> Trace:
+def _read(content: JsonObject, tensors: dict[str, np.ndarray]) -> RecordedTrace:
     samples = tensors["samples"]
 
     def figures(row: JsonObject) -> Figures:
@@ -123,7 +123,7 @@ def _read(content: JsonObject, tensors: dict[str, np.ndarray]) -> Trace:
         )
         for number, row in enumerate(content["operations"])
     ]
-    return Trace(
+    return RecordedTrace(
         header=content["header"],
         records=records,
         outputs=[tensors[f"output/{k}"] for k in range(content["outputs"])],

@@ -101,6 +101,16 @@ def open_video(path: Path, *, max_pixels: int = MAX_PIXELS) -> Iterator[Any]:
         raise UnreadableVideo(error.strerror or one_line(error)) from error
 
 
+def video_size(path: Path, *, max_pixels: int = MAX_PIXELS) -> tuple[tuple[int, int], int]:
+    """Height and width of a video's frames, and how many its header states; 0 where it does not.
+
+    Raises: as `open_video`.
+    """
+    with open_video(path, max_pixels=max_pixels) as container:
+        stream = main_stream(container)
+        return (stream.codec_context.height, stream.codec_context.width), stream.frames
+
+
 def main_stream(container: Any) -> Any:
     """The video's stream: the first that is not a cover picture.
 

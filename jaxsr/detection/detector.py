@@ -1,63 +1,144 @@
-"""A trained detector on an engine: pictures in, logits out.
+"""A detector over pictures of any sizes, a full batch at a time: pictures in, logits out.
 
-`jaxsr.data.input_form` says how pictures are prepared. A weights file that jaxsr exported says how
-it was trained; for others the paper's way is assumed.
+Pictures of many sizes share a few compiled programs where the network takes them on one canvas, as
+MSHNet does; another network needs one for each size. `jaxsr.data.input_form` says how pictures are
+prepared. A weights file that jaxsr exported says how it was trained; for others the paper's way is
+assumed.
 """
 
 import inspect
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from jaxsr.data.batched_network import PROGRAM_PX, PROGRAM_PX_ELSEWHERE, BatchedNetwork
+import numpy as np
+from jaxtyping import Float32, UInt8
+
+from jaxsr.data.batch_plan import Size, Together, plan
 from jaxsr.data.input_form import Form, InputForm
+from jaxsr.errors import InputError
 from jaxsr.models.load import load_model
 from jaxsr.models.registry import LoadedModel
 from jaxsr.runtime.open_runner import open_runner
-from jaxsr.runtime.options import ComputeOptions
+from jaxsr.runtime.options import ComputeOptions, LaneFolding
 from jaxsr.runtime.runner import Runner
 
 _DEFAULTS = ComputeOptions()
 
+_PROGRAM_PX = {"cpu": 1 << 20}
+_PROGRAM_PX_ELSEWHERE = 1 << 26
+"""Pixels computed in the time of compiling a program, roughly: seconds on either."""
 
-class Detector(BatchedNetwork):
-    """Runs a detector's network on an engine, over pictures of any sizes."""
 
-    def __init__(
-        self,
-        network: Any,
-        form: InputForm | None = None,
-        *,
-        options: ComputeOptions = _DEFAULTS,
-        batch: int = 8,
-        lane_folding: Literal["auto", "on", "off"] = "auto",
-        runner: Runner | None = None,
-    ) -> None:
+class Detector:
+    """Runs a detector's network over pictures of any sizes."""
+
+    def __init__(self, runner: Runner, form: InputForm | None = None, *, batch: int = 8) -> None:
         """Args:
-          network: the torch module.
-          form: what it was trained to see. Default: the paper's way.
-          options: who computes, and where.
-          batch: pictures at once, a multiple of the mesh's devices.
-          lane_folding: see `jaxsr.interop.folding.policy.choose_folding`.
-          runner: of the network. Default: the one that `options` name.
+        runner: of the network, (n, 3, H, W) to logits (n, 1, H, W). One that takes `size_B2` as
+          `MSHNet.forward` does gets pictures of several sizes together, where it compiles.
+        form: what the network was trained to see. Default: the paper's way.
+        batch: pictures at once, a multiple of the runner's devices.
+        """
+        self.form, self.batch = form or InputForm(), batch
+        # torch is eager: a new size costs nothing, a larger canvas would.
+        takes_sizes = "size_B2" in inspect.signature(runner.network.forward).parameters
+        self._runner, self._shared = runner, runner.compiles and takes_sizes
+        self._program_px = _PROGRAM_PX.get(runner.platform, _PROGRAM_PX_ELSEWHERE)
+
+    def plan(self, sizes: Iterable[Size]) -> list[Together]:
+        """Which pictures to run together, from all their heights and widths.
+
+        Batches are full where sizes allow, and their shapes few.
+        """
+        return plan(
+            [self.form.size(size) for size in sizes],
+            batch=self.batch,
+            multiple=self._runner.devices,
+            shared=self._shared,
+            program_px=self._program_px,
+        )
+
+    def start(
+        self, together: Together, images: Sequence[UInt8[np.ndarray, "_ _ 3"]]
+    ) -> Callable[[], list[Float32[np.ndarray, "_ _"]]]:
+        """Starts one batch of a plan; calling the result waits for its logits, in order.
+
+        Args:
+          together: the batch.
+          images: the pictures that it names.
 
         Raises:
-          InputError: the batch cannot be split over the mesh.
-          DeviceError: the machine does not have the devices.
+          InputError: from the function that it returns: the network gives no such logits.
         """
-        options.check_batch(batch)
-        runner = runner or open_runner(network, options, lane_folding=lane_folding)
-        # torch is eager: a new size costs nothing, a larger canvas would.
-        takes_sizes = "size_B2" in inspect.signature(network.forward).parameters
-        super().__init__(
-            runner.submit,
-            form,
-            batch=batch,
-            multiple=options.devices,
-            shared=options.engine == "jax" and takes_sizes,
-            program_px=PROGRAM_PX.get(runner.platform, PROGRAM_PX_ELSEWHERE),
-        )
+        prepared = [self.form.prepare(image) for image in images]
+        # Rows without a picture repeat the first.
+        planes = np.zeros((together.rows, len(prepared[0]), *together.canvas), np.float32)
+        sizes = np.zeros((together.rows, 2), np.int32)
+        for row in range(together.rows):
+            picture = prepared[row if row < len(prepared) else 0]
+            height, width = picture.shape[1:]
+            planes[row, :, :height, :width], sizes[row] = picture, (height, width)
+        named = {"size_B2": sizes} if together.mixed else {}
+        collect = self._runner.submit(planes, **named)
+
+        def logits() -> list[np.ndarray]:
+            maps, expected = np.asarray(collect()), (together.rows, 1, *together.canvas)
+            if maps.shape != expected:
+                raise InputError(
+                    f"the network gives {maps.shape} for pictures {planes.shape}, not logits "
+                    f"{expected}; give a detector (networks that return pictures are for "
+                    "python -m jaxsr.restore)"
+                )
+            batch = maps[:, 0]
+            if self.form.evaluate == "base":
+                return list(batch[: len(images)])
+            return [
+                batch[row, : image.shape[0], : image.shape[1]] for row, image in enumerate(images)
+            ]
+
+        return logits
+
+    def run(
+        self, batches: Iterable[Together], read: Callable[[int], Any]
+    ) -> Iterator[tuple[Together, list, list[np.ndarray]]]:
+        """Runs a plan: each batch, what was read for it, and its logits.
+
+        The next batch is under way while the caller works on one.
+
+        Args:
+          batches: what `plan` returned.
+          read: the picture of a number, or a tuple that begins with it.
+        """
+        started: deque[tuple[Together, list, Callable[[], list[np.ndarray]]]] = deque()
+        for together in batches:
+            samples = [read(number) for number in together.numbers]
+            images = [s[0] if isinstance(s, tuple) else s for s in samples]
+            started.append((together, samples, self.start(together, images)))
+            if len(started) > 1:
+                earlier, earlier_samples, logits = started.popleft()
+                yield earlier, earlier_samples, logits()
+        for together, samples, logits in started:
+            yield together, samples, logits()
+
+    def logits(
+        self, images: Sequence[UInt8[np.ndarray, "_ _ 3"]]
+    ) -> Iterator[Float32[np.ndarray, "_ _"]]:
+        """Logits of each picture, in order, at the size that `form` says."""
+        results: dict[int, np.ndarray] = {}
+        batches = self.plan(image.shape[:2] for image in images)
+        for together, _, logits in self.run(batches, images.__getitem__):
+            results |= dict(zip(together.numbers, logits, strict=True))
+        yield from (results[number] for number in range(len(images)))
+
+    def probabilities(
+        self, images: Sequence[UInt8[np.ndarray, "_ _ 3"]]
+    ) -> Iterator[Float32[np.ndarray, "_ _"]]:
+        """Probability of a target at each of the pictures' own pixels, 0…1."""
+        for image, logits in zip(images, self.logits(images), strict=True):
+            yield self.form.probability(image, logits)
 
 
 def load_detector(
@@ -68,18 +149,25 @@ def load_detector(
     trust_builder: bool = False,
     evaluate: Form | None = None,
     base: int | None = None,
-    **options: Any,
+    options: ComputeOptions = _DEFAULTS,
+    batch: int = 8,
+    lane_folding: LaneFolding = "auto",
 ) -> Detector:
     """The detector that a user names.
 
     Args:
       model, weights, model_options, trust_builder: see `jaxsr.models.load.load_model`.
       evaluate, base: take the place of what the weights file says.
-      **options: see `Detector`.
+      options: who computes, and where.
+      batch: pictures at once, a multiple of the mesh's devices.
+      lane_folding: see `jaxsr.interop.folding.policy.choose_folding`.
 
     Raises:
       FileNotFoundError, ValueError: see `load_model`.
+      InputError: the batch cannot be split over the mesh.
+      DeviceError: the machine does not have the devices.
     """
+    options.check_batch(batch)
     loaded = load_model(
         model,
         kind="detector",
@@ -87,7 +175,8 @@ def load_detector(
         options=model_options,
         trust_builder=trust_builder,
     )
-    return Detector(loaded.network, form_of(loaded, evaluate=evaluate, base=base), **options)
+    runner = open_runner(loaded.network, options, lane_folding=lane_folding)
+    return Detector(runner, form_of(loaded, evaluate=evaluate, base=base), batch=batch)
 
 
 def form_of(loaded: LoadedModel, *, evaluate: Form | None, base: int | None) -> InputForm:

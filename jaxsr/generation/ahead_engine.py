@@ -1,6 +1,6 @@
 """The JAX engine with shapes in the place of arrays: it compiles programs, and runs none.
 
-Every method is `JaxEngine`'s own up to where numbers are needed: weights and inputs are shapes on
+Every method is `JaxDecoder`'s own up to where numbers are needed: weights and inputs are shapes on
 the devices of a topology, a program is compiled for these, and "runs" by giving the shapes of its
 results. So whoever drives it as a run would has the programs of that run.
 """
@@ -14,8 +14,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxsr.generation import sharding
-from jaxsr.generation.decoder import Snapshot
-from jaxsr.generation.jax_decoder import JaxBatch, JaxEngine
+from jaxsr.generation.decoder import BatchSnapshot
+from jaxsr.generation.jax_decoder import Batch, JaxDecoder
 from jaxsr.generation.jax_network import JaxNetwork
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.packed_layers import Packed
@@ -26,7 +26,7 @@ from jaxsr.models.cache_entries import has_slots
 
 
 @dataclass(kw_only=True)
-class _Rows:
+class _PlannedRows:
     """A batch's numbers that decide how it goes on, as the programs would count them."""
 
     left: np.ndarray
@@ -36,8 +36,8 @@ class _Rows:
     reach: int
     """Slots that are filled, where rows share them."""
 
-    def select(self, rows: Sequence[int]) -> "_Rows":
-        return _Rows(left=self.left[rows], length=self.length[rows], reach=self.reach)
+    def select(self, rows: Sequence[int]) -> "_PlannedRows":
+        return _PlannedRows(left=self.left[rows], length=self.length[rows], reach=self.reach)
 
     def admit(self, row: int, length: int, new_tokens: int) -> None:
         self.left[row], self.length[row] = 0, length
@@ -66,7 +66,7 @@ class _Shapes(JaxNetwork):
         return abstract(shapes, self._layout.weight_shardings(shapes, self._stored.turned))
 
 
-class AheadEngine(_Shapes, JaxEngine):
+class AheadEngine(_Shapes, JaxDecoder):
     """Compiles for a topology what an engine on its devices would.
 
     Which programs a run of several prompts needs depends on when outputs end. Here each has all the
@@ -76,7 +76,7 @@ class AheadEngine(_Shapes, JaxEngine):
       network: the torch module, on the meta device or not.
       topology: where to compile to.
       devices: that weights and cache are split over. Default: all of them.
-      packed, rows, draft: as for `JaxEngine`.
+      packed, rows, draft: as for `JaxDecoder`.
     """
 
     draft_kind = _Shapes
@@ -93,7 +93,7 @@ class AheadEngine(_Shapes, JaxEngine):
     ) -> None:
         self.reports: list[Ahead] = []
         self._topology = topology
-        self._rows: dict[JaxBatch, _Rows] = {}
+        self._rows: dict[Batch, _PlannedRows] = {}
         mesh = Mesh(np.array(list(topology.devices)[:devices]), (sharding.AXIS,))
         super().__init__(network, mesh=mesh, packed=packed, rows=rows, draft=draft)
 
@@ -150,34 +150,31 @@ class AheadEngine(_Shapes, JaxEngine):
 
     # ---- what needs numbers
 
-    def _start(self, tokens: np.ndarray, length: np.ndarray, *others: Any) -> JaxBatch:
-        batch = super()._start(tokens, length, *others)
+    def _start(self, batch: Batch, tokens: np.ndarray, length: np.ndarray) -> None:
+        super()._start(batch, tokens, length)
         left = np.full(len(length), batch.options.max_new_tokens - 1)
-        self._rows[batch] = _Rows(left=left, length=length.copy(), reach=tokens.shape[1])
-        return batch
+        self._rows[batch] = _PlannedRows(left=left, length=length.copy(), reach=tokens.shape[1])
 
-    def start_alone(self, *args: Any, **kwargs: Any) -> JaxBatch:
+    def start_alone(self, *args: Any, **kwargs: Any) -> Batch:
         batch = super().start_alone(*args, **kwargs)
-        rows = self._rows[batch].select([0] * len(batch.requests))
+        rows = self._rows[batch].select([0] * batch.rows)
         rows.left[1:] = 0
         self._rows[batch] = rows
         return batch
 
-    def start_empty(self, *args: Any, **kwargs: Any) -> JaxBatch:
+    def start_empty(self, *args: Any, **kwargs: Any) -> Batch:
         batch = super().start_empty(*args, **kwargs)
-        none = np.zeros(len(batch.requests), int)
-        self._rows[batch] = _Rows(left=none, length=none.copy(), reach=0)
+        none = np.zeros(batch.rows, int)
+        self._rows[batch] = _PlannedRows(left=none, length=none.copy(), reach=0)
         return batch
 
-    def admit(
-        self, batch: JaxBatch, row: int, prompt: Sequence[int], request: int, seed: int
-    ) -> None:
+    def admit(self, batch: Batch, row: int, prompt: Sequence[int], request: int, seed: int) -> None:
         super().admit(batch, row, prompt, request, seed)
         self._rows[batch].admit(row, len(prompt), batch.options.max_new_tokens)
 
     def admit_packed(
         self,
-        batch: JaxBatch,
+        batch: Batch,
         rows: Sequence[int],
         prompts: Sequence[Sequence[int]],
         requests: Sequence[int],
@@ -187,36 +184,36 @@ class AheadEngine(_Shapes, JaxEngine):
         for row, prompt in zip(rows, prompts, strict=True):
             self._rows[batch].admit(row, len(prompt), batch.options.max_new_tokens)
 
-    def resize(self, batch: JaxBatch, keep: Sequence[int], *, rows: int, slots: int) -> None:
+    def resize(self, batch: Batch, keep: Sequence[int], *, rows: int, slots: int) -> None:
         super().resize(batch, keep, rows=rows, slots=slots)
         selected = self._rows[batch].select([*keep, *[0] * (rows - len(keep))])
         selected.left[len(keep) :] = 0
         self._rows[batch] = selected
 
-    def _decode(self, batch: JaxBatch, steps: int, least_running: int) -> None:
+    def _decode(self, batch: Batch, steps: int, least_running: int) -> None:
         super()._decode(batch, steps, least_running)
         self._rows[batch].advance(steps, least_running)
 
-    def _reach(self, batch: JaxBatch) -> int:
+    def _reach(self, batch: Batch) -> int:
         return self._rows[batch].reach
 
-    def _realign(self, batch: JaxBatch) -> None:
+    def _realign(self, batch: Batch) -> None:
         super()._realign(batch)
         self._rows[batch].realign()
 
-    def running(self, batch: JaxBatch) -> np.ndarray:
+    def running(self, batch: Batch) -> np.ndarray:
         return self._rows[batch].left > 0
 
-    def outputs(self, batch: JaxBatch) -> np.ndarray:
-        return np.zeros((len(batch.requests), 1), np.int32)
+    def outputs(self, batch: Batch) -> np.ndarray:
+        return np.zeros((batch.rows, 1), np.int32)
 
-    def logprobs(self, batch: JaxBatch, row: int) -> None:
+    def logprobs(self, batch: Batch, row: int) -> None:
         return None
 
-    def snapshot(self, batch: JaxBatch) -> Snapshot:
+    def snapshot(self, batch: Batch) -> BatchSnapshot:
         """Without a cache: it is for a file, which is not written."""
-        ones = np.ones(len(batch.requests), np.int32)
-        return Snapshot(
+        ones = np.ones(batch.rows, np.int32)
+        return BatchSnapshot(
             cache={},
             filled=ones,
             token=ones,

@@ -15,7 +15,7 @@ import numpy as np
 
 import jaxsr
 from jaxsr.errors import InputError
-from jaxsr.generation.decoder import UNFILLED, Snapshot
+from jaxsr.generation.decoder import UNFILLED, BatchSnapshot
 from jaxsr.interop.weights import export_weights, read_weights
 from jaxsr.models.cache_entries import has_slots
 
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 def save_snapshot(
-    path: Path, snapshot: Snapshot, *, fingerprint: str, model: str, prompts: Sequence[str]
+    path: Path, snapshot: BatchSnapshot, *, fingerprint: str, model: str, prompts: Sequence[str]
 ) -> None:
     """Writes the snapshot; the file appears complete or not at all.
 
@@ -37,7 +37,7 @@ def save_snapshot(
       model: its name, for messages.
       prompts: text of each row's prompt, for reports.
     """
-    arrays = {name: getattr(snapshot, name) for name in Snapshot.row_fields()}
+    arrays = {name: getattr(snapshot, name) for name in BatchSnapshot.row_fields()}
     arrays["done"] = snapshot.done.astype(np.uint8)
     arrays |= {name: _portable(array) for name, array in snapshot.cache.items()}
     notes = {
@@ -61,7 +61,7 @@ def _versions() -> dict[str, str]:
 
 def load_snapshot(
     path: Path, *, fingerprint: str, model: str, network: Any
-) -> tuple[Snapshot, list[str]]:
+) -> tuple[BatchSnapshot, list[str]]:
     """The snapshot and its prompts' texts.
 
     Args:
@@ -96,11 +96,11 @@ def load_snapshot(
     problem = _problem(arrays, notes.get("prompts"), network)
     if problem:
         raise InputError(f"{path} cannot be gone on with: {problem}; write it again")
-    fields = {name: arrays[name] for name in Snapshot.row_fields()}
+    fields = {name: arrays[name] for name in BatchSnapshot.row_fields()}
     fields = {name: array.astype(np.int32) for name, array in fields.items()}
     fields["done"] = fields["done"].astype(bool)
     cache = {name: array for name, array in arrays.items() if name not in fields}
-    snapshot = Snapshot(cache=cache, **fields)
+    snapshot = BatchSnapshot(cache=cache, **fields)
     return snapshot, list(notes["prompts"])
 
 
@@ -112,21 +112,25 @@ def _problem(arrays: Mapping[str, np.ndarray], prompts: Any, network: Any) -> st
     """What keeps these arrays from being a batch of this model; empty where nothing does."""
     shapes = network.cache_shapes()
     layers = len({name.split(".")[1] for name in shapes})
-    expected = (*Snapshot.row_fields(), *shapes)
+    expected = (*BatchSnapshot.row_fields(), *shapes)
     if missing := [name for name in expected if name not in arrays]:
         return f"it lacks {', '.join(missing[:3])}, of a model of {layers} layers"
     if surplus := sorted({*arrays} - {*expected}):
         return f"it has {surplus[0]}, which a model of {layers} layers lacks"
     rows = len(prompts) if isinstance(prompts, list) else -1
-    for name in Snapshot.row_fields():
+    for name in BatchSnapshot.row_fields():
         array, ndim = arrays[name], 2 if name in ("prompt", "outputs") else 1
         if array.ndim != ndim or len(array) != rows or array.dtype.kind not in "iu":
             return (
                 f"{name} is {array.dtype} of shape {array.shape}, for {rows} rows of whole numbers"
             )
     filled, windows = arrays["filled"], network.cache_windows()
-    whole = [arrays[n] for n in shapes if has_slots(n) and n not in windows]
-    slots = whole[0].shape[2] if whole and whole[0].ndim == 4 else int(filled.max(initial=0))
+    unwindowed = [arrays[n] for n in shapes if has_slots(n) and n not in windows]
+    slots = (
+        unwindowed[0].shape[2]
+        if unwindowed and unwindowed[0].ndim == 4
+        else int(filled.max(initial=0))
+    )
     for name, inner in shapes.items():
         held = min(slots, windows.get(name, slots))
         shape = (rows, inner[0], held, *inner[1:]) if has_slots(name) else (rows, *inner)
@@ -146,7 +150,7 @@ def _problem(arrays: Mapping[str, np.ndarray], prompts: Any, network: Any) -> st
     return ""
 
 
-def merged(snapshots: Sequence[Snapshot]) -> Snapshot:
+def merged(snapshots: Sequence[BatchSnapshot]) -> BatchSnapshot:
     """Several batches' snapshots as one; shorter caches and outputs are padded."""
 
     def joined(name: str) -> np.ndarray:
@@ -166,7 +170,7 @@ def merged(snapshots: Sequence[Snapshot]) -> Snapshot:
         )
 
     plain = ("filled", "token", "done", "requests", "seeds")
-    return Snapshot(
+    return BatchSnapshot(
         cache={name: joined(name) for name in snapshots[0].cache},
         prompt=padded("prompt", left=True),
         outputs=padded("outputs", left=False),

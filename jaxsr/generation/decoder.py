@@ -1,11 +1,11 @@
 """What both engines offer: start a batch of prompts, advance it, look at its tokens, save it.
 
-An engine is `JaxEngine` or `TorchEngine`; a batch under way is its own object, opaque to callers.
-`Snapshot` is a batch on the host, in no engine's layout.
+An engine is `JaxDecoder` or `TorchDecoder`; a batch under way is a `Batch`, opaque to callers.
+`BatchSnapshot` is a batch on the host, in no engine's layout.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ LOGPROBS = ("logprobs", "top_logprobs", "top_tokens")
 """Log-probabilities of the chosen tokens (B, N) and of the likeliest (B, N, K), and their ids."""
 
 MOST_PACKED = 16
-"""Prompts that `Engine.admit_packed` takes at most."""
+"""Prompts that `BatchDecoder.admit_packed` takes at most."""
 
 ENDED = ("filled", "token", "done", "outputs", "count")
 """Arrays of a batch that `end_rows` changes."""
@@ -34,8 +34,30 @@ ENDED = ("filled", "token", "done", "outputs", "count")
 _LEAST_TOP = 16
 
 
+@dataclass(eq=False)
+class Batch:
+    """A batch under way: its state where the engine computes, and what decides how it goes on."""
+
+    state: dict[str, Any]
+    """The cache and what belongs to it, in the engine's layout; and by row `prompt`, `outputs`,
+    `token`, `done`, `count`, `keys`, `filled`, `first` (None: 0), and `LOGPROBS` if asked for."""
+    options: SamplingOptions
+    stop_ids: tuple[int, ...]
+    padding: Padding
+    requests: np.ndarray
+    seeds: np.ndarray
+    settings: dict[str, Any]
+    slots: int
+    admits: bool = False
+    """Whether rows that ended have been replaced."""
+
+    @property
+    def rows(self) -> int:
+        return len(self.requests)
+
+
 @dataclass(frozen=True, kw_only=True)
-class Snapshot:
+class BatchSnapshot:
     """A batch as plain arrays: what is needed to go on with it elsewhere.
 
     Rows start at slot 0 of their cache, whatever padding they were started with.
@@ -65,7 +87,7 @@ class Snapshot:
         """Tokens generated in each row, (B,) int32."""
         return (self.outputs != UNFILLED).sum(1, dtype=np.int32)
 
-    def rows(self, index: Sequence[int] | np.ndarray) -> "Snapshot":
+    def rows(self, index: Sequence[int] | np.ndarray) -> "BatchSnapshot":
         """The snapshot of some of the rows, as small as these allow."""
         index = np.asarray(index)
         pick = {n: getattr(self, n)[index] for n in self.row_fields()}
@@ -74,7 +96,7 @@ class Snapshot:
         cache = {
             n: t[index][:, :, :longest] if has_slots(n) else t[index] for n, t in self.cache.items()
         }
-        return Snapshot(cache=cache, **pick)
+        return BatchSnapshot(cache=cache, **pick)
 
     @staticmethod
     def row_fields() -> tuple[str, ...]:
@@ -82,8 +104,8 @@ class Snapshot:
         return ("filled", "token", "done", "prompt", "outputs", "requests", "seeds")
 
 
-class Engine(ABC):
-    """Runs batches. `start` and `resume` leave at least one output token per row."""
+class BatchDecoder(ABC):
+    """Runs batches on an engine. `start` and `resume` leave at least one output token per row."""
 
     config: Any
     """With `vocab_size` and `max_position_embeddings`."""
@@ -111,7 +133,7 @@ class Engine(ABC):
         slots: int | None = None,
         padding: Padding = "right",
         seeds: Sequence[int] | None = None,
-    ) -> Any:
+    ) -> Batch:
         """Feeds the prompts and chooses each row's first token.
 
         Args:
@@ -128,16 +150,10 @@ class Engine(ABC):
         least = cache_slots(int(length.max()), options.most_slots, context=context)
         numbers = np.asarray(requests, np.int32)
         own_seeds = np.asarray([options.seed] * len(numbers) if seeds is None else seeds, np.int32)
-        return self._start(
-            tokens,
-            length,
-            numbers,
-            own_seeds,
-            options,
-            tuple(stop_ids),
-            max(slots or least, least),
-            padding,
-        )
+        slots = max(slots or least, least)
+        batch = self._new_batch(options, stop_ids, padding, numbers, own_seeds, slots)
+        self._start(batch, tokens, length)
+        return batch
 
     @abstractmethod
     def check_proposals(self, options: SamplingOptions, *, longest: int = 0) -> None:
@@ -163,7 +179,7 @@ class Engine(ABC):
         padding: Padding = "right",
         seed: int,
         rows: int,
-    ) -> Any:
+    ) -> Batch:
         """`start` of one prompt, fed alone, in a batch of `rows`; `admit` brings the others."""
         raise NotImplementedError
 
@@ -174,13 +190,13 @@ class Engine(ABC):
         stop_ids: Sequence[int] = (),
         rows: int,
         slots: int,
-    ) -> Any:
+    ) -> Batch:
         """A batch whose rows have all ended; `admit_packed` brings prompts."""
         raise NotImplementedError
 
     def admit_packed(
         self,
-        batch: Any,
+        batch: Batch,
         rows: Sequence[int],
         prompts: Sequence[Sequence[int]],
         requests: Sequence[int],
@@ -191,7 +207,7 @@ class Engine(ABC):
         """
         raise NotImplementedError
 
-    def resize(self, batch: Any, keep: Sequence[int], *, rows: int, slots: int) -> None:
+    def resize(self, batch: Batch, keep: Sequence[int], *, rows: int, slots: int) -> None:
         """Keeps some rows of a batch, in this order, among so many, with caches of so many slots.
 
         The other rows have ended. Slots beyond the rows' filled ones alone may be cut off.
@@ -199,29 +215,43 @@ class Engine(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    def _start(
+    def _new_batch(
         self,
-        tokens: np.ndarray,
-        length: np.ndarray,
+        options: SamplingOptions,
+        stop_ids: Sequence[int],
+        padding: Padding,
         requests: np.ndarray,
         seeds: np.ndarray,
-        options: SamplingOptions,
-        stop_ids: tuple[int, ...],
         slots: int,
-        padding: Padding,
-    ) -> Any:
-        """`start` with the prompts as one array (B, T); lengths, numbers and seeds are (B,)."""
+    ) -> Batch:
+        """A batch without a state."""
 
     @abstractmethod
-    def admit(self, batch: Any, row: int, prompt: Sequence[int], request: int, seed: int) -> None:
+    def _start(self, batch: Batch, tokens: np.ndarray, length: np.ndarray) -> None:
+        """Gives a new batch its state: prompts (B, T) of these lengths (B,), and a token each."""
+
+    def admit(self, batch: Batch, row: int, prompt: Sequence[int], request: int, seed: int) -> None:
         """Gives the place of a row that has ended to another prompt.
 
         The batch was started with enough slots for it. Such a batch has no snapshots of rows that
         ended.
         """
+        tokens, length = padded([prompt], padding=batch.padding)
+        numbers = np.asarray([request, seed], np.int32)
+        new = self._new_batch(
+            batch.options, batch.stop_ids, batch.padding, numbers[:1], numbers[1:], batch.slots
+        )
+        self._start(new, tokens, length)
+        self._replace_row(batch, new, row)
+        batch.requests[row], batch.seeds[row] = request, seed
+        batch.admits = True
 
     @abstractmethod
-    def advance(self, batch: Any, steps: int, *, least_running: int = 1) -> None:
+    def _replace_row(self, batch: Batch, new: Batch, row: int) -> None:
+        """Gives a row's place to the only row of another batch."""
+
+    @abstractmethod
+    def advance(self, batch: Batch, steps: int, *, least_running: int = 1) -> None:
         """Generates more tokens in each row that has not ended; may not wait.
 
         Args:
@@ -249,41 +279,102 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def outputs(self, batch: Any) -> np.ndarray:
-        """Tokens so far, (B, N) int32, `UNFILLED` after a row's end; waits for the device."""
+    def _fetched(self, tree: Any) -> Any:
+        """Copies of arrays of a batch's state on the host; waits for them."""
 
     @abstractmethod
-    def running(self, batch: Any) -> np.ndarray:
-        """Rows that met no stop and may have more tokens, (B,) bool; waits for the device."""
+    def _placed_state(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """Arrays of a batch's state where the engine keeps them."""
 
-    def finished(self, batch: Any) -> bool:
+    def outputs(self, batch: Batch) -> np.ndarray:
+        """Tokens so far, (B, N) int32, `UNFILLED` after a row's end; waits for the device."""
+        count, outputs = self._fetched((batch.state["count"], batch.state["outputs"]))
+        return outputs[:, : count.max()]
+
+    def running(self, batch: Batch) -> np.ndarray:
+        """Rows that met no stop and may have more tokens, (B,) bool; waits for the device."""
+        done, count = self._fetched((batch.state["done"], batch.state["count"]))
+        return ~done & (count < batch.options.max_new_tokens)
+
+    def finished(self, batch: Batch) -> bool:
         """Whether no row is running; waits for the device."""
         return not self.running(batch).any()
 
-    @abstractmethod
-    def logprobs(self, batch: Any, row: int) -> tuple[np.ndarray, ...] | None:
+    def logprobs(self, batch: Batch, row: int) -> tuple[np.ndarray, ...] | None:
         """The arrays `LOGPROBS` of a row, NaN where not known; None where not asked for."""
+        if LOGPROBS[0] not in batch.state:
+            return None
+        return self._fetched(tuple(batch.state[name][row] for name in LOGPROBS))
 
-    @abstractmethod
-    def end(self, batch: Any, lengths: Mapping[int, int]) -> None:
+    def end(self, batch: Batch, lengths: Mapping[int, int]) -> None:
         """Ends rows after so many of their tokens, at least one; later ones are dropped."""
+        arrays = {n: np.array(a) for n, a in self._fetched(_only(batch.state, ENDED)).items()}
+        end_rows(arrays, lengths)
+        batch.state |= self._placed_state(arrays)
 
-    @abstractmethod
-    def snapshot(self, batch: Any) -> Snapshot:
+    def snapshot(self, batch: Batch) -> BatchSnapshot:
         """The batch on the host."""
+        arrays = self._fetched(_only(batch.state, ("filled", "first", "token", "done", "prompt")))
+        filled, first = arrays["filled"], arrays["first"]
+        if first is None:
+            first = np.zeros_like(filled)
+        return BatchSnapshot(
+            cache=self._cache_on_host(batch, first, filled),
+            filled=(filled - first).astype(np.int32),
+            token=arrays["token"],
+            done=arrays["done"],
+            prompt=arrays["prompt"],
+            outputs=self.outputs(batch),
+            requests=batch.requests,
+            seeds=batch.seeds,
+        )
 
     @abstractmethod
+    def _cache_on_host(
+        self, batch: Batch, first: np.ndarray, filled: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """`BatchSnapshot.cache`; a row's tokens lie from slot `first` up to slot `filled`, (B,)."""
+
     def resume(
-        self, snapshot: Snapshot, options: SamplingOptions, *, stop_ids: Sequence[int] = ()
-    ) -> Any:
+        self, snapshot: BatchSnapshot, options: SamplingOptions, *, stop_ids: Sequence[int] = ()
+    ) -> Batch:
         """A batch that goes on where the snapshot stands.
 
         `options.max_new_tokens` counts from the beginning, those in the snapshot included.
         """
+        rows, count_B = len(snapshot.filled), snapshot.counts
+        left = max(options.most_slots - int(count_B.min()), 1)
+        context = self.config.max_position_embeddings
+        slots = cache_slots(int(snapshot.filled.max()), left, context=context)
+        outputs = np.full((rows, slots), UNFILLED, np.int32)
+        outputs[:, : snapshot.outputs.shape[1]] = snapshot.outputs
+        numbers = snapshot.requests, snapshot.seeds
+        batch = self._new_batch(options, stop_ids, "right", *numbers, slots)
+        batch.state |= {
+            "token": snapshot.token.astype(np.int32),
+            "done": snapshot.done | np.isin(snapshot.token, stop_ids),
+            "prompt": ending_in(np, snapshot.prompt, slots),
+            "outputs": outputs,
+            "count": count_B,
+            **empty_logprobs(rows, slots, self._top(options)),
+        }
+        self._resume(batch, snapshot)
+        return batch
+
+    @abstractmethod
+    def _resume(self, batch: Batch, snapshot: BatchSnapshot) -> None:
+        """Completes a state that has, on the host, what does not depend on the engine."""
+
+    def _top(self, options: SamplingOptions) -> int | None:
+        return logprobs_capacity(options, self.config.vocab_size)
+
+
+def _only(state: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    return {name: state[name] for name in names}
 
 
 def end_rows(arrays: MutableMapping[str, np.ndarray], lengths: Mapping[int, int]) -> None:
-    """`Engine.end` on the arrays `ENDED` of a batch, in place."""
+    """`BatchDecoder.end` on the arrays `ENDED` of a batch, in place."""
     for row, length in lengths.items():
         arrays["filled"][row] -= arrays["count"][row] - length
         arrays["outputs"][row, length:] = UNFILLED
@@ -335,6 +426,21 @@ def from_slot_zero(
         slots = np.arange(max(zero, filled.max() - ring), end)
         out[row][:, slots - zero] = cache[row][:, slots % ring]
     return out
+
+
+def entries_from_slot_zero(
+    entries: Mapping[str, np.ndarray],
+    first: np.ndarray,
+    filled: np.ndarray,
+    windows: Mapping[str, int | None],
+) -> dict[str, np.ndarray]:
+    """`from_slot_zero` of a cache's entries that have slots, and the others as they are."""
+    return {
+        name: from_slot_zero(array, first, filled, window=windows.get(name))
+        if has_slots(name)
+        else array
+        for name, array in entries.items()
+    }
 
 
 def ending_at(

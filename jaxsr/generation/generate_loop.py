@@ -6,9 +6,9 @@ Deterministic mode feeds every prompt alone, on one device, in programs whose sh
 own length and the options, and draws with a key made of its own tokens. It is fed from slot 0:
 padding on the left would move it to other lanes of each sum, which then rounds in another order; a
 mesh would cut the sums into parts. Rows with caches of one size then decode in tiles of
-`Engine.tile` rows, always so many, where a row's sums do not depend on its place; with an engine
-whose tile is 1, alone. So the same executable sees the same numbers in sums of the same order,
-whatever the batch, the row's place in it, the padding, the mesh, and the other prompts.
+`BatchDecoder.tile` rows, always so many, where a row's sums do not depend on its place; with an
+engine whose tile is 1, alone. So the same executable sees the same numbers in sums of the same
+order, whatever the batch, the row's place in it, the padding, the mesh, and the other prompts.
 """
 
 import math
@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 
 from jaxsr.errors import InputError
-from jaxsr.generation.decoder import Engine, Snapshot
+from jaxsr.generation.decoder import BatchDecoder, BatchSnapshot
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.packed_rounds import PackedRounds
 from jaxsr.generation.padding import Padding, cache_slots
 from jaxsr.generation.prompt_pool import Request
-from jaxsr.generation.rounds import OnDone, OnTokens, Rounds, Run
+from jaxsr.generation.rounds import GenerationRun, OnDone, OnTokens, Rounds
 from jaxsr.generation.stop_text import StopText
 from jaxsr.interop.out_of_memory import check_fits
 
@@ -101,7 +101,7 @@ def _check_angles(what: str, filled: int, fed: int, config: Any) -> None:
 
 
 def complete(
-    engine: Engine,
+    engine: BatchDecoder,
     prompts: Sequence[Sequence[int]],
     options: SamplingOptions,
     *,
@@ -116,7 +116,7 @@ def complete(
     on_tokens: OnTokens | None = None,
     on_done: OnDone | None = None,
     keep_snapshots: bool = False,
-) -> Run:
+) -> GenerationRun:
     """Generates from every prompt.
 
     Args:
@@ -264,8 +264,8 @@ def _requests_of(
 
 
 def continue_from(
-    engine: Engine,
-    snapshot: Snapshot,
+    engine: BatchDecoder,
+    snapshot: BatchSnapshot,
     options: SamplingOptions,
     *,
     stop_ids: Sequence[int] = (),
@@ -274,7 +274,7 @@ def continue_from(
     on_tokens: OnTokens | None = None,
     on_done: OnDone | None = None,
     keep_snapshots: bool = False,
-) -> Run:
+) -> GenerationRun:
     """Goes on from a snapshot; `options.max_new_tokens` counts the tokens already in it.
 
     Rows draw with the seeds of the snapshot.

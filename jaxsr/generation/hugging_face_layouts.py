@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from jaxsr.generation import sharding
 from jaxsr.generation.cache_layouts import CacheLayout, Run, with_row, written_at
-from jaxsr.generation.decoder import ending_at, from_slot_zero
+from jaxsr.generation.decoder import ending_at, entries_from_slot_zero, from_slot_zero
 from jaxsr.interop.mesh import place
 from jaxsr.models.cache_entries import has_slots
 
@@ -103,12 +103,7 @@ class LibraryLayout(CacheLayout):
     def on_host(
         self, cache: Any, first_B: np.ndarray, filled_B: np.ndarray
     ) -> dict[str, np.ndarray]:
-        return {
-            name: from_slot_zero(array, first_B, filled_B, window=self._windows.get(name))
-            if has_slots(name)
-            else array
-            for name, array in cache.items()
-        }
+        return entries_from_slot_zero(cache, first_B, filled_B, self._windows)
 
     def placed(
         self, entries: Mapping[str, np.ndarray], filled_B: np.ndarray, *, slots: int, dtype: Any

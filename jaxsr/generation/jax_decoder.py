@@ -16,23 +16,17 @@ from jax.sharding import Mesh
 
 from jaxsr.generation import beams, sampling, sharding
 from jaxsr.generation.decoder import (
-    ENDED,
-    LOGPROBS,
     MOST_PACKED,
-    UNFILLED,
-    Engine,
-    Snapshot,
-    empty_logprobs,
-    end_rows,
-    ending_in,
-    logprobs_capacity,
+    Batch,
+    BatchDecoder,
+    BatchSnapshot,
 )
 from jaxsr.generation.jax_proposals import ProposingNetwork
 from jaxsr.generation.jax_steps import State
 from jaxsr.generation.logits_processors import Settings, settings_of
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.packed_layers import Packed
-from jaxsr.generation.padding import Padding, cache_slots, packed, padded
+from jaxsr.generation.padding import Padding, packed, padded
 
 # Rows that decode together in deterministic mode. A matrix product of four reads each weight once
 # and gives each row the same bits; with more a single prompt would pay for rows that are not there.
@@ -42,30 +36,7 @@ TILE = 4
 _OUTPUT_STEP = 64
 
 
-class JaxBatch:
-    """A batch under way: its state on the device, and what decides how it goes on."""
-
-    padding: Padding
-
-    def __init__(
-        self,
-        state: State,
-        options: SamplingOptions,
-        stop_ids: Sequence[int],
-        padding: Padding,
-        requests: np.ndarray,
-        seeds: np.ndarray,
-        *,
-        settings: Settings,
-        slots: int,
-    ) -> None:
-        self.state, self.options, self.stop_ids = state, options, tuple(stop_ids)
-        self.padding, self.requests, self.seeds = padding, requests, seeds
-        self.settings, self.slots = settings, slots
-        self.admits = False
-
-
-class JaxEngine(ProposingNetwork, Engine):
+class JaxDecoder(ProposingNetwork, BatchDecoder):
     """Runs a causal language model in JAX.
 
     Args:
@@ -116,32 +87,31 @@ class JaxEngine(ProposingNetwork, Engine):
         """
         return options.plain and self.devices > 1
 
-    def _start(
+    def _new_batch(
         self,
-        tokens: np.ndarray,
-        length: np.ndarray,
+        options: SamplingOptions,
+        stop_ids: Sequence[int],
+        padding: Padding,
         requests: np.ndarray,
         seeds: np.ndarray,
-        options: SamplingOptions,
-        stop_ids: tuple[int, ...],
         slots: int,
-        padding: Padding,
-    ) -> JaxBatch:
-        settings = settings_of(options, stop_ids)
-        *inputs, settings = self._replicated(tokens, length, requests, seeds, settings)
-        static = (slots, padding)
-        args: tuple[Any, ...] = (self.weights_for(options), *inputs[:2])
+    ) -> Batch:
+        (settings,) = self._replicated(settings_of(options, stop_ids))
+        return Batch({}, options, tuple(stop_ids), padding, requests, seeds, settings, slots)
+
+    def _start(self, batch: Batch, tokens: np.ndarray, length: np.ndarray) -> None:
+        options, static = batch.options, (batch.slots, batch.padding)
+        *inputs, requests, seeds = self._replicated(tokens, length, batch.requests, batch.seeds)
+        args: tuple[Any, ...] = (self.weights_for(options), *inputs)
         prefill = self._program(
             ("prefill", *static, tokens.shape, self.ahead(options)),
             _by(*tokens.shape),
             partial(self.steps_for(options).prefill, *static),
             *args,
         )
-        logits, state = prefill(*args)
-        state |= self._first_tokens(options, logits, state["prompt"], *inputs[2:], settings)
-        return JaxBatch(
-            state, options, stop_ids, padding, requests, seeds, settings=settings, slots=slots
-        )
+        logits, batch.state = prefill(*args)
+        others = (batch.state["prompt"], requests, seeds, batch.settings)
+        batch.state |= self._first_tokens(options, logits, *others)
 
     def _first_tokens(
         self, options: SamplingOptions, logits: jax.Array, prompt: jax.Array, *others: Any
@@ -162,34 +132,25 @@ class JaxEngine(ProposingNetwork, Engine):
         stop_ids: Sequence[int] = (),
         rows: int,
         slots: int,
-    ) -> JaxBatch:
+    ) -> Batch:
         none = np.zeros(rows, np.int32)
-        zeros, settings = self._replicated(none, settings_of(options, tuple(stop_ids)))
+        batch = self._new_batch(options, stop_ids, "right", none, none.copy(), slots)
+        (zeros,) = self._replicated(none)
         static = (slots, self._top(options), self._dtype)
         function = partial(self._steps.empty, *static)
         empty = self._program(("empty", rows, *static), _by(rows, slots), function, zeros)
-        batch = JaxBatch(
-            empty(zeros),
-            options,
-            stop_ids,
-            "right",
-            none,
-            none.copy(),
-            settings=settings,
-            slots=slots,
-        )
-        batch.admits = True
+        batch.state, batch.admits = empty(zeros), True
         return batch
 
     def admit_packed(
         self,
-        batch: JaxBatch,
+        batch: Batch,
         rows: Sequence[int],
         prompts: Sequence[Sequence[int]],
         requests: Sequence[int],
         seeds: Sequence[int],
     ) -> None:
-        count, slots = len(batch.requests), batch.slots
+        count, slots = batch.rows, batch.slots
         places = min(count, MOST_PACKED)
         batch.requests[list(rows)], batch.seeds[list(rows)] = requests, seeds
         fill = [(0, places - len(rows))]
@@ -217,7 +178,7 @@ class JaxEngine(ProposingNetwork, Engine):
         )
         batch.state = admit(*args)
 
-    def resize(self, batch: JaxBatch, keep: Sequence[int], *, rows: int, slots: int) -> None:
+    def resize(self, batch: Batch, keep: Sequence[int], *, rows: int, slots: int) -> None:
         index = np.zeros(rows, np.int32)
         index[: len(keep)] = keep
         args = (batch.state, *self._replicated(index, np.int32(len(keep))))
@@ -225,7 +186,7 @@ class JaxEngine(ProposingNetwork, Engine):
         function = partial(self._steps.resized, slots)
         key, size = (
             ("resize", slots, shapes),
-            f"{_by(len(batch.requests), batch.slots)} to {_by(rows, slots)}",
+            f"{_by(batch.rows, batch.slots)} to {_by(rows, slots)}",
         )
         batch.state = self._program(key, size, function, *args)(*args)
         batch.requests, batch.seeds = batch.requests[index], batch.seeds[index]
@@ -242,7 +203,7 @@ class JaxEngine(ProposingNetwork, Engine):
         padding: Padding = "right",
         seed: int,
         rows: int,
-    ) -> JaxBatch:
+    ) -> Batch:
         batch = self.start(
             [prompt],
             [request],
@@ -259,67 +220,49 @@ class JaxEngine(ProposingNetwork, Engine):
         batch.requests, batch.seeds = (np.repeat(a, rows) for a in (batch.requests, batch.seeds))
         return batch
 
-    def admit(
-        self, batch: JaxBatch, row: int, prompt: Sequence[int], request: int, seed: int
-    ) -> None:
-        tokens, length = padded([prompt], padding=batch.padding)
-        numbers = np.asarray([request, seed], np.int32)
-        new = self._start(
-            tokens,
-            length,
-            numbers[:1],
-            numbers[1:],
-            batch.options,
-            batch.stop_ids,
-            batch.slots,
-            batch.padding,
-        )
+    def _replace_row(self, batch: Batch, new: Batch, row: int) -> None:
         args = (batch.state, new.state, *self._replicated(np.int32(row)))
         admitted = self.steps_for(batch.options).admitted
         batch.state = self._replaced("admit", batch, admitted, *args)
-        batch.requests[row], batch.seeds[row] = request, seed
-        batch.admits = True
 
-    def _replaced(
-        self, name: str, batch: JaxBatch, function: Callable[..., Any], *args: Any
-    ) -> State:
+    def _replaced(self, name: str, batch: Batch, function: Callable[..., Any], *args: Any) -> State:
         """The state that a program makes of `args`, of which the first is the batch's state."""
         shapes = tuple(x.shape for x in jax.tree.leaves(args))
         args = (*args, batch.settings)
         key = (name, _tables(batch.settings), shapes, self.ahead(batch.options))
-        size = _by(len(batch.requests), batch.slots)
+        size = _by(batch.rows, batch.slots)
         return self._program(key, size, function, *args, donate=0)(*args)
 
-    def _loop_args(self, batch: JaxBatch, steps: int, least_running: int = 1) -> tuple[Any, ...]:
+    def _loop_args(self, batch: Batch, steps: int, least_running: int = 1) -> tuple[Any, ...]:
         return *self._replicated(np.int32(steps), np.int32(least_running)), batch.settings
 
-    def _decode_program(self, batch: JaxBatch, *args: Any) -> Callable[..., Any]:
+    def _decode_program(self, batch: Batch, *args: Any) -> Callable[..., Any]:
         options = batch.options
         static = self._loop_options(options, batch.padding)
         shapes = tuple(x.shape for x in jax.tree.leaves(batch.state))
         key = ("decode", _tables(batch.settings), static, shapes, self.ahead(options))
         loop = partial(self.steps_for(options).loop, *static)
-        size = _by(len(batch.requests), batch.slots)
+        size = _by(batch.rows, batch.slots)
         weights = self.weights_for(options)
         return self._program(key, size, loop, weights, batch.state, *args, donate=1)
 
-    def advance(self, batch: JaxBatch, steps: int, *, least_running: int = 1) -> None:
+    def advance(self, batch: Batch, steps: int, *, least_running: int = 1) -> None:
         if batch.admits and self.layout_for(batch.options).shares_slots:
             if self._reach(batch) + steps > batch.slots:
                 self._realign(batch)
             steps = min(steps, batch.slots - self._reach(batch))
         self._decode(batch, steps, least_running)
 
-    def _decode(self, batch: JaxBatch, steps: int, least_running: int) -> None:
+    def _decode(self, batch: Batch, steps: int, least_running: int) -> None:
         args = self._loop_args(batch, steps, least_running)
         program = self._decode_program(batch, *args)
         batch.state = program(self.weights_for(batch.options), batch.state, *args)
 
-    def _reach(self, batch: JaxBatch) -> int:
+    def _reach(self, batch: Batch) -> int:
         """Slots that are filled in the longest row."""
         return int(self._fetched(batch.state["filled"]).max())
 
-    def _realign(self, batch: JaxBatch) -> None:
+    def _realign(self, batch: Batch) -> None:
         batch.state = self._replaced("realign", batch, self._steps.realigned, batch.state)
 
     def search(
@@ -340,78 +283,22 @@ class JaxEngine(ProposingNetwork, Engine):
         program = self._program(key, size, function, self._weights, *args)
         return self._fetched(program(self._weights, *args))
 
-    def outputs(self, batch: JaxBatch) -> np.ndarray:
-        count, outputs = self._fetched((batch.state["count"], batch.state["outputs"]))
-        return outputs[:, : count.max()]
+    def _placed_state(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        return self._replicated(dict(arrays))[0]
 
-    def running(self, batch: JaxBatch) -> np.ndarray:
-        done, count = self._fetched((batch.state["done"], batch.state["count"]))
-        return ~done & (count < batch.options.max_new_tokens)
+    def _cache_on_host(
+        self, batch: Batch, first: np.ndarray, filled: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        cache = self._fetched(batch.state["cache"])
+        return self.layout_for(batch.options).on_host(cache, first, filled)
 
-    def logprobs(self, batch: JaxBatch, row: int) -> tuple[np.ndarray, ...] | None:
-        if LOGPROBS[0] not in batch.state:
-            return None
-        return tuple(np.asarray(batch.state[name][row]) for name in LOGPROBS)
-
-    def end(self, batch: JaxBatch, lengths: Mapping[int, int]) -> None:
-        state = {n: np.array(v) for n, v in batch.state.items() if n in ENDED}
-        end_rows(state, lengths)
-        batch.state |= dict(zip(state, self._replicated(*state.values()), strict=True))
-
-    def snapshot(self, batch: JaxBatch) -> Snapshot:
-        state = self._fetched({n: v for n, v in batch.state.items() if n != "draft"})
-        filled, first = state["filled"], state["first"]
-        return Snapshot(
-            cache=self.layout_for(batch.options).on_host(state["cache"], first, filled),
-            filled=filled - first,
-            token=state["token"],
-            done=state["done"],
-            prompt=state["prompt"],
-            outputs=state["outputs"][:, : int(state["count"].max())],
-            requests=batch.requests,
-            seeds=batch.seeds,
+    def _resume(self, batch: Batch, snapshot: BatchSnapshot) -> None:
+        cache, filled, first = self.layout_for(batch.options).placed(
+            snapshot.cache, snapshot.filled.astype(np.int32), slots=batch.slots, dtype=self._dtype
         )
-
-    def resume(
-        self, snapshot: Snapshot, options: SamplingOptions, *, stop_ids: Sequence[int] = ()
-    ) -> JaxBatch:
-        count_B = snapshot.counts
-        longest = int(snapshot.filled.max())
-        remaining = max(options.most_slots - int(count_B.min()), 1)
-        slots = cache_slots(longest, remaining, context=self.config.max_position_embeddings)
-        cache, filled, first = self.layout_for(options).placed(
-            snapshot.cache, snapshot.filled.astype(np.int32), slots=slots, dtype=self._dtype
-        )
-        rows = len(count_B)
-        outputs = np.full((rows, slots), UNFILLED, np.int32)
-        outputs[:, : snapshot.outputs.shape[1]] = snapshot.outputs
         keys = sampling.request_keys(jnp.asarray(snapshot.seeds), jnp.asarray(snapshot.requests))
-        state: State = {
-            "filled": filled,
-            "first": first,
-            "token": snapshot.token.astype(np.int32),
-            "done": snapshot.done | np.isin(snapshot.token, stop_ids),
-            "prompt": ending_in(np, snapshot.prompt, slots),
-            "outputs": outputs,
-            "count": count_B,
-            "keys": np.asarray(keys),
-            **empty_logprobs(rows, slots, self._top(options)),
-        }
-        state = dict(zip(state, self._replicated(*state.values()), strict=True))
-        state["cache"] = cache
-        return JaxBatch(
-            state,
-            options,
-            stop_ids,
-            "right",
-            snapshot.requests,
-            snapshot.seeds,
-            settings=self._replicated(settings_of(options, stop_ids))[0],
-            slots=slots,
-        )
-
-    def _top(self, options: SamplingOptions) -> int | None:
-        return logprobs_capacity(options, self.config.vocab_size)
+        batch.state |= {"filled": filled, "first": first, "keys": np.asarray(keys)}
+        batch.state = self._placed_state(batch.state) | {"cache": cache}
 
 
 def _tables(settings: Settings) -> tuple[Any, ...]:

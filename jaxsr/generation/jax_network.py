@@ -1,7 +1,7 @@
 """A causal language model on the devices of a mesh: its weights, and its compiled programs.
 
 The torch module is traced through `jaxsr.interop`, so the network exists once; a program that was
-traced before comes from a folder. `jaxsr.generation.aot` makes the same programs from shapes.
+traced before comes from a folder. `jaxsr.generation.ahead_run` makes the same programs from shapes.
 """
 
 import time

@@ -47,15 +47,7 @@ class ProposingNetwork(JaxNetwork):
             self.draft = self.draft_kind(draft, mesh=mesh, programs=None, packed=packed, rows=1)
 
     def check_proposals(self, options: SamplingOptions, *, longest: int = 0) -> None:
-        """Refuses proposals of tokens that cannot be taken back, or that nobody makes.
-
-        Args:
-          options: of a run.
-          longest: tokens of its longest prompt.
-
-        Raises:
-          InputError: a network keeps states, or the draft is missing or has too short a context.
-        """
+        """See `BatchDecoder.check_proposals`."""
         if options.proposals is not None:
             self.layout_for(options)
         if options.num_draft_tokens is None:

@@ -2,12 +2,11 @@
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
+from jaxsr.generation.decoder import Batch
 from jaxsr.generation.padding import rounded_slots
 from jaxsr.generation.prompt_pool import PromptPool, Request
-from jaxsr.generation.rounds import Rounds, Row
+from jaxsr.generation.rounds import RequestPlace, Rounds
 
 # Prompts that wait in order of length, for each row.
 _POOLED = 16
@@ -17,16 +16,6 @@ _IDLE_SHARE = 8
 _LEAST_ROWS = 8
 # A cache is cut to this share of its slots or less: each size is a program to compile.
 _SHRUNK = 0.5
-
-
-@dataclass
-class _Batch:
-    """A batch of the engine as it is now."""
-
-    state: Any
-    """The engine's own."""
-    rows: int
-    slots: int
 
 
 class PackedRounds:
@@ -45,7 +34,7 @@ class PackedRounds:
     def __init__(self, rounds: Rounds, rows: int, *, context: int) -> None:
         self._rounds, self._rows, self._context = rounds, rows, context
         self._pool = PromptPool(())
-        self._live: dict[int, Row] = {}
+        self._live: dict[int, RequestPlace] = {}
         self._free: list[int] = [*range(rows)]
 
     def run(self, waiting: deque[Request]) -> None:
@@ -74,23 +63,19 @@ class PackedRounds:
             else:
                 least = batch.rows // 2 + 1 if batch.rows > _LEAST_ROWS else 1
             self._free += self._rounds.advance(
-                batch.state, self._live, self._rows, least_running=max(least, 1)
+                batch, self._live, self._rows, least_running=max(least, 1)
             )
 
     def _next_pool(self, waiting: deque[Request]) -> PromptPool:
         some = min(len(waiting), _POOLED * self._rows)
         return PromptPool(waiting.popleft() for _ in range(some))
 
-    def _start(self) -> _Batch:
+    def _start(self) -> Batch:
         """An empty batch for the pool."""
         rounds, slots = self._rounds, self._slots_needed()
-        state = rounds.engine.start_empty(
-            rounds.options,
-            stop_ids=rounds.stop_ids,
-            rows=self._rows,
-            slots=slots,
+        return rounds.engine.start_empty(
+            rounds.options, stop_ids=rounds.stop_ids, rows=self._rows, slots=slots
         )
-        return _Batch(state, self._rows, slots)
 
     def _slots_needed(self) -> int:
         """Slots of the cache that live and waiting prompts need."""
@@ -98,7 +83,7 @@ class PackedRounds:
         need = max([*lengths, self._pool.longest]) + self._rounds.options.most_slots
         return rounded_slots(need, context=self._context)
 
-    def _fit(self, batch: _Batch) -> None:
+    def _fit(self, batch: Batch) -> None:
         """Gives a batch the slots, and at the end the rows, that it needs."""
         rows = batch.rows
         while not self._pool and rows // 2 >= max(len(self._live), _LEAST_ROWS):
@@ -108,29 +93,28 @@ class PackedRounds:
         if (rows, slots) == (batch.rows, batch.slots):
             return
         keep = [*range(rows)] if rows == batch.rows else sorted(self._live)
-        self._rounds.engine.resize(batch.state, keep, rows=rows, slots=slots)
+        self._rounds.engine.resize(batch, keep, rows=rows, slots=slots)
         self._live = {place: self._live[row] for place, row in enumerate(keep) if row in self._live}
-        batch.rows, batch.slots = rows, slots
 
-    def _admit(self, batch: _Batch) -> list[int]:
+    def _admit(self, batch: Batch) -> list[int]:
         """Feeds the next prompts together into free places; returns those that ended at once."""
         members = self._pool.take(len(self._free))
         places = [self._free.pop(0) for _ in members]
-        _, seconds = self._rounds.timed(self._feed, batch.state, places, members)
+        _, seconds = self._rounds.timed(self._feed, batch, places, members)
         new = {
             row: self._rounds.row_of(member, seconds)
             for row, member in zip(places, members, strict=True)
         }
-        ended = self._rounds.settle(batch.state, new, self._rows, decoded=False)
+        ended = self._rounds.settle(batch, new, self._rows, decoded=False)
         self._live |= {row: state for row, state in new.items() if row not in ended}
         return ended
 
-    def _feed(self, state: Any, places: Sequence[int], members: Sequence[Request]) -> Any:
+    def _feed(self, batch: Batch, places: Sequence[int], members: Sequence[Request]) -> Batch:
         self._rounds.engine.admit_packed(
-            state,
+            batch,
             places,
             [member.prompt for member in members],
             [member.number for member in members],
             [member.seed for member in members],
         )
-        return state
+        return batch

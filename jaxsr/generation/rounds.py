@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxsr.errors import InputError
-from jaxsr.generation.decoder import NO_TOKEN, UNFILLED, Engine, Snapshot
+from jaxsr.generation.decoder import NO_TOKEN, UNFILLED, BatchDecoder, BatchSnapshot
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.padding import Padding, cache_slots
 from jaxsr.generation.prompt_pool import Request
@@ -57,15 +57,15 @@ def _no_token(prompt: int, place: str) -> InputError:
 
 
 @dataclass
-class Run:
+class GenerationRun:
     """Completions of a run in the prompts' order, and its batches as snapshots if asked for."""
 
     completions: list[Completion] = field(default_factory=list)
-    snapshots: list[Snapshot] = field(default_factory=list)
+    snapshots: list[BatchSnapshot] = field(default_factory=list)
 
 
 @dataclass
-class Row:
+class RequestPlace:
     """A request in its place of the batch."""
 
     request: Request
@@ -81,14 +81,14 @@ class Row:
 class Rounds:
     """Advances batches until their rows have ended, and fills the places of those that did."""
 
-    engine: Engine
+    engine: BatchDecoder
     options: SamplingOptions
     stop_ids: Sequence[int]
     stop_text: StopText | None
     chunk: int | None
     on_tokens: OnTokens | None
     on_done: OnDone | None
-    run: Run = field(default_factory=Run)
+    run: GenerationRun = field(default_factory=GenerationRun)
     tokens: int = 0
     """Tokens that were decoded so far, in all rows."""
     decode_s: float = 0.0
@@ -135,7 +135,7 @@ class Rounds:
             free += self.advance(batch, live, rows, least_running=len(live) if waiting else 1)
 
     def advance(
-        self, batch: Any, live: dict[int, Row], rows: int, *, least_running: int
+        self, batch: Any, live: dict[int, RequestPlace], rows: int, *, least_running: int
     ) -> list[int]:
         """Generates until fewer rows are running, or for a chunk of tokens.
 
@@ -255,11 +255,13 @@ class Rounds:
         self.engine.admit(batch, row, request.prompt, request.number, request.seed)
         return batch
 
-    def row_of(self, request: Request, prefill_s: float) -> Row:
+    def row_of(self, request: Request, prefill_s: float) -> RequestPlace:
         """The state of a request that begins now."""
-        return Row(request, prefill_s, self.tokens, self.decode_s)
+        return RequestPlace(request, prefill_s, self.tokens, self.decode_s)
 
-    def settle(self, batch: Any, live: dict[int, Row], rows: int, *, decoded: bool) -> list[int]:
+    def settle(
+        self, batch: Any, live: dict[int, RequestPlace], rows: int, *, decoded: bool
+    ) -> list[int]:
         """Reports new tokens and outputs that ended; returns the rows of these."""
         outputs, running = self.engine.outputs(batch), self.engine.running(batch)
         tokens = {row: [int(t) for t in outputs[row] if t != UNFILLED] for row in live}
@@ -284,7 +286,14 @@ class Rounds:
         return ended
 
     def _note(
-        self, batch: Any, row: int, rows: int, state: Row, tokens: list[int], *, stopped: bool
+        self,
+        batch: Any,
+        row: int,
+        rows: int,
+        state: RequestPlace,
+        tokens: list[int],
+        *,
+        stopped: bool,
     ) -> None:
         decode_s = self.decode_s - state.decode_s_before
         later = self.tokens - state.tokens_before

@@ -13,7 +13,7 @@ from jaxsr.generation.prompts import Prompt
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
-    """Of `JaxEngine`."""
+    """Of `JaxDecoder`."""
 
     devices: int
     """That weights and cache are split over."""

@@ -19,7 +19,7 @@ from jaxsr.generation.draft_model import load_draft
 from jaxsr.generation.generate_loop import complete, continue_from
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.prompts import Prompt, write_rows
-from jaxsr.generation.rounds import Completion, Run
+from jaxsr.generation.rounds import Completion, GenerationRun
 from jaxsr.generation.row_file import RowFile
 from jaxsr.generation.run_settings import engine_settings, prompt_ids, sampling_options, stops
 from jaxsr.generation.stop_text import StopText
@@ -69,7 +69,7 @@ class Session:
             texts, self.tokenizer.decode, min_new_tokens=self.options.min_new_tokens
         )
         self.rows: list[dict[str, Any]] = []
-        self.last: tuple[Run, list[str]] | None = None
+        self.last: tuple[GenerationRun, list[str]] | None = None
         self._row_file: RowFile | None = None
 
     @cached_property
@@ -79,17 +79,17 @@ class Session:
 
     def _engine(self, platform: str) -> Any:
         if self.config.engine == "torch":
-            from jaxsr.generation.torch_decoder import TorchEngine
+            from jaxsr.generation.torch_decoder import TorchDecoder
 
-            return TorchEngine(self.model.network, device=platform)
-        from jaxsr.generation.jax_decoder import JaxEngine
+            return TorchDecoder(self.model.network, device=platform)
+        from jaxsr.generation.jax_decoder import JaxDecoder
         from jaxsr.generation.sharding import tensor_mesh
 
         settings, devices = engine_settings(self.config), self.config.devices
         if settings.devices < devices:
             print(f"deterministic: one device of {devices} computes", file=sys.stderr)
         draft = self._draft_network()
-        return JaxEngine(
+        return JaxDecoder(
             self.model.network,
             draft=draft,
             mesh=tensor_mesh(settings.devices),

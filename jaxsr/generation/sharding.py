@@ -65,14 +65,14 @@ def weight_shardings(
     turned: Collection[str] = (),
 ) -> dict[str, NamedSharding]:
     """Where each parameter and buffer lives, by torch name; those in `turned` are transposed."""
-    found = {}
+    shardings = {}
     for name, array in weights.items():
         shape = np.shape(array)
         flip = slice(None, None, -1 if name in turned else 1)
         spec = _spec(name, shape[flip], config, mesh)
         axes = (*spec, *[None] * (len(shape) - len(spec)))
-        found[name] = NamedSharding(mesh, PartitionSpec(*axes[flip]))
-    return found
+        shardings[name] = NamedSharding(mesh, PartitionSpec(*axes[flip]))
+    return shardings
 
 
 def ruled_shardings(

@@ -20,7 +20,7 @@ _EIGHT = np.ones((3, 3), bool)
 
 
 @dataclass(frozen=True, eq=False)
-class Components:
+class MaskComponents:
     """Connected components in the order of their first pixel, row by row."""
 
     centroids: Float64[np.ndarray, "n 2"]
@@ -47,10 +47,10 @@ class Match:
     false_pixels: int
     """Pixels of all the predictions without a target, however many have the same area."""
     pairs: tuple[tuple[int, int], ...]
-    """(target, prediction) of each match, by their place in their `Components`."""
+    """(target, prediction) of each match, by their place in their `MaskComponents`."""
 
 
-def components(mask: Shaped[np.ndarray, "h w"]) -> Components:
+def components(mask: Shaped[np.ndarray, "h w"]) -> MaskComponents:
     """The components of a mask."""
     if mask.ndim != 2:
         raise InputError(f"a mask must be (height, width), got shape {mask.shape}")
@@ -67,7 +67,7 @@ def components(mask: Shaped[np.ndarray, "h w"]) -> Components:
     rows, columns = np.nonzero(labels)
     number = labels[rows, columns]
     sums = [np.bincount(number, weights=at, minlength=count + 1)[1:] for at in (rows, columns)]
-    return Components(
+    return MaskComponents(
         centroids=np.stack(sums, axis=1) / np.maximum(areas, 1)[:, None],
         areas=areas.astype(np.int64),
         boxes=tuple(ndimage.find_objects(labels, max_label=count)),
@@ -75,7 +75,7 @@ def components(mask: Shaped[np.ndarray, "h w"]) -> Components:
     )
 
 
-def match(predicted: Components, targets: Components, *, distance_px: float = 3.0) -> Match:
+def match(predicted: MaskComponents, targets: MaskComponents, *, distance_px: float = 3.0) -> Match:
     """Matches predictions with targets as the module's docstring says.
 
     Raises:

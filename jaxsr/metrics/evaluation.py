@@ -7,7 +7,6 @@ name, the SHA-256 of its sorted list of names, and how pictures were sized and t
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxsr.data.batched_network import BatchedNetwork
 from jaxsr.data.infrared import Infrared
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.metrics.detection import DetectionMetrics, DetectionReport
@@ -40,11 +39,12 @@ class Evaluation:
         )
 
 
-def evaluate(network: BatchedNetwork, data: Infrared, **options: Any) -> Evaluation:
+def evaluate(detector: Any, data: Infrared, **options: Any) -> Evaluation:
     """Runs the network over a split and takes all figures.
 
     Args:
-      network: sizes pictures as it was trained to; figures are taken at that size.
+      detector: a `jaxsr.detection.detector.Detector`, which sizes pictures as its network was
+        trained to; figures are taken at that size.
       data: the split.
       **options: see `DetectionMetrics`.
 
@@ -52,9 +52,9 @@ def evaluate(network: BatchedNetwork, data: Infrared, **options: Any) -> Evaluat
       ValueError: an argument is out of range, or the network gives NaN.
       RuntimeError: an image changed or went away since the split was checked.
     """
-    metrics, form = DetectionMetrics(**options), network.form
+    metrics, form = DetectionMetrics(**options), detector.form
     sizes = [(int(height), int(width)) for height, width in data.sizes]
-    for together, pairs, logits in network.run(network.plan(sizes), data.read):
+    for together, pairs, logits in detector.run(detector.plan(sizes), data.read):
         for number, (_, mask), scores in zip(together.numbers, pairs, logits, strict=True):
             metrics.update([data.names[number]], scores[None], form.mask(mask)[None])
     figures = metrics.report()

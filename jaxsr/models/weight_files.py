@@ -248,15 +248,15 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, source: st
             f"{source} does not fit {type(module).__name__}: {'; '.join(mismatches)}; use the "
             "configuration that the weights were trained with"
         )
-    whole = [
+    integral = [
         name
         for name, parameter in module.named_parameters()
         if name in weights and _is_whole(weights[name]) and not _is_whole(parameter)
     ]
-    if whole:
+    if integral:
         raise InputError(
-            f"{source} holds {weights[whole[0]].dtype} for the parameter {whole[0]}, which are "
-            "quantised or not its weights; use a checkpoint of floats"
+            f"{source} holds {weights[integral[0]].dtype} for the parameter {integral[0]}, which "
+            "are quantised or not its weights; use a checkpoint of floats"
         )
     imaginary = [
         name for name, value in weights.items()

@@ -1,7 +1,8 @@
 """What each of torch's operators does to the ranges of its arguments.
 
-A rule takes a `Call` and returns the range of its result, a list of ranges where there are several
-results, or `Scores`. The rules of convolution, pooling and the like are in `coverage_windows`.
+A rule takes an `OperatorCall` and returns the range of its result, a list of ranges where there are
+several results, or `Scores`. The rules of convolution, pooling and the like are in
+`coverage_windows`.
 """
 
 from collections.abc import Callable
@@ -25,20 +26,20 @@ from jaxsr.restoration.coverage_ranges import (
     union_of,
     without_hidden,
 )
-from jaxsr.restoration.covered_tensor import Call, CoveredTensor, Scores, aten
+from jaxsr.restoration.covered_tensor import CoveredTensor, OperatorCall, Scores, aten
 
 _HIDDEN_SCORE = -50.0
 """Attention scores at or below this leave a weight under 2e-22."""
 
 
-def _unknown(call: Call) -> Any:
+def _unknown(call: OperatorCall) -> Any:
     """An operator without a rule."""
     coverage, name = call.coverage, call.func.overloadpacket.__name__
     coverage.unknown_operations.append(coverage.place(name))
     return call.everything()
 
 
-def _pointwise(call: Call) -> Any:
+def _pointwise(call: OperatorCall) -> Any:
     ndim = call.meta.ndim
     ranges = [aligned(value.range, ndim) for value in call.covered]
     union = union_of(ranges)
@@ -73,7 +74,7 @@ def _hide(hidden: Tensor | None, more: Tensor) -> Tensor | None:
     return more if hidden is None else hidden | more
 
 
-def _same(call: Call) -> Any:
+def _same(call: OperatorCall) -> Any:
     """The same element of the first argument, with what broadcasts to it."""
     source = call.args[0]
     ranges = [aligned(value.range, call.covered[0].ndim) for value in call.covered]
@@ -85,13 +86,13 @@ def _same(call: Call) -> Any:
     return Scores(union, source.hidden, source.weights)
 
 
-def _nothing(call: Call) -> Any:
+def _nothing(call: OperatorCall) -> Any:
     """Only the shape of the argument counts."""
     empty = torch.full((1,) * call.meta.ndim, EMPTY, dtype=torch.int16)
     return empty, empty
 
 
-def _moved(call: Call) -> Any:
+def _moved(call: OperatorCall) -> Any:
     """A view that is not a reshape: the operator itself, on ranges expanded without memory."""
     source = call.args[0]
 
@@ -107,7 +108,7 @@ def _moved(call: Call) -> Any:
     return Scores((first, last), hidden, source.weights)
 
 
-def _reshaped(call: Call) -> Any:
+def _reshaped(call: OperatorCall) -> Any:
     source, shape = call.args[0], call.meta.shape
 
     def reshape(values: Tensor) -> Tensor:
@@ -121,7 +122,7 @@ def _reshaped(call: Call) -> Any:
     return Scores(ranges, hidden, source.weights)
 
 
-def _shifted(call: Call) -> Any:
+def _shifted(call: OperatorCall) -> Any:
     """Roll, flip, repeat and indices: the operator itself, on expanded ranges."""
     source = call.args[0]
     if not isinstance(source, CoveredTensor) or len(call.covered) > 1:
@@ -136,7 +137,7 @@ def _shifted(call: Call) -> Any:
     return each_end(source.range, move)
 
 
-def _reduction(call: Call) -> Any:
+def _reduction(call: OperatorCall) -> Any:
     source = call.args[0]
     axes = call.argument(1, "dim")
     keep = bool(call.argument(2, "keepdim", False))
@@ -154,7 +155,7 @@ def _reduction(call: Call) -> Any:
     return [ranges] * len(call.meta) if isinstance(call.meta, tuple) else ranges
 
 
-def _along(call: Call) -> Any:
+def _along(call: OperatorCall) -> Any:
     """Softmax, sorts and Fourier transforms: each element depends on all of its axes."""
     source, axis = call.args[0], call.argument(1, "dim", -1)
     if call.func.overloadpacket in (aten.topk, aten.kthvalue):
@@ -168,20 +169,20 @@ def _along(call: Call) -> Any:
     return [ranges] * len(call.meta)
 
 
-def _layer_norm(call: Call) -> Any:
+def _layer_norm(call: OperatorCall) -> Any:
     source, normalized = call.args[0], call.args[1]
     ranges = reduced(source.range, range(source.ndim - len(normalized), source.ndim))
     return [ranges, ranges, ranges]
 
 
-def _group_norm(call: Call) -> Any:
+def _group_norm(call: OperatorCall) -> Any:
     source = call.args[0]
     ranges = reduced(source.range, range(1, source.ndim))
     flat = each_end(ranges, lambda r: r.reshape(-1, 1))
     return [ranges, flat, flat]
 
 
-def _batch_norm(call: Call) -> Any:
+def _batch_norm(call: OperatorCall) -> Any:
     source = call.args[0]
     trained = call.func.overloadpacket is aten.native_batch_norm and call.args[5]
     ranges = source.range
@@ -191,7 +192,7 @@ def _batch_norm(call: Call) -> Any:
     return [ranges, *[flat] * (len(call.meta) - 1)]
 
 
-def _product(call: Call) -> Any:
+def _product(call: OperatorCall) -> Any:
     """Matrix products: (…, n, k) × (…, k, m)."""
     if call.func.overloadpacket in (aten.addmm, aten.baddbmm):
         bias, left, right = call.args[:3]
@@ -228,7 +229,7 @@ def _product(call: Call) -> Any:
     return each_end(union, lambda r: r.squeeze(-1)) if call.meta.ndim < ndim else union
 
 
-def _attention(call: Call) -> Any:
+def _attention(call: OperatorCall) -> Any:
     query, key, value = call.args[:3]
     mask = call.kwargs.get("attn_mask", call.argument(5, "attn_mask"))
     hidden = None
@@ -245,7 +246,7 @@ def _attention(call: Call) -> Any:
             for m in call.meta]  # fmt: skip
 
 
-def _concatenated(call: Call) -> Any:
+def _concatenated(call: OperatorCall) -> Any:
     parts = [v for v in call.args[0] if v.numel()]
     stacks = call.func.overloadpacket is aten.stack
     ndim = call.meta.ndim
@@ -279,7 +280,7 @@ def _concatenated(call: Call) -> Any:
     return join(0), join(1)
 
 
-def _shuffled(call: Call) -> Any:
+def _shuffled(call: OperatorCall) -> Any:
     """pixel_shuffle and pixel_unshuffle."""
     source, factor = call.args[0], call.args[1]
     *lead, c, h, w = source.shape
@@ -302,13 +303,13 @@ def _shuffled(call: Call) -> Any:
 
 
 def _rules(
-    names: str, rule: Callable[[Call], Any]
-) -> dict[torch._ops.OpOverloadPacket, Callable[[Call], Any]]:
+    names: str, rule: Callable[[OperatorCall], Any]
+) -> dict[torch._ops.OpOverloadPacket, Callable[[OperatorCall], Any]]:
     packets = (getattr(aten, name, None) for name in names.split())
     return {packet: rule for packet in packets if packet is not None}
 
 
-_RULES: dict[torch._ops.OpOverloadPacket, Callable[[Call], Any]] = {
+_RULES: dict[torch._ops.OpOverloadPacket, Callable[[OperatorCall], Any]] = {
     **_rules("clone contiguous _to_copy to detach alias lift_fresh dropout native_dropout "
              "_prelu_kernel prelu copy_ hardtanh hardtanh_ relu6 relu relu_ leaky_relu_ "
              "type_as rrelu_with_noise", _same),
@@ -346,7 +347,7 @@ _RULES: dict[torch._ops.OpOverloadPacket, Callable[[Call], Any]] = {
 }  # fmt: skip
 
 
-def rule_of(func: torch._ops.OpOverload) -> Callable[[Call], Any]:
+def rule_of(func: torch._ops.OpOverload) -> Callable[[OperatorCall], Any]:
     """The rule of an overload of an operator."""
     default = _pointwise if torch.Tag.pointwise in func.tags else _unknown
     return _RULES.get(func.overloadpacket, default)

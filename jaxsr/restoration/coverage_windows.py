@@ -19,10 +19,10 @@ from jaxsr.restoration.coverage_ranges import (
     union_of_taps,
     union_of_windows,
 )
-from jaxsr.restoration.covered_tensor import Call, CoveredTensor, aten
+from jaxsr.restoration.covered_tensor import CoveredTensor, OperatorCall, aten
 
 
-def unfolded(call: Call) -> Any:
+def unfolded(call: OperatorCall) -> Any:
     """im2col, on int32, which torch has it for in no integer dtype."""
     source = call.args[0]
     call.by_position()
@@ -45,7 +45,7 @@ def unfolded(call: Call) -> Any:
     return each_end(source.range, move)
 
 
-def padded(call: Call) -> Any:
+def padded(call: OperatorCall) -> Any:
     """Padding with a number, by reflection or by repetition."""
     source, pads = call.args[0], call.args[1]
     mode = {
@@ -74,7 +74,7 @@ def _pairs(value: int | Sequence[int], count: int) -> list[int]:
     return values * count if len(values) == 1 else values
 
 
-def convolution(call: Call) -> Any:
+def convolution(call: OperatorCall) -> Any:
     """Convolution and transposed convolution, in groups."""
     source, weight = call.args[0], call.args[1]
     stride, padding, dilation, transposed, _, groups = call.args[3:9]
@@ -112,7 +112,7 @@ def convolution(call: Call) -> Any:
                              for v in dynamic)])  # fmt: skip
 
 
-def pool(call: Call) -> Any:
+def pool(call: OperatorCall) -> Any:
     """Largest values and means of windows of one size."""
     source = call.args[0]
     spatial = len(_pairs(call.args[1], 2))
@@ -136,7 +136,7 @@ def pool(call: Call) -> Any:
     return [ranges] * len(call.meta) if isinstance(call.meta, tuple) else ranges
 
 
-def adaptive_pool(call: Call) -> Any:
+def adaptive_pool(call: OperatorCall) -> Any:
     """Pooling to a number of results: windows of sizes that differ."""
     source = call.args[0]
     meta = call.meta[0] if isinstance(call.meta, tuple) else call.meta
@@ -157,7 +157,7 @@ _KERNELS = {"nearest": 1, "bicubic": 4, "linear": 2}
 """Pixels that an interpolation reads along each axis, by what its operator's name contains."""
 
 
-def upsample(call: Call) -> Any:
+def upsample(call: OperatorCall) -> Any:
     """Interpolation, by its taps; at other than whole multiples it depends on the position."""
     source = call.args[0]
     name = call.func.overloadpacket.__name__

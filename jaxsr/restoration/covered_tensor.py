@@ -34,7 +34,7 @@ class Coverage:
 
     rows: int
     """Height of the picture."""
-    rule_of: "Callable[[torch._ops.OpOverload], Callable[[Call], Any]]"
+    rule_of: "Callable[[torch._ops.OpOverload], Callable[[OperatorCall], Any]]"
     """The rule of an operator."""
     global_operation: str | None = None
     """The first operation whose every result depends on all rows, and no input on a quarter."""
@@ -123,7 +123,7 @@ class CoveredTensor(Tensor):
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class OperatorCall:
     """One operator with its arguments and the shapes of its results."""
 
     func: torch._ops.OpOverload
@@ -176,7 +176,7 @@ def _dispatch(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) 
         if func in (aten._local_scalar_dense.default, aten.equal.default, aten.nonzero.default):
             raise NotAnalysedError("a branch on a value") from error
         raise
-    call = Call(func, args, kwargs, meta, coverage, covered)
+    call = OperatorCall(func, args, kwargs, meta, coverage, covered)
     result = coverage.rule_of(func)(call)
     scores = result if isinstance(result, Scores) else None
     ranges: Any = scores.range if scores else result
@@ -240,7 +240,9 @@ def _to_meta(value: object) -> Any:
     return torch.device("meta") if isinstance(value, torch.device) else value
 
 
-def _written(call: "Call", target: Tensor, ranges: Any, scores: "Scores | None") -> CoveredTensor:
+def _written(
+    call: "OperatorCall", target: Tensor, ranges: Any, scores: "Scores | None"
+) -> CoveredTensor:
     """An operation in place; other tensors in the same memory are refreshed when they are read."""
     if not isinstance(target, CoveredTensor):
         target = _written_constant(call.coverage, target)
@@ -288,7 +290,7 @@ def covered_constant(coverage: Coverage, value: Any) -> Any:
     return CoveredTensor(_view(memory.meta, value), ranges, coverage, base=memory)
 
 
-def _note_global(call: "Call", made: CoveredTensor) -> None:
+def _note_global(call: "OperatorCall", made: CoveredTensor) -> None:
     coverage = call.coverage
     if coverage.global_operation is None and _is_everything(made.range, coverage.rows):
         spans = (-(v.range[1].numpy() + v.range[0].numpy()) for v in call.covered)

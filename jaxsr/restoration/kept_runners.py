@@ -23,13 +23,14 @@ _PROGRAMS = 32
 """Programs, one a shape, with which a runner is let go: each keeps some megabytes."""
 
 
-class _Kept(NamedTuple):
+class _OpenRunner(NamedTuple):
     runner: Runner
     state: Snapshot
-    contents: list[str]
+    digests: list[str]
+    """Of the network's tensors."""
 
 
-_kept: OrderedDict[object, _Kept] = OrderedDict()
+_open_runners: OrderedDict[object, _OpenRunner] = OrderedDict()
 _lock = threading.Lock()
 
 
@@ -49,18 +50,18 @@ def kept_runner(model: RestorationModel, config: RestoreConfig, *, is_module: bo
         os.environ.get("JAXSR_CPU_KERNELS"),
     )
     with _lock:
-        kept = _kept.pop(key, None)
-    if kept is None or len(kept.runner.programs) >= _PROGRAMS or not _is_unchanged(kept):
+        opened = _open_runners.pop(key, None)
+    if opened is None or len(opened.runner.programs) >= _PROGRAMS or not _is_unchanged(opened):
         runner = open_tile_runner(model, config)
         state = Snapshot(model.network)  # keeps the module, so that no other gets its id
-        kept = _Kept(runner, state, [*map(tensor_digest, state.tensors)])
+        opened = _OpenRunner(runner, state, [*map(tensor_digest, state.tensors)])
     with _lock:
-        _kept[key] = kept
-        while len(_kept) > _RUNNERS:
-            _kept.popitem(last=False)
-    return kept.runner
+        _open_runners[key] = opened
+        while len(_open_runners) > _RUNNERS:
+            _open_runners.popitem(last=False)
+    return opened.runner
 
 
-def _is_unchanged(kept: _Kept) -> bool:
-    contents = [*map(tensor_digest, kept.state.tensors)]
-    return contents == kept.contents and not kept.state.changes()
+def _is_unchanged(opened: _OpenRunner) -> bool:
+    digests = [*map(tensor_digest, opened.state.tensors)]
+    return digests == opened.digests and not opened.state.changes()

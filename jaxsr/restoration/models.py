@@ -43,8 +43,8 @@ class RestorationModel(LoadedModel):
     def digest(self) -> str:
         """Tells models apart: classes, weights, and what a file says of their use."""
         # A file's metadata come in another order in each process.
-        said = json.dumps(self.metadata, sort_keys=True, default=repr)
-        uses = (said, repr(self.value_range), str(self.channels))
+        metadata = json.dumps(self.metadata, sort_keys=True, default=repr)
+        uses = (metadata, repr(self.value_range), str(self.channels))
         return network_digest(self.network, *uses)
 
     @property

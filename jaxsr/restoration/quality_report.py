@@ -34,7 +34,7 @@ _MOST_ON_SHEET = 24
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figures:
+class ImageQuality:
     """One picture's."""
 
     name: str
@@ -139,7 +139,7 @@ def _figures(
     source: np.ndarray,
     border: int,
     lpips: Callable[[np.ndarray, np.ndarray], float] | None,
-) -> Figures:
+) -> ImageQuality:
     from jaxsr.ops.quality import psnr, ssim
 
     if result.shape != truth.shape:
@@ -150,7 +150,7 @@ def _figures(
     if source.shape != truth.shape:
         enlarged = Image.fromarray(source).resize(truth.shape[1::-1], Image.Resampling.BICUBIC)
         bicubic = float(psnr(np.asarray(enlarged), truth, **convention))
-    return Figures(
+    return ImageQuality(
         name=name,
         psnr=float(psnr(result, truth, **convention)),
         ssim=float(ssim(result, truth, **convention)),
@@ -159,7 +159,7 @@ def _figures(
     )
 
 
-def _means(rows: Sequence[Figures]) -> dict[str, float]:
+def _means(rows: Sequence[ImageQuality]) -> dict[str, float]:
     means = {}
     for name in ("psnr", "ssim", "bicubic_psnr", "lpips"):
         values = [value for row in rows if (value := getattr(row, name)) is not None]
@@ -174,7 +174,7 @@ def _finite(row: Mapping[str, Any]) -> JsonObject:
     return {name: None if value in infinite else value for name, value in row.items()}
 
 
-def _table(rows: Sequence[Figures], means: dict, convention: dict) -> str:
+def _table(rows: Sequence[ImageQuality], means: dict, convention: dict) -> str:
     columns = [("psnr", "PSNR dB", 2), ("bicubic_psnr", "bicubic", 2), ("ssim", "SSIM", 4)]
     columns = [c for c in [*columns, ("lpips", "LPIPS", 4)] if c[0] in means]
     longest = max(len(row.name) for row in rows)

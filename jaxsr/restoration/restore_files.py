@@ -43,11 +43,11 @@ def run(config: RestoreConfig) -> int:
     set_status("loading the model")
     made_by = MadeBy(config, [configured_model(config, word) for word in _words(config)])
     if config.inputs and not config.benchmark:
-        found = [(source, finished_result(source, config)) for source in inputs.sources]
-        finished = [(source, result) for source, result in found if result is not None]
+        results = [(source, finished_result(source, config)) for source in inputs.sources]
+        finished = [(source, result) for source, result in results if result is not None]
         made_by.check(finished)
-        if len(finished) == len(found) and config.truth is None:
-            print(_SKIPPED.format(counted(len(found), "result")))
+        if len(finished) == len(results) and config.truth is None:
+            print(_SKIPPED.format(counted(len(results), "result")))
             return _print_failures(inputs.notes(), inputs.problems)
     groups = group_sources(config, inputs)
     works = [(configured_model(config, word), sources) for word, sources in groups.items()]

@@ -1,10 +1,11 @@
 """`--aot` of every command: what happens before, during and after compiling ahead of time."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from jaxsr.errors import InputError
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.aot.compile import Ahead
 from jaxsr.interop.aot.report import as_json, show
@@ -17,6 +18,9 @@ from jaxsr.runtime.activity import set_status
 from jaxsr.runtime.exit_status import ExitStatus
 from jaxsr.runtime.options import AotOptions
 from jaxsr.runtime.setup import choose_deterministic_kernels, compiled_folder, configure_jax
+
+if TYPE_CHECKING:
+    from jaxsr.runtime.jax_runner import JaxRunner
 
 Compile = Callable[[int], Ahead]
 """Compiles a program for a batch of so many rows over all devices."""
@@ -51,8 +55,36 @@ def prepare(config: AotOptions, *, deterministic: bool = False) -> Topology:
     return load_topology(config.aot)
 
 
+def batches_of(
+    runner: "JaxRunner",
+    topology: Topology,
+    sample: tuple[int, ...],
+    *,
+    name: str,
+    **named: tuple[tuple[int, ...], Any],
+) -> Compile:
+    """Compiles a runner's program for batches of a sample's shape.
+
+    Args:
+      runner: of `open_ahead`.
+      topology: whose devices it has.
+      sample: shape of one row of a batch.
+      name: what reports call the program.
+      **named: shape of a row, and dtype, of the network's keyword arguments.
+    """
+    import jax
+
+    def compile_at(rows: int) -> Ahead:
+        others = {
+            n: jax.ShapeDtypeStruct((rows, *shape), dtype) for n, (shape, dtype) in named.items()
+        }
+        return runner.lower((rows, *sample), topology, name=name, **others)
+
+    return compile_at
+
+
 def compile_batches(
-    programs: Iterable[tuple[Compile, int]], config: AotOptions, *, step: int
+    programs: Sequence[tuple[Compile, int]], config: AotOptions, *, step: int
 ) -> int:
     """Compiles programs, searches their largest batches where asked, and reports.
 
@@ -63,7 +95,12 @@ def compile_batches(
 
     Returns:
       The exit status.
+
+    Raises:
+      InputError: there is no program.
     """
+    if not programs:
+        raise InputError("the inputs need no program; name pictures or videos that can be read")
     reports: list[Ahead] = []
     largest: JsonObject = {}
     for compile_at, batch in programs:

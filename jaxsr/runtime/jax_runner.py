@@ -1,20 +1,32 @@
 """Runs batches as JAX programs, one for each shape, split over a mesh."""
 
 import contextlib
+import copy
 import functools
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.aot.compile import Ahead, abstract, compile_ahead
 from jaxsr.interop.aot.topology import Topology
-from jaxsr.interop.errors import GradientInForwardError, UnsupportedTorchError
+from jaxsr.interop.errors import GradientInForwardError, IndexOutsideError, UnsupportedTorchError
 from jaxsr.interop.folding.policy import Choice, choose_folding
+from jaxsr.interop.hooks import collecting_indices
 from jaxsr.interop.lowerings.fusion import fused
-from jaxsr.interop.mesh import batch_sharding, make_mesh, platform_name, replicated
+from jaxsr.interop.mesh import (
+    DATA_AXES,
+    batch_sharding,
+    make_mesh,
+    place,
+    platform_name,
+    replicated,
+    split_activations,
+)
 from jaxsr.interop.module import Arrays, to_jax
 from jaxsr.interop.torch_evaluation import in_mode
 from jaxsr.models.outputs import answer_of
@@ -23,6 +35,9 @@ from jaxsr.runtime.runner import Around, Collect, only_network
 
 if TYPE_CHECKING:
     from torch import nn
+
+State = tuple[Arrays, Arrays]
+"""Parameters and buffers under the network's names, on the devices."""
 
 
 @contextlib.contextmanager
@@ -45,10 +60,14 @@ class JaxRunner:
       dtype: of the network's computation, `float32` or `bfloat16`.
       around: what is computed around the network.
       lane_folding: see `jaxsr.interop.folding.policy.choose_folding`.
+      inputs: further arguments of the network, after the batch.
+      draws: the network may draw random numbers, which are then the same for every batch.
 
     Raises:
       UnsupportedTorchError: the network does something that JAX would compute differently.
     """
+
+    compiles = True
 
     def __init__(
         self,
@@ -58,8 +77,12 @@ class JaxRunner:
         dtype: str = "float32",
         around: Around = only_network,
         lane_folding: Choice = "auto",
+        inputs: tuple = (),
+        draws: bool = False,
     ) -> None:
         device = mesh.devices.flat[0]
+        self.network = network
+        self.devices = math.prod(mesh.shape[axis] for axis in DATA_AXES)
         self.platform = platform_name(device.platform)
         self.programs: set[tuple[int, ...]] = set()
         self._mesh, self._rows = mesh, batch_sharding(mesh)
@@ -69,19 +92,31 @@ class JaxRunner:
             lane_folding=choose_folding(lane_folding, device),
         )
 
-        def run(state: tuple[Arrays, Arrays], batch: jax.Array, named: dict[str, Any]) -> jax.Array:
+        def run(state: State, batch: jax.Array, named: dict[str, Any]) -> jax.Array:
+            key = jax.random.key(0) if draws else None
+
             def apply(x: jax.Array) -> jax.Array:
-                outputs, _ = self._model.call(*state, (x,), named)
+                outputs, _ = self._model.call(*state, (x, *inputs), named, rng=key)
                 return answer_of(outputs).astype(jnp.float32)
 
             return around(jnp, apply, batch)
 
         self._run = jax.jit(fused(run), out_shardings=self._rows)
+        self._methods: dict[str, Callable[..., Any]] = {}
+        self._values = lambda: jax.device_put(
+            (self._model.params, self._model.buffers), replicated(mesh)
+        )
+
+    def with_state(self, values: Callable[[], State]) -> "JaxRunner":
+        """The same programs for other values, which are asked for when they are needed first."""
+        runner = copy.copy(self)
+        runner.__dict__.pop("_state", None)
+        runner._values = values
+        return runner
 
     @functools.cached_property
-    def _state(self) -> tuple[Arrays, Arrays]:
-        state = (self._model.params, self._model.buffers)
-        return jax.device_put(state, replicated(self._mesh))
+    def _state(self) -> State:
+        return self._values()
 
     def submit(self, batch: np.ndarray, **named: np.ndarray) -> Collect:
         """See `Runner.submit`."""
@@ -89,6 +124,35 @@ class JaxRunner:
         with naming_torch():
             result = self._run(self._state, *jax.device_put((batch, named), self._rows))
         return lambda: np.asarray(result)
+
+    def run(self, method: str, batch: Mapping[str, np.ndarray], *, seed: int) -> PyTree:
+        """See `Runner.run`.
+
+        Raises:
+          IndexOutsideError: an index or a class label is out of range.
+        """
+        # A last batch that the devices cannot share is computed by each of them.
+        is_shared = len(next(iter(batch.values()))) % self.devices == 0
+        sharding = self._rows if is_shared else replicated(self._mesh)
+        placed = place(dict(batch), dict.fromkeys(batch, sharding))
+        if method not in self._methods:
+            self._methods[method] = self._method(method)
+        result, indices = jax.device_get(self._methods[method](self._state, placed, seed))
+        for rule, index in indices.items():
+            if index:
+                raise IndexOutsideError.of(rule, int(index))
+        return result
+
+    def _method(self, method: str) -> Callable[..., Any]:
+        """The program of a method; its result and the worst index of each rule are replicated."""
+
+        def run(state: State, batch: Arrays, seed: jax.Array) -> PyTree:
+            key = jax.random.key(seed)
+            with split_activations(self._mesh, batch), collecting_indices() as indices:
+                outputs, _ = self._model.call(*state, (batch,), rng=key, method=method)
+            return outputs, indices
+
+        return jax.jit(run, out_shardings=replicated(self._mesh))
 
     def lower(
         self, shape: tuple[int, ...], topology: Topology, *, name: str, **named: Any

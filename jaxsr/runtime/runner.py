@@ -4,10 +4,12 @@
 returned waits for the result. Callers prepare the next batch in between.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+
+from jaxsr.interop.annotations import PyTree
 
 Collect = Callable[[], np.ndarray]
 """Waits for a batch's result."""
@@ -21,17 +23,33 @@ Around = Callable[[Any, Callable[[Any], Any], Any], Any]
 class Runner(Protocol):
     """Interface of `JaxRunner` and `TorchRunner`."""
 
+    network: Any
+    """The torch module."""
+    compiles: bool
+    """Whether each shape of a batch is a program to compile."""
+    devices: int
+    """Devices that share the rows of a batch."""
     platform: str
     """`tpu`, `cuda` or `cpu`."""
     programs: set[tuple[int, ...]]
     """Shapes of the batches so far; in JAX each is a program."""
 
     def submit(self, batch: np.ndarray, **named: np.ndarray) -> Collect:
-        """Starts a batch, float32 (n, …); n must divide by the devices of the mesh.
+        """Starts a batch, float32 (n, …); n must divide by `devices`.
 
         Args:
           batch: the network's first argument.
           **named: its keyword arguments, n rows each.
+        """
+        ...
+
+    def run(self, method: str, batch: Mapping[str, np.ndarray], *, seed: int) -> PyTree:
+        """Result of a method of the network that takes a batch, with NumPy arrays for tensors.
+
+        Args:
+          method: its name.
+          batch: all rows, equal on all hosts.
+          seed: of the random numbers that the method draws.
         """
         ...
 

@@ -1,11 +1,15 @@
 """Runs batches on plain torch, on the CPU or a CUDA device."""
 
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
+from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.module_copy import copy_module
 from jaxsr.interop.torch_evaluation import in_mode
 from jaxsr.models.outputs import answer_of
@@ -22,7 +26,12 @@ class TorchRunner:
       around: what is computed around the network.
       compiled: through `torch.compile`; a name is its mode.
       channels_last: activations NHWC in memory.
+      inputs: further arguments of the network, after the batch.
+      evaluating: prepares a network that is trained, and stays as and where it is, for a run.
     """
+
+    compiles = False
+    devices = 1
 
     def __init__(
         self,
@@ -33,12 +42,19 @@ class TorchRunner:
         around: Around = only_network,
         compiled: bool | str = False,
         channels_last: bool = False,
+        inputs: tuple = (),
+        evaluating: Callable[[], AbstractContextManager[Any]] | None = None,
     ) -> None:
         self._device, self._dtype = torch.device(device), getattr(torch, dtype)
         self.platform = self._device.type
         self.programs: set[tuple[int, ...]] = set()
         self._layout = torch.channels_last if channels_last else torch.contiguous_format
-        self._around = around
+        self._around, self._inputs = around, inputs
+        self._evaluating = evaluating or torch.inference_mode
+        self.network: Any = network
+        self._call: Any = network
+        if evaluating is not None:
+            return
         plain = self.platform == "cpu" and dtype == "float32" and not channels_last
         if not plain:  # `to` works in place
             network = copy_module(network)
@@ -46,21 +62,31 @@ class TorchRunner:
         if channels_last:
             network = network.to(memory_format=self._layout)  # type: ignore[call-overload]
         mode = compiled if isinstance(compiled, str) else None
-        self._call: Any = torch.compile(network, mode=mode) if compiled else network
+        self.network = network
+        self._call = torch.compile(network, mode=mode) if compiled else network
 
     def submit(self, batch: np.ndarray, **named: np.ndarray) -> Collect:
         """See `Runner.submit`."""
         self.programs.add(batch.shape)
-
-        def place(array: np.ndarray) -> Tensor:
-            return torch.from_numpy(array).to(self._device, non_blocking=True)
-
-        with torch.inference_mode():
-            options = {name: place(array) for name, array in named.items()}
+        with self._evaluating():
+            options = {name: self._placed(array) for name, array in named.items()}
 
             def apply(x: Tensor) -> Tensor:
                 x = x.to(self._dtype).contiguous(memory_format=self._layout)
-                return answer_of(self._call(x, **options)).float()
+                return answer_of(self._call(x, *self._inputs, **options)).float()
 
-            result = self._around(torch, apply, place(batch))
+            result = self._around(torch, apply, self._placed(batch)).detach()
         return lambda: result.cpu().numpy()
+
+    def run(self, method: str, batch: Mapping[str, np.ndarray], *, seed: int) -> PyTree:
+        """See `Runner.run`."""
+        devices = [self._device] if self.platform == "cuda" else []
+        placed = {name: self._placed(array) for name, array in batch.items()}
+        with self._evaluating(), torch.random.fork_rng(devices):
+            torch.manual_seed(seed)
+            result = getattr(self.network, method)(placed)
+        return pytree.tree_map_only(Tensor, lambda t: t.detach().cpu().numpy(), result)
+
+    def _placed(self, array: np.ndarray) -> Tensor:
+        # A copy: networks may write into what they are given.
+        return torch.from_numpy(np.array(array)).to(self._device, non_blocking=True)

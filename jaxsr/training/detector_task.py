@@ -6,7 +6,6 @@ the test list. Without a data set it trains on synthetic scenes, seeded.
 """
 
 import dataclasses
-import inspect
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -98,14 +97,10 @@ class DetectorTask(Task):
         return prepared | {"image": prepared["image"][:, : self._form.channels]}
 
     def validate(self, network: Network) -> ValidationResult:
-        from jaxsr.data.batched_network import BatchedNetwork, submit_function
+        from jaxsr.detection.detector import Detector
         from jaxsr.metrics.evaluation import evaluate
 
-        # The JAX engine compiles each shape of a batch: pictures of several sizes share some where
-        # the network takes their sizes.
-        forward = inspect.signature(network.module.forward)
-        shared = self.config.engine == "jax" and "size_B2" in forward.parameters
-        detector = BatchedNetwork(submit_function(network), self._form, batch=16, shared=shared)
+        detector = Detector(network.runner, self._form, batch=16)
         report = evaluate(detector, self.held_out).figures
         names = ("iou", "niou", "precision", "recall", "f1", "pd", "fa")
         metrics = {name: float(getattr(report, name)) for name in names}

@@ -3,10 +3,10 @@
 Both take the same task, so that the loop above them does not know which one it drives.
 """
 
+import contextlib
 import dataclasses
-import functools
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -17,14 +17,13 @@ from jax.typing import ArrayLike
 from jaxsr.errors import InputError
 from jaxsr.interop import mesh as meshes
 from jaxsr.interop.annotations import PyTree
-from jaxsr.interop.errors import IndexOutsideError
-from jaxsr.interop.hooks import collecting_indices
 from jaxsr.interop.out_of_memory import check_program_fits
 from jaxsr.interop.sharding_rules import check_rules
 from jaxsr.interop.train.gradients import Arrays, select_network
 from jaxsr.interop.train.optimizers import OptimizerConfig, make_optimizer, make_schedule
 from jaxsr.interop.train.step import TrainState, TrainStep, convert, init_state
-from jaxsr.models.outputs import answer_of
+from jaxsr.runtime.jax_runner import JaxRunner
+from jaxsr.runtime.runner import Runner
 from jaxsr.runtime.setup import torch_device
 from jaxsr.training.task_run import TaskRun
 from jaxsr.training.validation import Network
@@ -32,7 +31,6 @@ from jaxsr.training.validation import Network
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from jaxsr.interop.train.torch_step import TorchStep
 
 _PREPARATION = 0x70726570  # "prep"
 
@@ -146,7 +144,7 @@ class JaxEngine:
         self._programs = StepPrograms(task, self.mesh)
         self._state = meshes.place(self._programs.initial_state(), self._programs.shardings)
         self._constants = dict(task.constants(meshes.replicated(self.mesh)))
-        self._networks: dict[tuple, Callable] = {}
+        self._runners: dict[tuple, JaxRunner] = {}
         self._steps: dict[str, jax.stages.Wrapped] = {}
         self._fits: set[str] = set()
         """Phases whose step has the memory that it needs."""
@@ -198,109 +196,56 @@ class JaxEngine:
         self._state = state
         self._step = int(jax.device_get(state.step))
 
-    def exported(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """The exported network's parameters (averaged where they are) and buffers, on the host."""
-        name = self._task.exported
-        state = self._state
-        params = {**select_network(state.params, name), **state.ema}
-        trees = whole_on_host((params, select_network(state.buffers, name)))
-        bare = [{k.removeprefix(name + "."): v for k, v in tree.items()} for tree in trees]
-        return bare[0], bare[1]
+    def _exported(self, prefix: str = "") -> tuple[Arrays, Arrays]:
+        """The exported network's parameters (averaged where they are) and buffers, on the mesh.
 
-    def network(self, phase: str) -> Network:
-        """The exported network as it answers in a phase, in evaluation mode.
-
-        Its weights are those of the moving average where there is one.
+        Args:
+          prefix: before their own torch names.
         """
-        return _JaxNetwork(self, self._task.network, self._task.task.inputs(phase))
-
-    def forward(self, extra: tuple) -> Callable:
-        """The exported network's jitted `forward`, made once for these further inputs."""
-        if extra not in self._networks:
-            from jaxsr.interop.module import to_jax
-
-            model = to_jax(self._task.network)
-
-            def answer(
-                params: Arrays, buffers: Arrays, x: jax.Array, named: Mapping[str, Any]
-            ) -> Any:
-                key = jax.random.key(0)  # a network that draws in evaluation draws alike each time
-                outputs, _ = model.call(params, buffers, (x, *extra), named, rng=key)
-                return answer_of(outputs)
-
-            self._networks[extra] = jax.jit(answer)
-        return self._networks[extra]
-
-    def method(self, module: "nn.Module", method: str) -> Callable:
-        """A method of a module around the exported network, jitted once.
-
-        Its result, and the worst index of each operation, are replicated.
-        """
-        if (module, method) not in self._networks:
-            from jaxsr.interop.module import to_jax
-
-            model = to_jax(module)
-
-            def run(params: Arrays, buffers: Arrays, batch: Arrays, seed: jax.Array) -> PyTree:
-                key = jax.random.key(seed)
-                with meshes.split_activations(self.mesh, batch), collecting_indices() as indices:
-                    outputs, _ = model.apply(
-                        params, buffers, batch, rng=key, train=False, method=method
-                    )
-                return outputs, indices
-
-            self._networks[module, method] = jax.jit(
-                run, out_shardings=meshes.replicated(self.mesh)
-            )
-        return self._networks[module, method]
-
-    def exported_on_mesh(self) -> tuple[Arrays, Arrays]:
-        """Parameters (averaged where they are) and buffers of the exported network as `network`."""
         name, state = self._task.exported, self._state
         params = {**select_network(state.params, name), **state.ema}
         trees = params, select_network(state.buffers, name)
-        renamed = [{f"network{k.removeprefix(name)}": v for k, v in tree.items()} for tree in trees]
+        renamed = [
+            {prefix + key.removeprefix(f"{name}."): array for key, array in tree.items()}
+            for tree in trees
+        ]
         return renamed[0], renamed[1]
 
+    def network(self, phase: str) -> Network:
+        """The exported network as it answers in a phase, in evaluation mode, at this step.
+
+        Its weights are those of the moving average where there is one.
+        """
+
+        def alone() -> Runner:
+            device, inputs = jax.local_devices()[:1], self._task.task.inputs(phase)
+            runner = self._runner(self._task.network, meshes.make_mesh(1, device), inputs)
+            return runner.with_state(
+                lambda: jax.device_put(whole_on_host(self._exported()), device[0])
+            )
+
+        def around(module: "nn.Module") -> Runner:
+            return self._runner(module, self.mesh).with_state(lambda: self._exported("network."))
+
+        return Network(alone, around)
+
+    def _runner(
+        self, module: "nn.Module", mesh: jax.sharding.Mesh, inputs: tuple = ()
+    ) -> JaxRunner:
+        """The runner of a module, opened once."""
+        if (module, inputs) not in self._runners:
+            self._runners[module, inputs] = JaxRunner(
+                module, mesh=mesh, lane_folding="off", inputs=inputs, draws=True
+            )
+        return self._runners[module, inputs]
+
     def weights(self) -> dict[str, np.ndarray]:
-        """That network's arrays under its own torch names."""
-        params, buffers = self.exported()
+        """The exported network's arrays under its own torch names, on the host."""
+        params, buffers = whole_on_host(self._exported())
         prefix = self._task.exported + "."
         # As in torch's state dictionary.
         left_out = {n.removeprefix(prefix) for n in self._programs.non_persistent}
         return params | {n: array for n, array in buffers.items() if n not in left_out}
-
-
-class _JaxNetwork:
-    """The exported network as it is when it is asked first."""
-
-    def __init__(self, engine: JaxEngine, module: "nn.Module", extra: tuple) -> None:
-        self._engine, self.module, self._extra = engine, module, extra
-
-    @functools.cached_property
-    def _on_one_device(self) -> tuple[Arrays, Arrays]:
-        return jax.device_put(self._engine.exported(), jax.local_devices()[0])
-
-    def __call__(self, images: np.ndarray, **named: np.ndarray) -> np.ndarray:
-        params, buffers = self._on_one_device
-        return np.asarray(self._engine.forward(self._extra)(params, buffers, images, named))
-
-    def run(
-        self, module: "nn.Module", method: str, batch: Mapping[str, np.ndarray], *, seed: int
-    ) -> PyTree:
-        mesh = self._engine.mesh
-        rows = len(next(iter(batch.values())))
-        # A last batch that the devices cannot share is computed by each of them.
-        shared = rows % (mesh.shape["data"] * mesh.shape["fsdp"]) == 0
-        sharding = meshes.batch_sharding(mesh) if shared else meshes.replicated(mesh)
-        placed = meshes.place(dict(batch), dict.fromkeys(batch, sharding))
-        params, buffers = self._engine.exported_on_mesh()
-        run = self._engine.method(module, method)
-        result, indices = jax.device_get(run(params, buffers, placed, seed))
-        for rule, index in indices.items():
-            if index:
-                raise IndexOutsideError.of(rule, int(index))
-        return result
 
 
 class TorchEngine:
@@ -360,10 +305,27 @@ class TorchEngine:
         self._runner.load(state)
 
     def network(self, phase: str) -> Network:
-        module = self._task.network
-        return _TorchNetwork(
-            self._runner, module, dict(self._average()), self._task.task.inputs(phase)
-        )
+        from jaxsr.runtime.torch_runner import TorchRunner
+
+        def around(module: "nn.Module", inputs: tuple = ()) -> Runner:
+            device = str(self._runner.device)
+            return TorchRunner(module, device=device, inputs=inputs, evaluating=self._averaged)
+
+        return Network(lambda: around(self._task.network, self._task.task.inputs(phase)), around)
+
+    @contextlib.contextmanager
+    def _averaged(self) -> Iterator[None]:
+        """Evaluation mode, with averaged parameters if there are any."""
+        parameters = dict(self._task.network.named_parameters())
+        trained = {name: parameters[name].data for name, _ in self._average()}
+        with self._runner.evaluating():
+            try:
+                for name, value in self._average():
+                    parameters[name].data = value
+                yield
+            finally:
+                for name, value in trained.items():
+                    parameters[name].data = value
 
     def weights(self) -> dict[str, np.ndarray]:
         module = self._task.network
@@ -375,58 +337,11 @@ class TorchEngine:
         return [(n.removeprefix(prefix), t) for n, t in self._runner.ema.items()]
 
 
-class _TorchNetwork:
-    """The exported network with its averaged parameters, if there are any."""
-
-    def __init__(
-        self,
-        runner: "TorchStep",
-        module: "nn.Module",
-        averaged: "Mapping[str, Tensor]",
-        extra: tuple,
-    ) -> None:
-        self._runner, self.module, self._extra = runner, module, extra
-        self._averaged = dict(averaged)
-
-    def __call__(self, images: np.ndarray, **named: np.ndarray) -> np.ndarray:
-        import torch
-
-        tensors = self._placed({"": images, **named})
-        with self._runner.evaluating():
-            inputs = tensors.pop(""), *self._extra
-            answer = torch.func.functional_call(self.module, self._averaged, inputs, tensors)
-            return answer_of(answer).detach().cpu().numpy()
-
-    def run(
-        self, module: "nn.Module", method: str, batch: Mapping[str, np.ndarray], *, seed: int
-    ) -> PyTree:
-        import torch
-
-        devices = [self._runner.device] if self._runner.device.type == "cuda" else []
-        parameters = dict(self.module.named_parameters())
-        trained = {name: parameters[name].data for name in self._averaged}
-        with self._runner.evaluating(), torch.random.fork_rng(devices):
-            torch.manual_seed(seed)
-            try:
-                for name, value in self._averaged.items():
-                    parameters[name].data = value
-                result = getattr(module, method)(self._placed(batch))
-            finally:
-                for name, value in trained.items():
-                    parameters[name].data = value
-        return torch.utils._pytree.tree_map_only(
-            torch.Tensor, lambda t: t.detach().cpu().numpy(), result
-        )
-
-    def _placed(self, batch: Mapping[str, np.ndarray]) -> "dict[str, Tensor]":
-        return {name: self._runner.place(rows) for name, rows in batch.items()}
-
-
-Engine = JaxEngine | TorchEngine
+TrainingEngine = JaxEngine | TorchEngine
 """An engine of the loop."""
 
 
-def make_engine(task: TaskRun) -> Engine:
+def make_engine(task: TaskRun) -> TrainingEngine:
     """The engine that the task's configuration names; JAX's platform must be fixed already."""
     return TorchEngine(task) if task.config.engine == "torch" else JaxEngine(task)
 

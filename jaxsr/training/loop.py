@@ -24,7 +24,7 @@ from jaxsr.interop.weights import export_weights, read_weights
 from jaxsr.runtime.activity import set_status
 from jaxsr.training.config import RunConfig
 from jaxsr.training.config_file import summarize
-from jaxsr.training.engines import Engine, make_engine
+from jaxsr.training.engines import TrainingEngine, make_engine
 from jaxsr.training.find_task import presets_of
 from jaxsr.training.loggers import TensorBoard, make_logger
 from jaxsr.training.metrics_logger import NoRecords, Records
@@ -106,7 +106,9 @@ def train(task: TaskRun, out: Path, record: RunRecord | None = None) -> bool:
     return engine.step >= total
 
 
-def _restore(engine: Engine, checkpoints: Checkpoints, config: RunConfig, total: int) -> str:
+def _restore(
+    engine: TrainingEngine, checkpoints: Checkpoints, config: RunConfig, total: int
+) -> str:
     """Loads the run's newest checkpoint, or that of the run it branches from, if it has either.
 
     Returns:
@@ -140,7 +142,7 @@ class _Run:
     def __init__(
         self,
         task: TaskRun,
-        engine: Engine,
+        engine: TrainingEngine,
         checkpoints: Checkpoints,
         records: Records | NoRecords,
         out: Path,
@@ -344,7 +346,7 @@ class _Profiler:
     def __enter__(self) -> Self:
         return self
 
-    def before(self, engine: Engine) -> None:
+    def before(self, engine: TrainingEngine) -> None:
         """Starts or ends the recording where the next step asks for it."""
         if self.window is None:
             return

@@ -11,7 +11,7 @@ from jaxsr.interop.annotations import PyTree
 
 
 @dataclass(frozen=True)
-class Row:
+class ShardingRow:
     """Parameters that are alike but for the numbers in their names."""
 
     name: str
@@ -24,7 +24,7 @@ class Row:
     """Bytes of all of them, on one chip."""
 
 
-def sharding_rows(arrays: Mapping[str, Any], shardings: Mapping[str, Any]) -> list[Row]:
+def sharding_rows(arrays: Mapping[str, Any], shardings: Mapping[str, Any]) -> list[ShardingRow]:
     """A row for each kind of parameter.
 
     Args:
@@ -38,7 +38,7 @@ def sharding_rows(arrays: Mapping[str, Any], shardings: Mapping[str, Any]) -> li
         key = re.sub(r"\d+", "*", name), tuple(array.shape), axes
         groups.setdefault(key, []).append(chip_bytes(array, shardings[name]))
     return [
-        Row(name, len(sizes), shape, axes, sum(sizes))
+        ShardingRow(name, len(sizes), shape, axes, sum(sizes))
         for (name, shape, axes), sizes in groups.items()
     ]
 

@@ -46,7 +46,7 @@ def check_methods(task: Task) -> None:
         raise InputError(f"{name}.best must be 'max' or 'min', got {task.best!r}")
 
 
-class Evaluation(nn.Module):
+class ValidationMethods(nn.Module):
     """Computations on a validation batch, as methods of a module that holds the network."""
 
     def __init__(self, task: Task, network: nn.Module) -> None:

@@ -34,8 +34,8 @@ from jaxsr.training.task_config import TaskConfig
 from jaxsr.training.task_data import TaskData, describe, preserved_generators
 from jaxsr.training.task_guards import refusing_draws, refusing_state
 from jaxsr.training.task_methods import (
-    Evaluation,
     PhaseTrial,
+    ValidationMethods,
     check_methods,
     traced_result,
 )
@@ -90,7 +90,7 @@ class TaskRun:
             raise InputError(
                 f"the objective of {label} has no network {self.exported!r}; set exported"
             ) from error
-        self._evaluation = Evaluation(self.task, self.network)
+        self._evaluation = ValidationMethods(self.task, self.network)
         with self._located(f"{label}.phases"):
             self.phases = tuple(self.task.phases(self.objective))
         check_phases(self.phases, self.config.total_steps)
@@ -269,7 +269,7 @@ class TaskRun:
             return traced_result(self._evaluation, method, batch)
         # A copy: what the figures write into buffers is not part of the training.
         network = copy_module(self.network).eval().requires_grad_(False)
-        trial = Evaluation(self.task, network)
+        trial = ValidationMethods(self.task, network)
         with torch.random.fork_rng(devices=[]):
             return getattr(trial, method)({n: torch.from_numpy(rows) for n, rows in batch.items()})
 
@@ -366,15 +366,15 @@ class TaskRun:
         if self.held_out is None:
             return ValidationResult({}, None)
         sums: dict[str, np.ndarray] = {}
-        picture = None
+        picture, runner = None, network.around(self._evaluation)
         for number, batch in enumerate(self._validation_batches(self.held_out)):
             rows = len(next(iter(batch.values())))
-            figures = network.run(self._evaluation, "measure", batch, seed=number)
+            figures = runner.run("measure", batch, seed=number)
             for name, value in figures.items():
                 pair = value if isinstance(value, tuple | list) else (value * rows, rows)
                 sums[name] = sums.get(name, 0) + np.asarray(pair, np.float64)
             if number == 0 and self.task.defines("pictures"):
-                picture = _tiled(network.run(self._evaluation, "picture", batch, seed=number))
+                picture = _tiled(runner.run("picture", batch, seed=number))
         metrics = {
             name: float(total / weight) if weight else float("nan")
             for name, (total, weight) in sums.items()

@@ -1,47 +1,47 @@
 """The network that a task validates, and its result."""
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxsr.interop.annotations import PyTree
+from jaxsr.runtime.runner import Runner
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-class Network(Protocol):
+class Network:
     """The exported network in evaluation mode."""
+
+    def __init__(
+        self, alone: Callable[[], Runner], around: "Callable[[nn.Module], Runner]"
+    ) -> None:
+        """Args:
+        alone: opens the runner of the network, on one device.
+        around: opens the runner of a module whose attribute `network` is this network, and which
+          has no other parameters; it splits batches over the mesh.
+        """
+        self._alone, self.around = alone, around
+
+    @functools.cached_property
+    def runner(self) -> Runner:
+        """Runs the network on one device."""
+        return self._alone()
 
     @property
     def module(self) -> "nn.Module":
         """The torch module, whose own values are not those of the run."""
-        ...
+        return self.runner.network
 
     def __call__(self, images: np.ndarray, **named: np.ndarray) -> np.ndarray:
         """Float32 NCHW in, float32 NCHW out; on one device.
 
         Arrays given by keyword go to the torch module's `forward` under that name.
         """
-        ...
-
-    def run(
-        self, module: "nn.Module", method: str, batch: Mapping[str, np.ndarray], *, seed: int
-    ) -> PyTree:
-        """A method of a torch module that holds this network, on a batch split over the mesh.
-
-        Args:
-          module: its attribute `network` is the exported network, and it has no other parameters.
-          method: takes the batch.
-          batch: all rows, equal on all hosts.
-          seed: of the random numbers that the method draws.
-
-        Returns:
-          The method's result with NumPy arrays for tensors.
-        """
-        ...
+        return self.runner.submit(images, **named)()
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import torch
 from jaxsr.comparison.backend_spec import BackendSpec
 from jaxsr.comparison.compare_engines import compare_engines
 from jaxsr.comparison.compare_traces import compare_traces
+from jaxsr.comparison.recorded_trace import make_trace, open_backend
 from jaxsr.comparison.summary import headline
-from jaxsr.comparison.trace import make_trace, open_backend
 from tests.comparison.faults import FAMILIES, FAULTS, make_workload
 
 TORCH = BackendSpec(engine="torch", platform="cpu")

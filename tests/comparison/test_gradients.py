@@ -14,9 +14,9 @@ from jaxsr.compare import main
 from jaxsr.comparison.backend_spec import BackendSpec
 from jaxsr.comparison.compare_engines import compare_engines, compare_stored
 from jaxsr.comparison.jax_backend import JaxBackend
+from jaxsr.comparison.recorded_trace import make_trace, open_backend
 from jaxsr.comparison.summary import headline
 from jaxsr.comparison.torch_backend import TorchBackend
-from jaxsr.comparison.trace import make_trace, open_backend
 from jaxsr.comparison.trace_file import load_trace, save_trace
 from jaxsr.comparison.workload import SingleWorkload
 from jaxsr.interop import lowering

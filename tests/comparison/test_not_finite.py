@@ -12,10 +12,10 @@ from jaxsr.comparison.check_module import check
 from jaxsr.comparison.compare_engines import compare_engines
 from jaxsr.comparison.compare_traces import compare_traces, sampled_error
 from jaxsr.comparison.metrics import error_metrics, worst_of
+from jaxsr.comparison.recorded_trace import make_trace, open_backend
 from jaxsr.comparison.statistics import describe, sample_places
 from jaxsr.comparison.summary import headline, ill_conditioned, notes
 from jaxsr.comparison.tokens import compare_logits, in_words
-from jaxsr.comparison.trace import make_trace, open_backend
 from jaxsr.comparison.trace_file import load_trace, save_trace
 from jaxsr.comparison.workload import SingleWorkload
 

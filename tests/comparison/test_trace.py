@@ -11,8 +11,8 @@ from torch import nn
 from jaxsr.comparison.backend_spec import BackendSpec
 from jaxsr.comparison.jax_backend import JaxBackend
 from jaxsr.comparison.op_recorder import OpRecorder, StatisticsObserver
+from jaxsr.comparison.recorded_trace import make_trace
 from jaxsr.comparison.torch_backend import TorchBackend
-from jaxsr.comparison.trace import make_trace
 from jaxsr.comparison.workload import SingleWorkload
 from jaxsr.interop import to_jax
 from jaxsr.interop.hooks import run_torch, watched
@@ -247,10 +247,10 @@ def test_torch_code_on_arrays():
 
 def test_language_model_takes_the_tokens_that_generate_takes(subject):
     from jaxsr.generation.options import SamplingOptions
-    from jaxsr.generation.torch_decoder import TorchEngine
+    from jaxsr.generation.torch_decoder import TorchDecoder
 
     llama = subject("llama")
-    engine = TorchEngine(llama.network)
+    engine = TorchDecoder(llama.network)
     options = SamplingOptions(max_new_tokens=llama.new_tokens)
     batch = engine.start([llama.prompt], [0], options)
     engine.advance(batch, llama.new_tokens)

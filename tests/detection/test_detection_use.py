@@ -3,6 +3,7 @@
 import csv
 import json
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,6 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from jaxsr.data.batched_network import BatchedNetwork, submit_function
 from jaxsr.data.input_form import InputForm
 from jaxsr.data.scenes import open_scenes
 from jaxsr.detect import main
@@ -21,6 +21,7 @@ from jaxsr.detection.targets import find_targets, overlay
 from jaxsr.metrics.evaluation import evaluate
 from jaxsr.models.mshnet.config import MSHNetConfig
 from jaxsr.models.mshnet.network import MSHNet
+from jaxsr.runtime.open_runner import open_runner
 from jaxsr.runtime.options import ComputeOptions
 
 PLAIN = InputForm(mean=(0.0,) * 3, deviation=(1.0,) * 3, base=64)
@@ -31,6 +32,21 @@ THIN = MSHNetConfig(widths=(4, 6, 8), blocks=(1, 1, 1), attention_ratio=2)
 def bright(images):
     """Logits that are positive where a picture is nearly white."""
     return 20 * (images[:, :1] - 0.9)
+
+
+class Function:
+    """The runner of a function of arrays."""
+
+    platform, devices, compiles = "cpu", 1, True
+
+    def __init__(self, function):
+        self.network, self.programs = SimpleNamespace(forward=function), set()
+
+    def submit(self, batch, **named):
+        return lambda: self.network.forward(batch, **named)
+
+    def run(self, method, batch, *, seed):
+        raise NotImplementedError
 
 
 class Half(torch.nn.Module):
@@ -51,9 +67,9 @@ def test_native_sizes_come_back_in_order(engine):
     images = [_spotted(30, 47, (2, 3, 2, 2)), _spotted(64, 33), _spotted(30, 47, (29, 46, 1, 1))]
     images *= 2
     if engine == "function":
-        detector = BatchedNetwork(submit_function(bright), form, batch=3)
+        detector = Detector(Function(bright), form, batch=3)
     else:
-        detector = Detector(Half(), form, options=ComputeOptions(engine=engine), batch=3)
+        detector = Detector(open_runner(Half(), ComputeOptions(engine=engine)), form, batch=3)
     for image, logits in zip(images, detector.logits(images), strict=True):
         assert logits.shape == image.shape[:2]
         np.testing.assert_array_equal(logits > 0, image[..., 0] > 200)
@@ -61,7 +77,7 @@ def test_native_sizes_come_back_in_order(engine):
 
 def test_base_is_pillows_resize_and_probabilities_are_of_native_size():
     image = np.random.default_rng(0).integers(0, 256, (90, 50, 3), np.uint8)
-    detector = BatchedNetwork(submit_function(lambda x: x[:, :1]), PLAIN)
+    detector = Detector(Function(lambda x: x[:, :1]), PLAIN)
     (logits,) = detector.logits([image])
     want = np.asarray(Image.fromarray(image).resize((64, 64), Image.Resampling.BILINEAR))
     np.testing.assert_allclose(logits, want[..., 0] / 255.0, atol=1e-6)
@@ -72,7 +88,7 @@ def test_base_is_pillows_resize_and_probabilities_are_of_native_size():
 def test_normalisation_follows_the_form():
     seen = []
     form = InputForm(mean=(0.5, 0.25, 0.0), deviation=(0.5, 0.5, 2.0), base=16)
-    detector = BatchedNetwork(submit_function(lambda x: seen.append(x) or x[:, :1]), form, batch=1)
+    detector = Detector(Function(lambda x: seen.append(x) or x[:, :1]), form, batch=1)
     list(detector.logits([np.full((16, 16, 3), 255, np.uint8)]))
     np.testing.assert_allclose(seen[0][0, :, 0, 0], [1.0, 1.5, 0.5])
 
@@ -100,8 +116,8 @@ def test_evaluation_of_a_perfect_detector_and_its_files(tmp_path):
     data = open_scenes(6, side=64, seed=2)
     masks = [data.read(k)[1] for k in range(6)]
     answers = iter([masks[:4], [*masks[4:], masks[4], masks[4]]])  # batches are filled up
-    detector = BatchedNetwork(
-        submit_function(lambda x: np.where(np.stack(next(answers)), 9.0, -9.0)[:, None]),
+    detector = Detector(
+        Function(lambda x: np.where(np.stack(next(answers)), 9.0, -9.0)[:, None]),
         PLAIN,
         batch=4,
     )

@@ -13,9 +13,9 @@ import torch
 from jax.experimental.compilation_cache import compilation_cache
 
 from jaxsr import generate
-from jaxsr.generation import aot as generation_aot
+from jaxsr.generation import ahead_run as generation_aot
 from jaxsr.generation.ahead_engine import AheadEngine
-from jaxsr.generation.jax_decoder import JaxEngine
+from jaxsr.generation.jax_decoder import JaxDecoder
 from jaxsr.interop.aot.compile import Ahead, Memory
 from jaxsr.interop.aot.topology import Device, Topology
 from jaxsr.runtime import aot
@@ -66,7 +66,7 @@ def programs(monkeypatch):
 
         monkeypatch.setattr(kind, "_compiled", compiled)
 
-    recorded(JaxEngine)
+    recorded(JaxDecoder)
     recorded(AheadEngine)
 
     def of(options):

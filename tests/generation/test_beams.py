@@ -11,10 +11,10 @@ pytest.importorskip("transformers")
 from benchmarks._tiny_language_models import tiny_model
 from jaxsr.errors import DeviceError, InputError
 from jaxsr.generation.generate_loop import complete, continue_from
-from jaxsr.generation.jax_decoder import JaxEngine
+from jaxsr.generation.jax_decoder import JaxDecoder
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.stop_text import StopText
-from jaxsr.generation.torch_decoder import TorchEngine
+from jaxsr.generation.torch_decoder import TorchDecoder
 from jaxsr.models.hugging_face.network import LibraryLM
 
 BEAMS = SamplingOptions(max_new_tokens=12, num_beams=3, num_return_sequences=3)
@@ -48,7 +48,7 @@ def engines(models):
 
     def make(kind, family):
         if (kind, family) not in made:
-            engine = {"jax": JaxEngine, "torch": TorchEngine}[kind]
+            engine = {"jax": JaxDecoder, "torch": TorchDecoder}[kind]
             made[kind, family] = engine(models(family)[0])
         return made[kind, family]
 

@@ -17,7 +17,7 @@ from jaxsr.generation.config import GenerateConfig
 from jaxsr.generation.decoder import UNFILLED
 from jaxsr.generation.draft_model import check_same_tokens
 from jaxsr.generation.generate_loop import complete
-from jaxsr.generation.jax_decoder import JaxEngine
+from jaxsr.generation.jax_decoder import JaxDecoder
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.sharding import tensor_mesh
 from jaxsr.models.hugging_face.network import LibraryLM
@@ -83,7 +83,7 @@ def tokens_a_step(engine, prompts, steps=3):
     ],
 )
 def test_tokens_are_those_of_transformers(target, draft, networks, prompts, reference):
-    engine = JaxEngine(networks(target), draft=networks(draft))
+    engine = JaxDecoder(networks(target), draft=networks(draft))
     # The third prompt takes a row's place. Stop tokens lie inside runs.
     assert tokens(complete(engine, prompts, DRAFTED, batch_size=2)) == reference
     if draft != "windows":
@@ -99,7 +99,7 @@ def test_tokens_are_those_of_transformers(target, draft, networks, prompts, refe
 
 @pytest.mark.slow
 def test_the_model_itself_is_always_right(networks, prompts, reference):
-    engine = JaxEngine(networks("own"), draft=networks("own"))
+    engine = JaxDecoder(networks("own"), draft=networks("own"))
     assert tokens(complete(engine, prompts, DRAFTED, batch_size=3, padding="left")) == reference
     assert tokens_a_step(engine, prompts).tolist() == [5, 5, 5]
 
@@ -108,15 +108,15 @@ def test_the_model_itself_is_always_right(networks, prompts, reference):
 @pytest.mark.parametrize("target", ["own", "transformers'"])
 def test_a_mesh_and_deterministic_rows_change_nothing(target, networks, prompts, reference):
     network, draft = networks(target), networks("own, wrong")
-    engine = JaxEngine(network, draft=draft, mesh=tensor_mesh(4))
+    engine = JaxDecoder(network, draft=draft, mesh=tensor_mesh(4))
     assert tokens(complete(engine, prompts, DRAFTED, batch_size=3)) == reference
-    engine = JaxEngine(network, draft=draft)
+    engine = JaxDecoder(network, draft=draft)
     run = complete(engine, prompts, DRAFTED, batch_size=3, deterministic=True)
     assert tokens(run) == reference
 
 
 def test_what_cannot_be_drafted_is_refused(networks, prompts, tmp_path):
-    engine = JaxEngine(networks("own"))
+    engine = JaxDecoder(networks("own"))
     with pytest.raises(InputError, match="num_draft_tokens=4 needs a draft model"):
         complete(engine, prompts, DRAFTED)
     with pytest.raises(InputError, match="num_draft_tokens=4 is for plain greedy decoding"):
@@ -125,11 +125,11 @@ def test_what_cannot_be_drafted_is_refused(networks, prompts, tmp_path):
         dataclasses.replace(DRAFTED, prompt_lookup=3)
     states = LibraryLM(tiny_model("mamba", tmp_path))
     with pytest.raises(InputError, match="mamba keeps states of convolutions or recurrences"):
-        complete(JaxEngine(networks("own"), draft=states), prompts, DRAFTED)
+        complete(JaxDecoder(networks("own"), draft=states), prompts, DRAFTED)
     short = copy.deepcopy(networks("own"))
     short.config = dataclasses.replace(short.config, max_position_embeddings=40)
     with pytest.raises(InputError, match="take 44 tokens, but the draft model's context holds 40"):
-        complete(JaxEngine(networks("own"), draft=short), prompts, DRAFTED)
+        complete(JaxDecoder(networks("own"), draft=short), prompts, DRAFTED)
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ import torch
 
 from jaxsr.generation.cache_file import load_snapshot, merged, save_snapshot
 from jaxsr.generation.generate_loop import complete, continue_from
-from jaxsr.generation.jax_decoder import TILE, JaxEngine
+from jaxsr.generation.jax_decoder import TILE, JaxDecoder
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.sharding import tensor_mesh
-from jaxsr.generation.torch_decoder import TorchEngine
+from jaxsr.generation.torch_decoder import TorchDecoder
 from jaxsr.interop.cpu_kernels import panel_product
 from jaxsr.models.hugging_face.network import LibraryLM
 from jaxsr.models.llama.config import LlamaConfig
@@ -42,11 +42,11 @@ def engines(network):
     def make(kind: str, family: str = "llama"):
         if (kind, family) not in made:
             if kind == "torch":
-                made[kind, family] = TorchEngine(network(family))
+                made[kind, family] = TorchDecoder(network(family))
             else:
                 mesh = tensor_mesh(8 if kind == "jax8" else 1)
                 rows = 4 if kind == "jax4" else 1
-                made[kind, family] = JaxEngine(network(family), mesh=mesh, rows=rows)
+                made[kind, family] = JaxDecoder(network(family), mesh=mesh, rows=rows)
         return made[kind, family]
 
     return make
@@ -100,7 +100,7 @@ def test_padding_side_and_batch_size_make_no_difference(kind, engines, hf_model,
     ],
 )
 def test_forms_for_gpus_give_the_same_tokens(padding, rows, options, network, hf_model, prompts):
-    engine = JaxEngine(network("llama"))
+    engine = JaxDecoder(network("llama"))
     engine._layout.writes_first = True
     take_fewer_kernels(engine._skeleton, join=True)
     want = expected(hf_model("llama"), prompts, 24)
@@ -211,7 +211,7 @@ def test_deterministic_rows_of_wide_products_are_independent_of_company(rows, pr
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**fields))
     config = LlamaConfig.from_hf(json.loads(model.config.to_json_string(use_diff=False)))
     network = build(config, model.state_dict(), torch.float32).requires_grad_(False)
-    engine = JaxEngine(network, rows=rows)
+    engine = JaxDecoder(network, rows=rows)
     short = [prompt[:9] for prompt in prompts]
     alone = [bits(engine, [prompt])[0] for prompt in short]
     assert bits(engine, short, batch_size=4) == alone
@@ -252,7 +252,7 @@ def wide_heads():
 def wide_engines(wide_heads):
     config = LlamaConfig.from_hf(json.loads(wide_heads.config.to_json_string(use_diff=False)))
     own = build(config, wide_heads.state_dict(), torch.float32).requires_grad_(False)
-    return {"own": JaxEngine(own), "transformers": JaxEngine(LibraryLM(wide_heads).eval())}
+    return {"own": JaxDecoder(own), "transformers": JaxDecoder(LibraryLM(wide_heads).eval())}
 
 
 @pytest.mark.parametrize(
@@ -453,7 +453,7 @@ def test_decode_loop_updates_its_cache_in_place(engines, prompts):
 
 
 def test_one_decode_program_serves_prompts_and_limits_of_a_cache_size(network):
-    engine = JaxEngine(network("llama"))
+    engine = JaxDecoder(network("llama"))
     for prompt, new in ((5, 4), (40, 4), (5, 90), (100, 30)):
         complete(engine, [[7] * prompt], SamplingOptions(max_new_tokens=new))
     kinds = Counter(key[0] for key in engine._programs)

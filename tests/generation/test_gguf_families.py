@@ -14,10 +14,10 @@ import gguf
 from benchmarks._tiny_language_models import tiny_model
 from jaxsr.errors import InputError
 from jaxsr.generation.generate_loop import complete
-from jaxsr.generation.jax_decoder import JaxEngine
+from jaxsr.generation.jax_decoder import JaxDecoder
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.sharding import tensor_mesh
-from jaxsr.generation.torch_decoder import TorchEngine
+from jaxsr.generation.torch_decoder import TorchDecoder
 from jaxsr.models.language_models import load_language_model
 from jaxsr.models.llama.gguf_architectures import ARCHITECTURES
 from jaxsr.models.llama.packed import BlockEmbedding, BlockLinear
@@ -90,7 +90,7 @@ def test_a_file_generates_by_either_engine_and_on_a_mesh(family, devices, model,
     network = load_language_model(tmp_path / "m.gguf").network
     options = SamplingOptions(max_new_tokens=8)
     prompts = [[5, 9, 31, 14], [61, 12]]
-    engines = [TorchEngine(network), JaxEngine(network, mesh=tensor_mesh(devices))]
+    engines = [TorchDecoder(network), JaxDecoder(network, mesh=tensor_mesh(devices))]
     tokens = [
         [c.tokens for c in complete(e, prompts, options, batch_size=2).completions] for e in engines
     ]

@@ -15,10 +15,10 @@ from benchmarks._tiny_language_models import NEW_TOKENS, PROMPTS, reference_toke
 from jaxsr.errors import InputError
 from jaxsr.generation.cache_file import load_snapshot, save_snapshot
 from jaxsr.generation.generate_loop import complete, continue_from
-from jaxsr.generation.jax_decoder import JaxEngine
+from jaxsr.generation.jax_decoder import JaxDecoder
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.sharding import tensor_mesh
-from jaxsr.generation.torch_decoder import TorchEngine
+from jaxsr.generation.torch_decoder import TorchDecoder
 from jaxsr.models.hugging_face.network import LibraryLM
 from jaxsr.models.language_models import load_language_model
 from jaxsr.models.llama.loading import fingerprint
@@ -70,7 +70,7 @@ def engines(models):
 
     def make(family, devices=1):
         if (family, devices) not in made:
-            made[family, devices] = JaxEngine(models(family)[0], mesh=tensor_mesh(devices))
+            made[family, devices] = JaxDecoder(models(family)[0], mesh=tensor_mesh(devices))
         return made[family, devices]
 
     return make
@@ -122,14 +122,14 @@ def test_the_cache_goes_into_the_argument_that_forward_names(name, hf_model):
 def test_padding_on_the_right_and_batches_of_one_change_nothing(family, rows, models, engines):
     network, reference = models(family)
     assert tokens_of(complete(engines(family), PROMPTS, GREEDY, batch_size=rows)) == reference
-    assert tokens_of(complete(TorchEngine(network), PROMPTS, GREEDY, batch_size=2)) == reference
+    assert tokens_of(complete(TorchDecoder(network), PROMPTS, GREEDY, batch_size=2)) == reference
 
 
 @pytest.mark.parametrize("family", ["gemma2", pytest.param("deepseek_v32", marks=pytest.mark.slow)])
 def test_entries_written_after_all_is_read_change_nothing(family, models):
     # As on a TPU.
     network, reference = models(family)
-    engine = JaxEngine(network)
+    engine = JaxDecoder(network)
     engine._layout.writes_aside = True
     assert tokens_of(complete(engine, PROMPTS, GREEDY, batch_size=2)) == reference
 
@@ -173,12 +173,12 @@ def test_a_plan_of_transformers_splits_the_weights(engines):
 @pytest.mark.parametrize(
     ("family", "second"),
     [
-        ("gemma2", JaxEngine),
-        pytest.param("falcon_h1", TorchEngine, marks=pytest.mark.slow),
-        pytest.param("gemma2", TorchEngine, marks=pytest.mark.slow),
-        pytest.param("falcon_h1", JaxEngine, marks=pytest.mark.slow),
-        pytest.param("mamba2", JaxEngine, marks=pytest.mark.slow),
-        pytest.param("mamba2", TorchEngine, marks=pytest.mark.slow),
+        ("gemma2", JaxDecoder),
+        pytest.param("falcon_h1", TorchDecoder, marks=pytest.mark.slow),
+        pytest.param("gemma2", TorchDecoder, marks=pytest.mark.slow),
+        pytest.param("falcon_h1", JaxDecoder, marks=pytest.mark.slow),
+        pytest.param("mamba2", JaxDecoder, marks=pytest.mark.slow),
+        pytest.param("mamba2", TorchDecoder, marks=pytest.mark.slow),
     ],
 )
 def test_a_saved_cache_goes_on_in_either_engine(family, second, models, engines, tmp_path):
@@ -188,7 +188,7 @@ def test_a_saved_cache_goes_on_in_either_engine(family, second, models, engines,
     path, mark = tmp_path / "cache.safetensors", fingerprint(network)
     save_snapshot(path, run.snapshots[0], fingerprint=mark, model="tiny", prompts=["a", "b"])
     snapshot, _ = load_snapshot(path, fingerprint=mark, model="tiny", network=network)
-    engine = engines(family) if second is JaxEngine else second(network)
+    engine = engines(family) if second is JaxDecoder else second(network)
     assert tokens_of(continue_from(engine, snapshot, GREEDY)) == reference
 
 
@@ -199,12 +199,12 @@ def test_a_folder_is_loaded_and_the_own_network_can_be_left_out(hf_model, tmp_pa
     library = load_language_model(tmp_path, implementation="transformers")
     assert isinstance(library.network, LibraryLM)
     outputs = [
-        complete(TorchEngine(m.network), PROMPTS, GREEDY, batch_size=2) for m in (own, library)
+        complete(TorchDecoder(m.network), PROMPTS, GREEDY, batch_size=2) for m in (own, library)
     ]
     assert tokens_of(outputs[0]) == tokens_of(outputs[1]) == reference_tokens(model)
 
 
-@pytest.mark.parametrize("engine", [TorchEngine, pytest.param(JaxEngine, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("engine", [TorchDecoder, pytest.param(JaxDecoder, marks=pytest.mark.slow)])
 def test_a_folder_in_bfloat16_stays_so(engine, hf_model, tmp_path):
     hf_model("qwen3").save_pretrained(tmp_path)
     network = load_language_model(
@@ -301,7 +301,7 @@ def test_weights_are_quantised_on_loading(family, tmp_path):
 def test_quantised_weights_give_the_same_tokens_in_either_engine(family, tmp_path):
     tiny_model(family, tmp_path).save_pretrained(tmp_path / "model")
     network = load_language_model(tmp_path / "model", scheme="int8").network
-    runs = [complete(e(network), PROMPTS, GREEDY, batch_size=2) for e in (JaxEngine, TorchEngine)]
+    runs = [complete(e(network), PROMPTS, GREEDY, batch_size=2) for e in (JaxDecoder, TorchDecoder)]
     assert tokens_of(runs[0]) == tokens_of(runs[1])
 
 
@@ -309,7 +309,7 @@ def test_quantised_weights_give_the_same_tokens_in_either_engine(family, tmp_pat
 def test_cache_shapes_are_those_of_a_batch(models):
     network, _ = models("falcon_h1")
     begun = SamplingOptions(max_new_tokens=2)
-    run = complete(JaxEngine(network), PROMPTS, begun, batch_size=2, keep_snapshots=True)
+    run = complete(JaxDecoder(network), PROMPTS, begun, batch_size=2, keep_snapshots=True)
     for name, array in run.snapshots[0].cache.items():
         expected = network.cache_shapes()[name]
         assert np.prod(array.shape) % np.prod(expected) == 0, name
@@ -346,7 +346,11 @@ def with_longrope(family):
 
 @pytest.mark.parametrize(
     ("family", "engine"),
-    [("phi3", JaxEngine), ("phi3", TorchEngine), ("phimoe", TorchEngine)],  # a Python branch in JAX
+    [
+        ("phi3", JaxDecoder),
+        ("phi3", TorchDecoder),
+        ("phimoe", TorchDecoder),
+    ],  # a Python branch in JAX
 )
 @pytest.mark.parametrize("deterministic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_short_texts_beside_long_ones_under_longrope(family, engine, deterministic):
@@ -361,7 +365,7 @@ def test_short_texts_beside_long_ones_under_longrope(family, engine, determinist
 def test_an_output_that_passes_longropes_short_context_is_refused():
     model, prompts = with_longrope("phi3")
     network = LibraryLM(model).requires_grad_(False).eval()
-    engine = TorchEngine(network)
+    engine = TorchDecoder(network)
     most = SamplingOptions(max_new_tokens=12)
     tokens = complete(engine, [prompts[0]], most).completions[0].tokens
     assert list(tokens) == reference_tokens(model, prompts=[prompts[0]], new_tokens=12)[0]
@@ -404,6 +408,6 @@ def test_forms_of_llama_and_qwen3_that_jaxsrs_own_networks_lack(family, fields, 
         del stated[name]
     (tmp_path / "config.json").write_text(json.dumps(stated))
     network = load_language_model(tmp_path).network
-    run = complete(JaxEngine(network), [PROMPTS[0]], SamplingOptions(max_new_tokens=8))
+    run = complete(JaxDecoder(network), [PROMPTS[0]], SamplingOptions(max_new_tokens=8))
     want = reference_tokens(model, prompts=PROMPTS[:1], new_tokens=8)
     assert [list(c.tokens) for c in run.completions] == want

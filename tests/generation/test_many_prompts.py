@@ -12,11 +12,11 @@ from benchmarks._tiny_language_models import tiny_model
 from jaxsr.generation import generate_loop, packed_rounds
 from jaxsr.generation.cache_file import load_snapshot, merged, save_snapshot
 from jaxsr.generation.generate_loop import complete, continue_from
-from jaxsr.generation.jax_decoder import JaxEngine
+from jaxsr.generation.jax_decoder import JaxDecoder
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.sharding import tensor_mesh
 from jaxsr.generation.stop_text import StopText
-from jaxsr.generation.torch_decoder import TorchEngine
+from jaxsr.generation.torch_decoder import TorchDecoder
 from jaxsr.models.hugging_face.network import LibraryLM
 from jaxsr.models.llama.loading import fingerprint
 
@@ -25,9 +25,9 @@ from jaxsr.models.llama.loading import fingerprint
 GREEDY = SamplingOptions(max_new_tokens=20)
 LENGTHS = (9, 3, 30, 17, 5, 12, 8)  # of two buckets: a third makes another program
 ENGINES = {
-    "jax": JaxEngine,
-    "torch": TorchEngine,
-    "mesh": lambda network: JaxEngine(network, mesh=tensor_mesh(2)),
+    "jax": JaxDecoder,
+    "torch": TorchDecoder,
+    "mesh": lambda network: JaxDecoder(network, mesh=tensor_mesh(2)),
 }
 
 
@@ -159,7 +159,7 @@ def test_each_prompt_is_fed_in_its_own_bucket(engines, prompts, monkeypatch):
     monkeypatch.setattr(
         engine,
         "_start",
-        lambda tokens, *others: shapes.append(tokens.shape) or start(tokens, *others),
+        lambda batch, tokens, length: shapes.append(tokens.shape) or start(batch, tokens, length),
     )
     complete(engine, prompts, GREEDY, batch_size=2)
     assert shapes == [(1, 32 if length > 16 else 16) for length in LENGTHS]
@@ -185,12 +185,12 @@ def test_prompts_are_fed_together_and_ended_rows_leave_the_batch(
 
     monkeypatch.setattr(engine, "admit_packed", admit_packed)
     monkeypatch.setattr(engine, "resize", resized)
-    prompts = [*prompts, prompts[2] * 7]
+    prompts = [*prompts, prompts[2] * 10]
     stops, reference = some_stops(models("llama")[1], prompts)
     assert tokens(complete(engine, prompts, GREEDY, batch_size=4, stop_ids=stops)) == reference
-    assert fed[0] == [210, 30, 12, 3]
+    assert fed[0] == [300, 30, 17, 12]
     assert sorted(n for pack in fed for n in pack) == sorted(map(len, prompts))
-    assert (4, 128) in sizes
+    assert (4, 256) in sizes
     assert sizes[-1][0] < 4
 
 

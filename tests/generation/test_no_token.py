@@ -10,11 +10,11 @@ import torch
 
 from jaxsr.errors import InputError
 from jaxsr.generation.generate_loop import complete
-from jaxsr.generation.jax_decoder import JaxEngine
+from jaxsr.generation.jax_decoder import JaxDecoder
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.stop_text import StopText
 from jaxsr.generation.streaming import StreamPrinter
-from jaxsr.generation.torch_decoder import TorchEngine
+from jaxsr.generation.torch_decoder import TorchDecoder
 
 GREEDY = SamplingOptions(max_new_tokens=6)
 KINDS = {
@@ -44,9 +44,9 @@ def broken(network):
 @pytest.mark.parametrize(
     ("engine", "options"),
     [
-        *(pytest.param(JaxEngine, options, id=f"jax-{name}") for name, options in KINDS.items()),
+        *(pytest.param(JaxDecoder, options, id=f"jax-{name}") for name, options in KINDS.items()),
         *(
-            pytest.param(TorchEngine, KINDS[name], id=f"torch-{name}")
+            pytest.param(TorchDecoder, KINDS[name], id=f"torch-{name}")
             for name in ("greedy", "drawn", "beams")
         ),
     ],
@@ -58,7 +58,12 @@ def test_no_token_is_chosen_of_logits_that_are_not_finite(broken, engine, option
 
 @pytest.mark.parametrize(
     ("engine", "name"),
-    [(JaxEngine, "greedy"), (JaxEngine, "lookup"), (JaxEngine, "drawn"), (TorchEngine, "greedy")],
+    [
+        (JaxDecoder, "greedy"),
+        (JaxDecoder, "lookup"),
+        (JaxDecoder, "drawn"),
+        (TorchDecoder, "greedy"),
+    ],
 )
 def test_logits_that_are_nan_from_the_second_token_on(network, engine, name):
     """The first token's own embedding is NaN: prefill is sound, and the step after it is not."""
@@ -71,7 +76,7 @@ def test_logits_that_are_nan_from_the_second_token_on(network, engine, name):
         complete(engine(copied), PROMPTS[:1], options)
 
 
-@pytest.mark.parametrize("engine", [JaxEngine, TorchEngine])
+@pytest.mark.parametrize("engine", [JaxDecoder, TorchDecoder])
 @pytest.mark.parametrize("name", ["greedy", "drawn"])
 def test_one_logit_that_is_nan_is_enough(network, engine, name):
     """Also where a draw would have taken another token."""
@@ -82,7 +87,7 @@ def test_one_logit_that_is_nan_is_enough(network, engine, name):
         complete(engine(copied), PROMPTS[:1], KINDS[name])
 
 
-@pytest.mark.parametrize("engine", [JaxEngine, TorchEngine])
+@pytest.mark.parametrize("engine", [JaxDecoder, TorchDecoder])
 def test_a_row_without_a_token_ends_at_once(broken, engine):
     """It does not wait for the last of the tokens asked for."""
     running = engine(broken(np.nan))
@@ -98,7 +103,7 @@ def test_finished_prompts_are_reported_before_the_one_that_fails(network, monkey
     done = []
     with pytest.raises(InputError, match=r"prompt 1: .* at token 1"):
         complete(
-            TorchEngine(copied),
+            TorchDecoder(copied),
             [[5, 6, 7], [300, 4]],
             GREEDY,
             batch_size=1,

@@ -12,10 +12,10 @@ pytest.importorskip("gguf")
 import gguf
 
 from jaxsr.generation.generate_loop import complete
-from jaxsr.generation.jax_decoder import JaxEngine
+from jaxsr.generation.jax_decoder import JaxDecoder
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.sharding import tensor_mesh
-from jaxsr.generation.torch_decoder import TorchEngine
+from jaxsr.generation.torch_decoder import TorchDecoder
 from jaxsr.models.language_models import load_language_model
 from jaxsr.models.llama.block_formats import FORMATS
 from jaxsr.models.llama.loading import fingerprint
@@ -66,7 +66,7 @@ def tokens(engine):
 
 @pytest.fixture(scope="module")
 def reference(path):
-    return tokens(TorchEngine(load_language_model(path, packed=False).network))
+    return tokens(TorchDecoder(load_language_model(path, packed=False).network))
 
 
 @pytest.mark.parametrize(
@@ -82,9 +82,9 @@ def reference(path):
 def test_every_way_of_computing_gives_the_tokens(how, path, reference):
     network = load_language_model(path, packed=how != "unpacked").network
     if how == "torch":
-        engine = TorchEngine(network)
+        engine = TorchDecoder(network)
     else:
-        engine = JaxEngine(
+        engine = JaxDecoder(
             network,
             packed="off" if how == "off" else "exact",
             mesh=tensor_mesh(2) if how == "mesh" else None,
@@ -96,14 +96,14 @@ def test_every_way_of_computing_gives_the_tokens(how, path, reference):
 def test_programs_with_calls_are_stored_too(path, reference, tmp_path):
     network = load_language_model(path).network
     for _ in range(2):
-        assert tokens(JaxEngine(network, programs=tmp_path)) == reference
+        assert tokens(JaxDecoder(network, programs=tmp_path)) == reference
     assert list(tmp_path.glob("decode-*"))
 
 
 @pytest.mark.slow
 def test_fast_is_near(path):
     network = load_language_model(path).network
-    exact, fast = (tokens(JaxEngine(network, packed=p)) for p in ("exact", "fast"))
+    exact, fast = (tokens(JaxDecoder(network, packed=p)) for p in ("exact", "fast"))
     assert [row[0] for row in exact] == [row[0] for row in fast]
 
 
@@ -117,7 +117,7 @@ _CHILD = """
 import sys
 from pathlib import Path
 import jax, torch
-from jaxsr.generation.jax_decoder import JaxEngine
+from jaxsr.generation.jax_decoder import JaxDecoder
 from jaxsr.models.language_models import load_language_model
 from jaxsr.runtime.allocator import release_freed_memory
 
@@ -126,11 +126,11 @@ def resident():
     return sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon", "RssFile")))
 
 tiny, path = Path(sys.argv[1]), Path(sys.argv[2])
-JaxEngine(load_language_model(tiny).network, packed=sys.argv[3])
+JaxDecoder(load_language_model(tiny).network, packed=sys.argv[3])
 release_freed_memory()
 before = resident()
 model = load_language_model(path)
-engine = JaxEngine(model.network, packed=sys.argv[3])
+engine = JaxDecoder(model.network, packed=sys.argv[3])
 release_freed_memory()
 print((resident() - before) * 1024 / path.stat().st_size)
 """

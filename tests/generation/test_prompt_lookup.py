@@ -10,11 +10,11 @@ import torch
 from jaxsr.errors import InputError
 from jaxsr.generation.decoder import UNFILLED
 from jaxsr.generation.generate_loop import complete, continue_from
-from jaxsr.generation.jax_decoder import JaxEngine
+from jaxsr.generation.jax_decoder import JaxDecoder
 from jaxsr.generation.logits_processors import History
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.prompt_lookup import proposed
-from jaxsr.generation.torch_decoder import TorchEngine
+from jaxsr.generation.torch_decoder import TorchDecoder
 from jaxsr.models.llama.config import LlamaConfig
 from jaxsr.models.llama.loading import build
 
@@ -46,7 +46,7 @@ def repeating():
 
 @pytest.fixture(scope="module")
 def engine(repeating):
-    return JaxEngine(repeating)
+    return JaxDecoder(repeating)
 
 
 def tokens(run):
@@ -110,7 +110,7 @@ def test_other_ways_of_choosing_are_refused(fields):
 
 def test_torch_is_refused(repeating):
     with pytest.raises(InputError, match="prompt_lookup=5 is for --engine jax"):
-        complete(TorchEngine(repeating), [[5]], LOOKUP)
+        complete(TorchDecoder(repeating), [[5]], LOOKUP)
 
 
 # A window, experts, latent attention, sparse attention, chunks and biases by place, …
@@ -150,7 +150,7 @@ OF_LIBRARY = dataclasses.replace(LOOKUP, max_new_tokens=23)
 def test_networks_of_transformers_have_their_tokens(family, library):
     network, prompts, reference = library(family)
     network.check_verifies()
-    engine = JaxEngine(network)
+    engine = JaxDecoder(network)
     # The third prompt takes a row's place.
     assert tokens(complete(engine, prompts, OF_LIBRARY, batch_size=2)) == reference
     stop = reference[0][9]
@@ -164,10 +164,10 @@ def test_their_saved_batches_go_on(library):
     network, prompts, reference = library("gemma2")
     begun = dataclasses.replace(OF_LIBRARY, max_new_tokens=12)
     plain = dataclasses.replace(begun, prompt_lookup=None)
-    engine = JaxEngine(network)
+    engine = JaxDecoder(network)
     saved, of_torch = (
         complete(each, prompts, options, batch_size=3, keep_snapshots=True).snapshots[0]
-        for each, options in ((engine, begun), (TorchEngine(network), plain))
+        for each, options in ((engine, begun), (TorchDecoder(network), plain))
     )
     np.testing.assert_array_equal(saved.outputs, of_torch.outputs)
     for name, array in of_torch.cache.items():
@@ -185,7 +185,7 @@ def test_states_are_refused_by_name(tmp_path):
     with pytest.raises(InputError, match=message):
         network.check_verifies()
     with pytest.raises(InputError, match=message):
-        complete(JaxEngine(network), [[5]], LOOKUP)
+        complete(JaxDecoder(network), [[5]], LOOKUP)
 
 
 def test_code_that_sees_other_tokens_is_refused(tmp_path, monkeypatch):

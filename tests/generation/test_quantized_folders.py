@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from benchmarks._tiny_language_models import tiny_model
 from jaxsr.errors import InputError
 from jaxsr.generation.generate_loop import complete
-from jaxsr.generation.jax_decoder import JaxEngine
+from jaxsr.generation.jax_decoder import JaxDecoder
 from jaxsr.generation.options import SamplingOptions
-from jaxsr.generation.torch_decoder import TorchEngine
+from jaxsr.generation.torch_decoder import TorchDecoder
 from jaxsr.models.language_models import load_language_model
 from jaxsr.models.llama.group_formats import four_bit_layer
 
@@ -224,7 +224,7 @@ def test_both_engines_and_our_own_network_compute_them(in_jax, case, tmp_path):
     }
     options = SamplingOptions(max_new_tokens=8)
     prompts = [[5, 9, 31, 14], [61, 12]]
-    engines = [*map(TorchEngine, networks.values()), JaxEngine(networks[in_jax])]
+    engines = [*map(TorchDecoder, networks.values()), JaxDecoder(networks[in_jax])]
     tokens = [
         [c.tokens for c in complete(e, prompts, options, batch_size=2).completions] for e in engines
     ]
@@ -323,7 +323,7 @@ def test_gpt_oss_is_decoded_as_by_transformers(in_jax, tmp_path):
     network = load_language_model(tmp_path).network
     if in_jax:
         options = SamplingOptions(max_new_tokens=6)
-        (done,) = complete(JaxEngine(network), [[5, 9, 31, 14]], options).completions
+        (done,) = complete(JaxDecoder(network), [[5, 9, 31, 14]], options).completions
         tokens = model.generate(torch.tensor([[5, 9, 31, 14]]), max_new_tokens=6, do_sample=False)
         assert done.tokens == tokens[0, 4:].tolist()
         return

@@ -53,7 +53,7 @@ def ours(gguf_path):
 def test_sixty_four_greedy_tokens_of_twenty_prompts(ours, gguf_path):
     transformers = pytest.importorskip("transformers")
     from jaxsr.generation.generate_loop import complete
-    from jaxsr.generation.jax_decoder import JaxEngine
+    from jaxsr.generation.jax_decoder import JaxDecoder
     from jaxsr.generation.options import SamplingOptions
     from jaxsr.models.llama.tokenizer import load_tokenizer
 
@@ -78,7 +78,7 @@ def test_sixty_four_greedy_tokens_of_twenty_prompts(ours, gguf_path):
     chats = [tokenizer.chat([{"role": "user", "content": text}]) for text in PROMPTS]
     prompts = [tokenizer.encode(chat, raw=False) for chat in chats]
     options = SamplingOptions(max_new_tokens=64)
-    run = complete(JaxEngine(ours.network), prompts, options, batch_size=10)
+    run = complete(JaxDecoder(ours.network), prompts, options, batch_size=10)
     got = {tuple(p): done.tokens for p, done in zip(prompts, run.completions, strict=True)}
     # Prompts of one length at a time: transformers then needs no padding.
     for length in sorted({len(prompt) for prompt in prompts}):

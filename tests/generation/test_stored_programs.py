@@ -6,7 +6,7 @@ import pytest
 
 from jaxsr.generation import stored_programs
 from jaxsr.generation.generate_loop import complete
-from jaxsr.generation.jax_decoder import JaxEngine
+from jaxsr.generation.jax_decoder import JaxDecoder
 from jaxsr.generation.options import SamplingOptions
 
 PROMPTS = [[5, 7, 11], [20, 21, 22, 23]]
@@ -14,7 +14,7 @@ OPTIONS = SamplingOptions(max_new_tokens=6)
 
 
 def run(network, folder, **how):
-    engine = JaxEngine(network, programs=folder)
+    engine = JaxDecoder(network, programs=folder)
     done = complete(engine, PROMPTS, OPTIONS, keep_snapshots=True, **how)
     tokens = [completion.tokens for completion in done.completions]
     return engine, tokens, [k.tobytes() for snap in done.snapshots for k in snap.cache.values()]
@@ -36,7 +36,7 @@ def test_a_stored_program_needs_no_trace_and_computes_the_same(network, folder, 
     names = kept(folder)
     assert {name.split("-")[0] for name in names} == {"prefill", "first_token", "decode"}
     _, *traced = run(network("llama"), None)
-    monkeypatch.setattr(JaxEngine, "_run", lambda *args, **kwargs: pytest.fail("traced again"))
+    monkeypatch.setattr(JaxDecoder, "_run", lambda *args, **kwargs: pytest.fail("traced again"))
     engine, *found = run(network("llama"), folder)
     assert found == traced  # tokens, and caches to the bit
     assert kept(folder) == names

@@ -11,19 +11,19 @@ pytest.importorskip("transformers")
 from benchmarks import _tiny_language_models as tiny
 from jaxsr.generation.decoder import ending_at, from_slot_zero
 from jaxsr.generation.generate_loop import complete, continue_from
-from jaxsr.generation.jax_decoder import JaxEngine
+from jaxsr.generation.jax_decoder import JaxDecoder
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.sharding import tensor_mesh
 from jaxsr.generation.stop_text import StopText
-from jaxsr.generation.torch_decoder import TorchEngine
+from jaxsr.generation.torch_decoder import TorchDecoder
 from jaxsr.models.hugging_face.network import LibraryLM
 
 WINDOW = 8  # of `tiny_model`
 GREEDY = SamplingOptions(max_new_tokens=20)
 ENGINES = {
-    "jax": JaxEngine,
-    "torch": TorchEngine,
-    "mesh": lambda network: JaxEngine(network, mesh=tensor_mesh(2)),
+    "jax": JaxDecoder,
+    "torch": TorchDecoder,
+    "mesh": lambda network: JaxDecoder(network, mesh=tensor_mesh(2)),
 }
 LENGTHS = (20, 5, 11)  # a row longer than the window, one that grows past it, one in between
 

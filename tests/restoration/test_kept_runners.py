@@ -31,7 +31,7 @@ class Scaled(networks.Small):
 
 @pytest.fixture(autouse=True)
 def _empty():
-    kept_runners._kept.clear()
+    kept_runners._open_runners.clear()
 
 
 @pytest.fixture
@@ -101,8 +101,8 @@ def test_what_is_kept_is_bounded(monkeypatch):
     network = networks.Small()
     for size in range(12, 20):
         jaxsr.restore(PICTURE[:size], network, tiling="off")
-        assert all(len(kept.runner.programs) <= 3 for kept in kept_runners._kept.values())
+        assert all(len(kept.runner.programs) <= 3 for kept in kept_runners._open_runners.values())
     jaxsr.restore(PICTURE, networks.Small())
-    assert len(kept_runners._kept) == 2
+    assert len(kept_runners._open_runners) == 2
     gc.collect()
     assert gone() is None

@@ -250,12 +250,15 @@ def test_tiled_equals_untiled(name, size):
 class NoMemory:
     """A runner whose device has too little of it."""
 
-    platform, programs = "cuda", frozenset()
+    network, platform, programs, compiles, devices = None, "cuda", frozenset(), True, 1
 
     def submit(self, batch, **named):
         raise jax.errors.JaxRuntimeError(
             "RESOURCE_EXHAUSTED: Attempting to allocate 8.00G. There are 2.00G free."
         )
+
+    def run(self, method, batch, *, seed):
+        raise NotImplementedError
 
 
 def test_a_shortage_of_memory_names_the_batch_that_fits():

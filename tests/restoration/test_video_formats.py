@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from jaxsr.data.video import video_size
 from jaxsr.restore import main
 from tests.restoration import networks
 
@@ -212,6 +213,7 @@ def cover(tmp_path, ending, capsys):
         packet.stream = image
         out.mux(packet)
         copy_packets(source, out, copies)
+    assert video_size(path) == ((HEIGHT, WIDTH), FRAMES)
     result, said = restored(path, capsys)
     with av.open(str(result)) as container:
         by_flag = {bool(s.disposition & 0x400): s for s in container.streams.video}

@@ -155,8 +155,8 @@ class LibraryLM(nn.Module):
         if config._attn_implementation != "sdpa":
             return None
         heads, size = (getattr(config, n, None) for n in ("num_attention_heads", "hidden_size"))
-        whole = size // heads if isinstance(heads, int) and isinstance(size, int) else None
-        return getattr(config, "head_dim", None) or whole
+        head_dim = size // heads if isinstance(heads, int) and isinstance(size, int) else None
+        return getattr(config, "head_dim", None) or head_dim
 
     @torch.no_grad()
     def check_verifies(self) -> None:

@@ -123,9 +123,9 @@ def _answer(request: Mapping[str, Any]) -> dict[str, str]:
     import jinja2
 
     variables = request["variables"]
-    given = [message.get("content") for message in request["messages"]]
-    given += [variables[name] for name in ("tools", "documents") if variables[name]]
-    most = MOST_CHARACTERS + 4 * sum(len(str(one)) for one in given)
+    contents = [message.get("content") for message in request["messages"]]
+    contents += [variables[name] for name in ("tools", "documents") if variables[name]]
+    most = MOST_CHARACTERS + 4 * sum(len(str(one)) for one in contents)
     parts, length = [], 0
     try:
         template = _environment().from_string(request["template"])

@@ -55,7 +55,7 @@ class SpatialAttention(nn.Module):
         return torch.sigmoid(self.conv1(torch.cat([mean_B1HW, most_B1HW], dim=1)))
 
 
-class ResidualBlock(nn.Module):
+class AttentionResidualBlock(nn.Module):
     """Two normalised 3×3 convolutions, weighted by channel and by pixel, added to the input."""
 
     def __init__(self, inputs: int, outputs: int, *, ratio: int) -> None:
@@ -90,7 +90,7 @@ class MSHNet(nn.Module):
             sizes = [inputs] + [widths[level]] * config.blocks[level]
             return nn.Sequential(
                 *(
-                    ResidualBlock(before, after, ratio=config.attention_ratio)
+                    AttentionResidualBlock(before, after, ratio=config.attention_ratio)
                     for before, after in pairwise(sizes)
                 )
             )

@@ -80,7 +80,7 @@ class AttentionBlock(nn.Module):
         return (third + x_BDhw) * (torch.sigmoid(third) - 0.5), first
 
 
-class ResidualBlock(nn.Module):
+class SpanResidualBlock(nn.Module):
     """Two convolutions with a ReLU between them, added to the input."""
 
     def __init__(self, features: int, *, expansion: int | None) -> None:
@@ -94,7 +94,7 @@ class ResidualBlock(nn.Module):
         return x_BDhw + self.c2_r(first), first
 
 
-BLOCKS = {"attention": AttentionBlock, "residual": ResidualBlock}
+BLOCKS = {"attention": AttentionBlock, "residual": SpanResidualBlock}
 
 
 class Span(nn.Module):

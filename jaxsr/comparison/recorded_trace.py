@@ -30,7 +30,7 @@ FORMAT = 2
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Trace:
+class RecordedTrace:
     """A recorded run."""
 
     header: JsonObject
@@ -75,7 +75,7 @@ def make_trace(
     forced: Sequence[int] | None = None,
     check: bool = True,
     progress: Progress = lambda text: None,
-) -> Trace:
+) -> RecordedTrace:
     """Runs the workload and records it.
 
     Args:
@@ -123,7 +123,7 @@ def make_trace(
     }
     if alone and runner.fused:
         header["computed"] = "operation by operation, each compiled alone; not the fused program"
-    return Trace(
+    return RecordedTrace(
         header=header,
         records=records,
         outputs=outputs,

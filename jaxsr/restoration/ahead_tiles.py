@@ -7,10 +7,8 @@ as if nothing was restored yet; without, one of the largest tile.
 from collections.abc import Iterable, Iterator, Sequence
 
 from jaxsr.data.sources import Source
-from jaxsr.data.video import UnreadableVideo, open_video
-from jaxsr.errors import InputError, one_line, printable
-from jaxsr.interop.aot.compile import Ahead
-from jaxsr.interop.aot.topology import Topology
+from jaxsr.data.video import UnreadableVideo, video_size
+from jaxsr.errors import one_line, printable
 from jaxsr.restoration.around_tiles import around_tiles
 from jaxsr.restoration.config import RestoreConfig
 from jaxsr.restoration.models import RestorationModel
@@ -18,8 +16,8 @@ from jaxsr.restoration.pictures import picture_size
 from jaxsr.restoration.restore_files import find_inputs, group_sources
 from jaxsr.restoration.restorer import configured_model, make_tiler, tiles_at_once
 from jaxsr.restoration.tiling import Size, WholePictureTooLarge
-from jaxsr.runtime.aot import Compile, compile_batches, prepare
-from jaxsr.runtime.jax_runner import JaxRunner, open_ahead
+from jaxsr.runtime.aot import Compile, batches_of, compile_batches, prepare
+from jaxsr.runtime.jax_runner import open_ahead
 
 Batch = tuple[int, Size]
 """Tiles on one device, and the shape of each."""
@@ -50,13 +48,15 @@ def run(config: RestoreConfig) -> int:
             batches = {(tiles_at_once(config, tiler, platform), (tiler.side, tiler.side))}
         if batches:
             suffix = f", {model.name}" if len(groups) > 1 else ""
-            runner = _open(model, config, topology)
-            programs += [
-                (_program(runner, model, shape, topology, suffix), rows * devices)
-                for rows, shape in sorted(batches)
-            ]
-    if not programs:
-        raise InputError("the inputs need no program; name pictures or videos that can be restored")
+            around = around_tiles(model.value_range, ensemble=config.ensemble)
+            folding = config.lane_folding
+            runner = open_ahead(
+                model.network, topology, config, around=around, lane_folding=folding
+            )
+            for rows, (height, width) in sorted(batches):
+                sample, name = (model.channels, height, width), f"restore {width}x{height}{suffix}"
+                program = batches_of(runner, topology, sample, name=name)
+                programs.append((program, rows * devices))
     return compile_batches(programs, config, step=devices)
 
 
@@ -67,9 +67,7 @@ def _sizes(sources: Iterable[Source], config: RestoreConfig) -> tuple[list[Size]
     for source in sources:
         if source.is_video:
             try:
-                with open_video(source.path, max_pixels=config.max_pixels) as container:
-                    coded = container.streams.video[0].codec_context
-                    videos.append((coded.height, coded.width))
+                videos.append(video_size(source.path, max_pixels=config.max_pixels)[0])
             except (UnreadableVideo, OSError) as error:
                 print(f"left out: {printable(source.path)}: {one_line(error)}", flush=True)
         elif size := picture_size(source.path, max_pixels=config.max_pixels):
@@ -101,22 +99,3 @@ def _batches(
             continue
         if plan.compiled:  # torch computes the others, on the host
             yield rows, plan.shape
-
-
-def _open(model: RestorationModel, config: RestoreConfig, topology: Topology) -> JaxRunner:
-    around = around_tiles(model.value_range, ensemble=config.ensemble)
-    return open_ahead(
-        model.network, topology, config, around=around, lane_folding=config.lane_folding
-    )
-
-
-def _program(
-    runner: JaxRunner, model: RestorationModel, shape: Size, topology: Topology, suffix: str
-) -> Compile:
-    height, width = shape
-
-    def compile_at(rows: int) -> Ahead:
-        name = f"restore {width}x{height}{suffix}"
-        return runner.lower((rows, model.channels, height, width), topology, name=name)
-
-    return compile_at

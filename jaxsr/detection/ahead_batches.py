@@ -6,19 +6,16 @@ of the side that the network was trained at.
 
 import dataclasses
 
-import jax
 import numpy as np
 
 from jaxsr.data.batch_plan import Size, Together
 from jaxsr.data.sources import Source
-from jaxsr.data.video import UnreadableVideo, open_video
+from jaxsr.data.video import UnreadableVideo, video_size
 from jaxsr.detection.config import DetectConfig
 from jaxsr.detection.detect_files import complain, find_inputs, measure
 from jaxsr.detection.detector import Detector, form_of
-from jaxsr.errors import InputError
-from jaxsr.interop.aot.compile import Ahead
 from jaxsr.models.load import load_model
-from jaxsr.runtime.aot import Compile, compile_batches, prepare
+from jaxsr.runtime.aot import Compile, batches_of, compile_batches, prepare
 from jaxsr.runtime.jax_runner import open_ahead
 
 
@@ -41,18 +38,13 @@ def run(config: DetectConfig) -> int:
     )
     runner = open_ahead(loaded.network, topology, config, lane_folding=config.lane_folding)
     form = form_of(loaded, evaluate=config.size, base=config.base)
-    detector = Detector(loaded.network, form, options=config, batch=batch, runner=runner)
+    detector = Detector(runner, form, batch=batch)
 
     def program(together: Together) -> Compile:
         height, width = together.canvas
-
-        def compile_at(rows: int) -> Ahead:
-            sizes = jax.ShapeDtypeStruct((rows, 2), np.int32)
-            named = {"size_B2": sizes} if together.mixed else {}
-            shape = (rows, form.channels, height, width)
-            return runner.lower(shape, topology, name=f"detect {width}x{height}", **named)
-
-        return compile_at
+        named = {"size_B2": ((2,), np.int32)} if together.mixed else {}
+        sample, name = (form.channels, height, width), f"detect {width}x{height}"
+        return batches_of(runner, topology, sample, name=name, **named)
 
     lists = _size_lists(config) if config.inputs else [[(form.base, form.base)] * batch]
     batches = {
@@ -60,8 +52,6 @@ def run(config: DetectConfig) -> int:
         for sizes in lists
         for together in detector.plan(sizes)
     }
-    if not batches:
-        raise InputError("the inputs need no program; name pictures or videos that can be read")
     programs = [(program(batches[key]), batches[key].rows) for key in sorted(batches)]
     return compile_batches(programs, config, step=devices)
 
@@ -79,9 +69,7 @@ def _size_lists(config: DetectConfig) -> list[list[Size]]:
 def _batches_of_frames(source: Source, batch: int) -> list[list[Size]]:
     """A full batch of frames, and the last one where the file tells how many frames it has."""
     try:
-        with open_video(source.path) as container:
-            stream = container.streams.video[0]
-            size, frames = (stream.codec_context.height, stream.codec_context.width), stream.frames
+        size, frames = video_size(source.path)
     except (UnreadableVideo, OSError) as error:
         complain(str(source.path), str(error))
         return []
