@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from jaxsr.errors import InputError
 from jaxsr.generation.generate_loop import complete
-from jaxsr.generation.jax_decoder import JaxEngine
+from jaxsr.generation.jax_decoder import JaxDecoder
 from jaxsr.generation.options import SamplingOptions, recommended_options
 from jaxsr.models.language_models import load_language_model
 from jaxsr.models.llama.filling import is_tied
@@ -498,5 +498,5 @@ def test_dynamic_frequencies_are_those_of_transformers(implementation, model_fol
     prompt = TOKENS[0].tolist()
     want = model.generate(TOKENS[:1], max_new_tokens=5, do_sample=False)[0, len(prompt) :]
     options = SamplingOptions(max_new_tokens=5)
-    (done,) = complete(JaxEngine(network), [prompt], options).completions
+    (done,) = complete(JaxDecoder(network), [prompt], options).completions
     assert done.tokens == want.tolist()
