@@ -18,7 +18,7 @@ from jaxsr.runtime.aot import Compile, compile_batches, prepare
 
 
 def run(config: CheckConfig) -> int:
-    """What the command does with `--aot`; returns its exit status."""
+    """Runs the command with `--aot`; returns its exit status."""
     topology = prepare(config)
     loaded, (args, kwargs) = load(config)
     arguments = Arguments.of(args, kwargs)

@@ -41,7 +41,7 @@ class Result(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """What it takes to make the call again; lives only as long as the process."""
+    """Everything for making the call again; lives only as long as the process."""
 
     function: Callable
     tree: "TreeSpec"
@@ -86,7 +86,7 @@ class Call:
 
     @property
     def token(self) -> tuple[str, str]:
-        """What two streams are aligned by."""
+        """The key by which two streams are aligned."""
         return (self.path, self.operation)
 
     @property

@@ -182,7 +182,7 @@ def module_errors(
 def _recorded(
     backend: TorchBackend | JaxBackend, workload: SingleWorkload
 ) -> dict[str, dict[str, np.ndarray]]:
-    """What every submodule's first call returned, by path and number of the result."""
+    """Results of every submodule's first call, by path and number of the result."""
     records: list[Record]
     _, records = backend.record(workload.inputs, step=0, granularity="module", keep=("*",))
     return {

@@ -243,7 +243,7 @@ def compare_mode(
 
 
 def cotangents(run: RunResult) -> dict[str, jax.Array]:
-    """What the outputs of a run that have a gradient are multiplied with in the loss."""
+    """Factors in the loss of a run's outputs that have a gradient."""
     return {n: jnp.asarray(cotangent(n, run.outputs[n].shape)) for n in run.differentiable}
 
 

@@ -402,7 +402,7 @@ _OTHERWISE: tuple[tuple[str, Callable[[], AbstractContextManager[object]]], ...]
 
 _NEARBY = 2.0**-10
 _NEARBY_TRIES = 3
-"""Of a large network some unit may lie at its kink each time."""
+"""Trials: in a large network some unit may lie at its kink each time."""
 _KINK = (
     "with weights and inputs moved by a thousandth the gradients agree: these lie at a kink (of "
     "relu, abs, max, a sort), where rounding decides which of two slopes is taken"

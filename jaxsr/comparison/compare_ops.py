@@ -92,7 +92,7 @@ class Group:
     method: str
     dtype: str
     rules: dict[str, str]
-    """What each library computes, where that is not the method's plain meaning."""
+    """Notes on each library's result, where that is not the method's plain meaning."""
     timings: dict[str, Timing]
     pairs: dict[tuple[str, str], tuple[Difference, ...]]
     """For each pair of names the difference on each scale."""

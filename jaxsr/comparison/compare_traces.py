@@ -204,7 +204,7 @@ def _worst_sampled(first: Sequence[Figures], second: Sequence[Figures]) -> Error
 
 
 def sampled_error(first: Figures, second: Figures) -> ErrorMetrics:
-    """What two tensors' figures and samples say of their difference: a lower bound of it."""
+    """A lower bound of two tensors' difference, from their figures and samples."""
     if first.count != second.count:
         return INCOMPARABLE
     if first.beyond != second.beyond:

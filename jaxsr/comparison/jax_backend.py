@@ -237,7 +237,7 @@ class JaxBackend:
         return self._alone("call", call, self._operands(call, inputs), run)
 
     def gradients(self, call: Call, inputs: Sequence[np.ndarray | None]) -> list[np.ndarray | None]:
-        """Of every floating operand, for the sum of the results times their `cotangent`."""
+        """Gradients by floating operands, of the sum of the results times their `cotangent`."""
         program = call.program
         assert program is not None
         values = self._operands(call, inputs)

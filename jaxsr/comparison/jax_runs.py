@@ -149,7 +149,7 @@ def to_host(tree: PyTree) -> PyTree:
 
 
 def as_run(outputs: Named, buffers: Named, gradients: Named | None = None) -> RunResult:
-    """What a program gave, on the host."""
+    """A program's results, on the host."""
     return RunResult(
         outputs=to_host(outputs), buffers=to_host(buffers), gradients=to_host(gradients or {})
     )

@@ -28,7 +28,7 @@ class Contender:
     library: str
     dtype: str
     rule: str
-    """What it computes, where that is not the plain meaning of the method."""
+    """A note on its result, where that is not the plain meaning of the method."""
     load: Callable[[np.ndarray], Any]
     """uint8 picture to the library's own array."""
     run: Callable[[Any], Any]
@@ -190,7 +190,7 @@ def on_numpy(library: str, dtype: str, rule: str, call: Callable[[Any], Any]) ->
 def resize_contenders(
     options: OpsOptions, method: str, dtype: str
 ) -> dict[str, Callable[[], Contender]]:
-    """What resizes, by library; making one raises `UnavailableError` where it cannot."""
+    """The resizing functions by library; making one raises `UnavailableError` where it cannot."""
     size, antialias, convention = options.size, options.antialias, options.convention
 
     def jax_image() -> Contender:
@@ -247,7 +247,7 @@ def resize_contenders(
 
 
 def blur_contenders(options: OpsOptions, dtype: str) -> dict[str, Callable[[], Contender]]:
-    """What blurs by a Gaussian with one window, reflecting at the border without its pixel."""
+    """Gaussian blurs with one window, reflecting at the border without its pixel, by library."""
     sigma = options.sigma
     radius = math.ceil(3 * sigma)
     window = 2 * radius + 1
@@ -297,7 +297,7 @@ def blur_contenders(options: OpsOptions, dtype: str) -> dict[str, Callable[[], C
 
 
 def mask_crop_contenders(options: OpsOptions, dtype: str) -> dict[str, Callable[[], Contender]]:
-    """What cuts the box around a mask and resizes it: the mask is an ellipse inside the picture."""
+    """Functions that cut the box around a mask and resize it; the mask is an ellipse."""
     size = options.size
 
     def jaxsr(image: Any) -> Any:

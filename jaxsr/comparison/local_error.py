@@ -211,7 +211,7 @@ class LocalErrorObserver:
         outputs: list[np.ndarray],
         run: Callable[[Backend, Sequence[np.ndarray]], list[np.ndarray]],
     ) -> float:
-        """What moves if every floating input moves by one step of the coarser dtype."""
+        """The result's movement if every floating input moves by a step of the coarser dtype."""
         unit = pair_roundoff(call, other, self._declared)
         rng = np.random.default_rng(0)
         moved = []

@@ -18,13 +18,13 @@ FACTOR = 8.0
 FLOOR_ULPS = 32.0
 """Steps of float32 at the array's largest value that are always allowed."""
 MOST = 2.0**-3
-"""Of an array's largest value: a larger error is a difference, however far torch is off."""
+"""Share of an array's largest value: a larger error is a difference, however far torch is off."""
 ILL_CONDITIONED_ULPS = 4096.0
 """Where float32 torch is further from float64 than this, the computation amplifies rounding."""
 ULP = 2.0**-23
 LEAST_SCALE = 2.0**-10
-"""Of the largest array of a group: below it a value may be rounding that cancelled, not a result,
-as the gradient of a bias in front of a BatchNorm."""
+"""Share of the largest array of a group: below it a value may be rounding that cancelled, not a
+result, as the gradient of a bias in front of a BatchNorm."""
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -45,13 +45,13 @@ class ArrayError:
     scale: float
     """The referee's largest absolute value."""
     rounding: float = FLOOR_ULPS * ULP
-    """What `error` may always be."""
+    """An `error` that is always allowed."""
     apart: float = math.inf
     """Largest difference of JAX from float32 torch, relative to `scale`."""
 
     @property
     def bound(self) -> float:
-        """What `error` may be."""
+        """The largest `error` that is allowed."""
         allowed = max(FACTOR * self.torch_error, FACTOR * self.noise, self.rounding)
         return min(allowed, max(MOST, self.rounding))
 

@@ -220,7 +220,7 @@ class TensorObserver:
         raise NotImplementedError
 
     def record(self, call: Call, arrays: dict[str, np.ndarray]) -> Record:
-        """What is stored of a call: figures, and the arrays where `keep` names it."""
+        """The record of a call: figures, and the arrays where `keep` names it."""
         figures = figures_of([arrays.get(f"out{k}") for k in range(len(call.results))])
         kept = matches(call, self._keep)
         tensors = {name: _copied(v) for name, v in arrays.items()} if kept else {}

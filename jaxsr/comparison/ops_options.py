@@ -20,7 +20,7 @@ class OpsOptions(CheckedOptions):
     """Kernels of jaxsr, torch, torchvision, OpenCV, Pillow, SciPy, jax.image: precision, time."""
 
     operation: Operation = "resize"
-    """What the libraries compute."""
+    """The operation that the libraries compute."""
     images: Path | None = None
     """Folder of images. Default: photos that are included in the installation."""
     limit: int = 4

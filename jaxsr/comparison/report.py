@@ -1,4 +1,4 @@
-"""What all commands of this package print: one layout, as text and as one HTML page.
+"""The output of all commands of this package: one layout, as text and as one HTML page.
 
 The verdict comes first. The page needs nothing else: no script, no font, no network.
 """
@@ -82,7 +82,7 @@ class Report:
     headline: str
     """The verdict, in one sentence."""
     lines: Sequence[str]
-    """What was compared, and what else stands above the tables."""
+    """The compared sides and the lines above the tables."""
     tables: Sequence[Table]
     findings: Sequence[str] = ()
     """Each with its place; the headline has the first already."""
@@ -90,7 +90,7 @@ class Report:
     sides: Sequence[tuple[str, dict[str, str]]] = ()
     """For the page: a box with the facts of each side."""
     key: Sequence[tuple[str, bool, str]] = ()
-    """Of the drawings: colour, whether it is a dot, and meaning."""
+    """Legend of the drawings: colour, whether it is a dot, and meaning."""
     drawings: Sequence[Drawing] = ()
 
 

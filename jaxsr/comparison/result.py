@@ -22,7 +22,7 @@ class Local:
     error: ErrorMetrics
     """Errors of the second side's result."""
     threshold: float
-    """What rounding explains, by dtype, reduction length and, if need be, by trial."""
+    """The error that rounding explains, by dtype, reduction length and, if need be, by trial."""
     tried: bool = False
     """Whether the threshold was raised to what rounding the inputs once does to the result."""
     problem: str = ""
@@ -107,7 +107,7 @@ class Discrepancy:
     kind: Kind
     row: OperationRow
     text: str
-    """What is wrong with it, without its place."""
+    """The fault, without its place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +133,7 @@ class Comparison:
     local_checked: bool
     """Whether local errors were looked for."""
     gradients: list[ArrayError] = field(default_factory=list)
-    """Of the whole step, the worse side against float64, where they were compared."""
+    """Errors of the whole step: the worse side against float64, where they were compared."""
 
     @property
     def checked(self) -> int:

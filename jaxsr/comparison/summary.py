@@ -1,4 +1,4 @@
-"""What every report shows: verdict, notes, and operations by block and module."""
+"""The content of every report: verdict, notes, and operations by block and module."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -84,7 +84,7 @@ _FUSION_NOTE = (
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """What a reader must know to judge the figures."""
+    """Notes that a reader needs to judge the figures."""
     note = _LOCAL_NOTE if comparison.local_checked else _TRACES_NOTE
     lines = [note.format(count=comparison.checked_locally)]
     for header in (comparison.first, comparison.second):
@@ -151,7 +151,7 @@ def ill_conditioned(comparison: Comparison) -> list[OperationRow]:
 
 
 def token_lines(comparison: Comparison, word: Word = str) -> list[str]:
-    """What the language model's logits say."""
+    """Lines about the language model's logits."""
     steps = comparison.steps
     if not steps:
         return []

@@ -71,7 +71,7 @@ def pair_roundoff(first: Call, second: Call, declared: float) -> float:
 
 
 def local_threshold(first: Call, second: Call, declared: float) -> float:
-    """What two correct implementations of one operation may differ by on equal inputs."""
+    """The difference of two correct implementations of one operation on equal inputs."""
     unit = pair_roundoff(first, second, declared)
     return _rounding(unit, LOCAL_FACTOR, NARROW_FACTOR, reduction_length(first))
 
@@ -95,7 +95,7 @@ def _rounding(unit: float, factor: float, narrow: float, length: int) -> float:
 
 
 def total_threshold(first: Call, depth: int, *, unit: float) -> float:
-    """What two correct runs may differ by after `depth` operations that round.
+    """The difference of two correct runs after `depth` operations that round.
 
     Args:
       first: the operation.
@@ -108,7 +108,7 @@ def total_threshold(first: Call, depth: int, *, unit: float) -> float:
 
 
 def logits_rounding(unit: float, depth: int) -> float:
-    """What rounding may move logits by after `depth` operations, relative to their size."""
+    """The movement of logits by rounding after `depth` operations, relative to their size."""
     return TOTAL_FACTOR * unit * math.sqrt(max(depth, 1))
 
 

@@ -1,4 +1,4 @@
-"""What two language models' logits say: tokens, how sure each side was, overlap, divergence."""
+"""Two language models' logits compared: tokens, each side's confidence, overlap, divergence."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -29,7 +29,7 @@ class TokenStep:
     divergence: float
     """Kullback-Leibler divergence of the second's distribution from the first's, in nats."""
     allowed: float
-    """What rounding may move a logit by, for the depth and dtypes of the run."""
+    """The movement of a logit by rounding, for the depth and dtypes of the run."""
 
     nan: bool = False
     """Whether logits of either side are NaN: then no figure of them means anything."""

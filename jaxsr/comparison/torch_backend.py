@@ -170,7 +170,7 @@ class TorchBackend:
             return [to_numpy(t.detach()) for t in replay_call(call.program, tensors)]
 
     def gradients(self, call: Call, inputs: Sequence[np.ndarray | None]) -> list[np.ndarray | None]:
-        """Of every floating operand, for the sum of the results times their `cotangent`."""
+        """Gradients by floating operands, of the sum of the results times their `cotangent`."""
         assert call.program is not None
         leaves = self._operands(call, inputs)
         floats = [

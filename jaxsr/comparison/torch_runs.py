@@ -31,7 +31,7 @@ _WIDE = {
 
 @dataclass(kw_only=True)
 class RunResult:
-    """What one run of a module gave, in torch or in JAX."""
+    """The results of one run of a module, in torch or in JAX."""
 
     outputs: Arrays
     gradients: Arrays = field(default_factory=dict)
@@ -126,7 +126,7 @@ def widened(module: nn.Module) -> nn.Module:
 
 
 _HALF_STEP = 2.0**-24
-"""Of float32: what rounding moves a value by."""
+"""Half a step of float32: rounding moves a value by at most this share."""
 
 
 def perturbed(module: nn.Module, seed: int, *, double: bool, by: float = _HALF_STEP) -> nn.Module:
@@ -256,7 +256,7 @@ def host_array(tensor: torch.Tensor) -> np.ndarray:
 
 
 def cotangent(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """What an output is multiplied with in the loss: fixed normal numbers around 0.5, float32.
+    """Factors of an output in the loss: fixed normal numbers around 0.5, float32.
 
     Around 0 their sum, the gradient of a last bias, would cancel: any order of adding rounds then.
     """

@@ -1,4 +1,4 @@
-"""What both sides run: a network, its inputs, and how one step follows another.
+"""The work of both sides: a network, its inputs, and how one step follows another.
 
 A network that takes an image runs once. A language model runs once on its prompt and once for each
 further token, with its key-value cache on the host between steps. The next token is the greedy one,
@@ -77,7 +77,7 @@ class Workload:
         raise NotImplementedError
 
     def identity(self) -> dict[str, str]:
-        """What two traces must share to be comparable; weights are compared one by one."""
+        """The values that comparable traces share; weights are compared one by one."""
         state = self.network.state_dict()
         return {
             "family": self.family,
@@ -86,7 +86,7 @@ class Workload:
         }
 
     def header(self) -> JsonObject:
-        """What a trace's header says of it."""
+        """The workload's part of a trace's header."""
         subject = {"family": self.family, "model": self.model, "inputs": self.inputs_text}
         return {"subject": {**subject, "steps": self.steps}, "identity": self.identity()}
 

@@ -53,7 +53,7 @@ def has_random_weights(options: WorkloadOptions) -> bool:
 
 
 def _inputs(loaded: LoadedModel, options: WorkloadOptions) -> tuple[str, Example]:
-    """What the network runs on, in words, and its arguments."""
+    """The network's inputs, in words and as arguments."""
     if options.input:
         example = parse_inputs(options.input)
         _run(loaded, example)

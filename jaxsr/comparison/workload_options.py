@@ -1,4 +1,4 @@
-"""What is run on both sides, as options of the commands."""
+"""Options of the model and inputs that both sides run."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ from jaxsr.runtime.options import ModelOptions
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadOptions(ModelOptions):
-    """What is run: a model, or the name of a family for a small one with random weights."""
+    """The model to run, or the name of a family for a small one with random weights."""
 
     image: Path | None = None
     """Image for networks that take one. Default: one that is included in the installation."""

@@ -34,7 +34,7 @@ _CONTEXT = 8192
 
 
 def run(config: GenerateConfig) -> int:
-    """What the command does with `--aot`; returns its exit status.
+    """Runs the command with `--aot`; returns its exit status.
 
     Without a prompt, prompt and output fill a context of 8192 tokens, or the model's own.
 

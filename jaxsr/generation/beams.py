@@ -30,7 +30,7 @@ _PENALTY = 1.0e9
 
 
 def beam_settings(options: SamplingOptions, room: int) -> dict[str, Any]:
-    """What a search needs besides `settings_of`.
+    """The settings of a search besides `settings_of`.
 
     Args:
       options: of the command.

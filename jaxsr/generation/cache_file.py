@@ -109,7 +109,7 @@ def _listed(versions: Any) -> str:
 
 
 def _problem(arrays: Mapping[str, np.ndarray], prompts: Any, network: Any) -> str:
-    """What keeps these arrays from being a batch of this model; empty where nothing does."""
+    """The reason why these arrays are not a batch of this model; empty where they are."""
     shapes = network.cache_shapes()
     layers = len({name.split(".")[1] for name in shapes})
     expected = (*BatchSnapshot.row_fields(), *shapes)

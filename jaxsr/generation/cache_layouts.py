@@ -155,7 +155,7 @@ class CacheLayout(ABC):
 
 
 class OwnLayout(CacheLayout):
-    """Of `jaxsr.models.llama`: a pair for each block, keys with their slots last.
+    """Layout of `jaxsr.models.llama`: a pair for each block, keys with their slots last.
 
     Scores are then a plain product with the stored keys; stored the other way, the CPU would
     transpose every block's keys at every step. Compiled attention reads keys with their features

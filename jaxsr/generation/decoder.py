@@ -1,4 +1,4 @@
-"""What both engines offer: start a batch of prompts, advance it, look at its tokens, save it.
+"""The interface of both engines: start a batch of prompts, advance it, look at its tokens, save it.
 
 An engine is `JaxDecoder` or `TorchDecoder`; a batch under way is a `Batch`, opaque to callers.
 `BatchSnapshot` is a batch on the host, in no engine's layout.

@@ -16,7 +16,7 @@ from jaxsr.models.cache_entries import has_slots
 
 
 class LibraryLayout(CacheLayout):
-    """Of `jaxsr.models.hugging_face`: the table itself, all rows filled up to the same slot.
+    """Layout of `jaxsr.models.hugging_face`: the table itself, all rows filled up to the same slot.
 
     Blocks with a window have as many slots, a ring: slot s lies in place s modulo their number.
     """

@@ -164,7 +164,7 @@ class JaxNetwork:
     def _compiled(
         self, name: str, lowered: Any, options: dict[str, str | bool] | None
     ) -> Callable[..., Any]:
-        """What runs a lowered program; `name` is for reports."""
+        """The compiled form of a lowered program; `name` is for reports."""
         return lowered.compile(options)
 
     @property

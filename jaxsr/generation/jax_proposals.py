@@ -29,7 +29,7 @@ class ProposingNetwork(JaxNetwork):
     """
 
     draft_kind: type[JaxNetwork] = JaxNetwork
-    """What holds the draft."""
+    """The class that holds the draft."""
 
     def __init__(
         self,
@@ -84,14 +84,14 @@ class ProposingNetwork(JaxNetwork):
         return Steps(layout, _run_of(self, "network"), draft)
 
     def weights_for(self, options: SamplingOptions) -> dict[str, Any]:
-        """What these steps take as weights."""
+        """The weights that these steps take."""
         if options.num_draft_tokens is None:
             return self._weights
         assert self.draft is not None
         return {"network": self._weights, "draft": self.draft._weights}
 
     def ahead(self, options: SamplingOptions) -> tuple[int, bool]:
-        """What a program depends on by its layout and the draft."""
+        """The dependencies of a program on its layout and the draft."""
         return self.layout_for(options).ahead, options.num_draft_tokens is not None
 
     def _traced(

@@ -1,4 +1,4 @@
-"""What the compiled programs of generation compute: functions of arrays alone."""
+"""The computations of generation's compiled programs: functions of arrays alone."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -91,7 +91,7 @@ class Steps:
 
     @staticmethod
     def _unchosen(rows: int, room: int, top: int | None) -> State:
-        """What `_chosen` changes, before any token."""
+        """The state that `_chosen` changes, before any token."""
         return {
             "token": jnp.zeros(rows, jnp.int32),
             "done": jnp.zeros(rows, bool),
@@ -101,7 +101,7 @@ class Steps:
         }
 
     def _chosen(self, state: State, logits_BV: jax.Array, settings: Settings, plain: bool) -> State:
-        """What choosing the next tokens changes."""
+        """The state that choosing the next tokens changes."""
         if plain:
             chosen_B = jnp.argmax(logits_BV, -1).astype(jnp.int32)
         else:

@@ -34,7 +34,7 @@ class History(NamedTuple):
     prompt_BT: Any
     """The prompt, ending in the last column; `UNFILLED` before it."""
     outputs_BN: Any
-    """What was generated, from the first column on; `UNFILLED` after it."""
+    """Generated tokens, from the first column on; `UNFILLED` after them."""
     count_B: Any
     """How many tokens were generated."""
 
@@ -215,7 +215,7 @@ def filtered_logits(logits_BV: jax.Array, settings: Settings) -> jax.Array:
 
 
 def _likeliest(logits_BV: jax.Array, settings: Settings) -> jax.Array:
-    """What `TopKLogitsWarper` and then `TopPLogitsWarper` keep."""
+    """The logits that `TopKLogitsWarper` and then `TopPLogitsWarper` keep."""
     vocabulary = logits_BV.shape[-1]
     token_V = jnp.arange(vocabulary, dtype=jnp.int32)
 
@@ -258,7 +258,7 @@ def _least_kept(
 
 
 def _at_least_min_p(logits_BV: jax.Array, settings: Settings) -> jax.Array:
-    """What `MinPLogitsWarper` keeps."""
+    """The logits that `MinPLogitsWarper` keeps."""
     weights_BV = jax.nn.softmax(logits_BV, -1)
     largest_B1 = weights_BV.max(-1, keepdims=True)
     first_BV = jnp.arange(logits_BV.shape[-1]) == jnp.argmax(weights_BV, -1)[:, None]
@@ -266,7 +266,7 @@ def _at_least_min_p(logits_BV: jax.Array, settings: Settings) -> jax.Array:
 
 
 def _typical(logits_BV: jax.Array, settings: Settings) -> jax.Array:
-    """What `TypicalLogitsWarper` keeps."""
+    """The logits that `TypicalLogitsWarper` keeps."""
     information_BV = -jax.nn.log_softmax(logits_BV, -1)
     weights_BV = jnp.exp(-information_BV)
     terms_BV = jnp.where(weights_BV > 0, information_BV * weights_BV, 0)

@@ -243,7 +243,7 @@ def _parsed_bias(item: str) -> dict[tuple[int, ...], float]:
 
 
 def recommended_options(generation: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """What a model's `generation_config.json` says about choosing tokens.
+    """Options for choosing tokens from a model's `generation_config.json`.
 
     Args:
       generation: the file's fields.

@@ -15,7 +15,7 @@ _LONGEST = 3
 
 
 def proposed(history: History, count: int) -> jax.Array:
-    """What may come next, (B, count): after the longest and then latest match of the last tokens.
+    """Proposed tokens, (B, count): after the longest and then latest match of the last tokens.
 
     Where the match's continuation reaches the end, it goes on from its beginning, as a text does
     that repeats itself. Token 0 where nothing matches.

@@ -19,7 +19,7 @@ Message = Mapping[str, Any]
 
 _PROMPTS = ("prompt", "text", "messages", "conversations")
 _OTHERS = ("seed", "tools", "documents", "id")
-"""What else a line may have. Of a chat data set's columns, `id` alone changes nothing."""
+"""Further keys of a line. Of a chat data set's columns, `id` alone changes nothing."""
 
 _ROLES = {"human": "user", "gpt": "assistant"}
 
@@ -29,7 +29,7 @@ class Prompt:
     """A prompt as text, and as the messages of a chat."""
 
     text: str
-    """What reports show: the text, or the last user message."""
+    """The text for reports: the prompt, or the last user message."""
     messages: tuple[Message, ...]
     """For the chat template."""
     seed: int | None = None

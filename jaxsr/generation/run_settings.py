@@ -1,4 +1,4 @@
-"""What the command's options come to for one model: for a run, and for `--aot` of the same run."""
+"""The command's options for one model: for a run, and for `--aot` of the same run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -13,7 +13,7 @@ from jaxsr.generation.prompts import Prompt
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
-    """Of `JaxDecoder`."""
+    """Settings of `JaxDecoder`."""
 
     devices: int
     """That weights and cache are split over."""
@@ -38,7 +38,7 @@ def engine_settings(config: GenerateConfig) -> EngineSettings:
 
 
 def sampling_options(config: GenerateConfig, generation: dict[str, Any]) -> SamplingOptions:
-    """Of the command; where it leaves the default, of the model if asked for.
+    """Options of the command; where it leaves the default, those of the model if asked for.
 
     Args:
       config: of the command.

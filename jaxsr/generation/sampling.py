@@ -94,7 +94,7 @@ def _draw(logits_V: jax.Array, key_data: jax.Array, number: jax.Array) -> jax.Ar
 def log_probabilities(
     logits_BV: jax.Array, token_B: jax.Array, top: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Of the model's own distribution, before processors, temperature and filters.
+    """The model's own log probabilities, before processors, temperature and filters.
 
     Args:
       logits_BV: what the network gives.

@@ -240,7 +240,7 @@ class Session:
             self._row_file.keep(row)
 
     def row(self, done: Completion, text: str, count: int, batch_size: int) -> dict[str, Any]:
-        """What a file of rows has of an output."""
+        """The row of an output in a file."""
         settings = self._settings()
         if self._row_file is not None:
             settings = self._row_file.settings

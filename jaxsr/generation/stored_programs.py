@@ -60,7 +60,7 @@ def stored(
 def exported_program(
     trace: Callable[..., Any], args: tuple[Any, ...], *, platform: str | None = None
 ) -> export.Exported:
-    """What `stored` keeps.
+    """The program that `stored` keeps.
 
     Args:
       trace: the function.
@@ -72,7 +72,7 @@ def exported_program(
 
 
 def structure(network: Any) -> list[tuple[str, str, str]]:
-    """What a network of torch modules is made of, besides its tensors: for a program's key."""
+    """The modules and settings of a network without its tensors, for a program's key."""
     if hasattr(network, "program_key"):
         return network.program_key()
     return [

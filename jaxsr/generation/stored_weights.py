@@ -40,7 +40,7 @@ class StoredWeights:
     def chosen(
         cls, network: Any, skeleton: Any, *, on_cpu: bool, rows: int, compiled: bool = False
     ) -> "StoredWeights":
-        """What the devices read fastest.
+        """The form that the devices read fastest.
 
         Args:
           network: with its weights.

@@ -1,4 +1,4 @@
-"""What a restoring program computes around its network: intensities, and the eight symmetries."""
+"""A restoring program's work around its network: intensities, and the eight symmetries."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What each of torch's operators does to the ranges of its arguments.
+"""The effect of each of torch's operators on the ranges of its arguments.
 
 A rule takes an `OperatorCall` and returns the range of its result, a list of ranges where there are
 several results, or `Scores`. The rules of convolution, pooling and the like are in

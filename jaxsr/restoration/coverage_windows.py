@@ -1,4 +1,4 @@
-"""What torch's operators that read a window of pixels do to ranges: the rules of `coverage_rules`.
+"""Effects on ranges of operators that read a window of pixels: the rules of `coverage_rules`.
 
 Padding, convolution, pooling and interpolation, along each axis of a picture by itself.
 """

@@ -30,7 +30,7 @@ class NotAnalysedError(Exception):
 
 @dataclass(eq=False)
 class Coverage:
-    """What one run found."""
+    """The findings of one run."""
 
     rows: int
     """Height of the picture."""
@@ -71,11 +71,11 @@ class CoveredTensor(Tensor):
     """Whether softmax has made weights of the scores."""
     coverage: Coverage
     version: int
-    """Of its memory, when `range` was found."""
+    """Version of its memory when `range` was found."""
     base: "CoveredTensor | None"
     """The tensor whose memory this one views."""
     elements: Range | None
-    """Of each element of the memory, once a part of it was written; of a base alone."""
+    """The range of each element of the memory, once a part of it was written; of a base alone."""
 
     @staticmethod
     def __new__(

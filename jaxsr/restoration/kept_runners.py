@@ -27,7 +27,7 @@ class _OpenRunner(NamedTuple):
     runner: Runner
     state: Snapshot
     digests: list[str]
-    """Of the network's tensors."""
+    """Digest of the network's tensors."""
 
 
 _open_runners: OrderedDict[object, _OpenRunner] = OrderedDict()

@@ -98,7 +98,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _source(kind: type) -> str:
-    """Of the module that defines a class, or of nothing where there is no file."""
+    """Source of the module that defines a class; empty where it has no file."""
     module = sys.modules.get(kind.__module__)
     try:
         return inspect.getsource(module) if module is not None else ""

@@ -1,4 +1,4 @@
-"""What an output pixel of a network depends on: how far tiles must overlap, and where they start.
+"""The inputs of an output pixel of a network: how far tiles must overlap, and where they start.
 
 A tile gives the whole picture's result where it holds every input pixel that an output pixel
 depends on, and where it starts on a multiple of the network's period.
@@ -111,7 +111,7 @@ def _evaluating(network: nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Axis:
-    """What the ranges along one axis say."""
+    """The reach of a network along one axis."""
 
     scale: int
     margin: int | None

@@ -73,7 +73,7 @@ def measure(model: RestorationModel, config: RestoreConfig, size: tuple[int, int
 
 
 def environment(config: RestoreConfig) -> JsonObject:
-    """What the figures hold for."""
+    """The environment for which the figures hold."""
     device = "cpu"
     if config.engine == "jax":
         import jax

@@ -24,7 +24,7 @@ MOST_PROGRAMS = 4
 # What a tile's values may take on a device while the network runs.
 _TILE_BYTES = 512 * 2**20
 MOST_BYTES = 8 * 2**30
-"""Of one with a margin too large for that, or of a picture that cannot be cut: half the memory of
+"""Side with a margin too large for that, or for an image that cannot be cut: half the memory of
 an ordinary machine."""
 _LARGEST_TILE = 512
 # Results come back to the host as float32, and a row of them makes a band.
