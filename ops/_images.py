@@ -177,7 +177,7 @@ def spread(value: Parameter, image: jax.Array, name: str) -> jax.Array:
     array = parameter(value, name)
     if array.shape != image.shape[: array.ndim] or array.ndim > image.ndim - 2:
         raise ValueError(
-            f"{name} of shape {array.shape} has no value for each picture of shape {image.shape}; "
+            f"{name} of shape {array.shape} has no value for each image of shape {image.shape}; "
             "its axes must be leading ones of the image"
         )
     return array.reshape(*array.shape, *[1] * (image.ndim - array.ndim))
@@ -190,7 +190,7 @@ def check_per_picture(
     count = value.ndim - rank
     if count > image.ndim + min(axes) or value.shape[:count] != image.shape[:count]:
         raise ValueError(
-            f"{name} of shape {value.shape} has no value for each picture of shape "
+            f"{name} of shape {value.shape} has no value for each image of shape "
             f"{image.shape}; its leading axes must be those of the image, or none"
         )
 

@@ -38,7 +38,7 @@ def traced_blur(
     if any(size % 2 == 0 for size in sizes) or max(sizes) > LONGEST_SUM:
         raise ValueError(
             f"kernel_size must be odd and at most {LONGEST_SUM} with a traced sigma, got "
-            f"{kernel_size}; shrink the picture first, or give sigma as a number"
+            f"{kernel_size}; shrink the image first, or give sigma as a number"
         )
     if convention == "opencv" and image.dtype == jnp.uint8:
         raise ValueError(

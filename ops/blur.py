@@ -133,7 +133,7 @@ def gaussian_windows(
         if max(sizes) > LONGEST_WINDOW:
             raise ValueError(
                 f"sigma={sigma} asks for a window of {max(sizes)} px, of {LONGEST_WINDOW} at most; "
-                "lower it, or blur a smaller picture"
+                "lower it, or blur a smaller image"
             )
     else:
         sizes = positive_pair(kernel_size, "kernel_size")

@@ -239,6 +239,6 @@ def _window(image: jax.Array, axes: tuple[int, int], size: int | Sequence[int]) 
     room = image.shape[axes[0]], image.shape[axes[1]]
     if extents[0] > room[0] or extents[1] > room[1]:
         raise ValueError(
-            f"size={extents} is larger than the picture of {room[0]}x{room[1]}; pad it first"
+            f"size={extents} is larger than the image of {room[0]}x{room[1]}; pad it first"
         )
     return extents

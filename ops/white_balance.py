@@ -65,7 +65,7 @@ def white_balance(
     leading = colour.ndim - 1
     if leading > array.ndim - 3 or colour.shape[:-1] != array.shape[:leading]:
         raise ValueError(
-            f"white of shape {colour.shape} has no colour for each picture of shape {array.shape}; "
+            f"white of shape {colour.shape} has no colour for each image of shape {array.shape}; "
             "its leading axes must be those of the image, or none"
         )
     place = normal_axis(channel, array.ndim, "channel")

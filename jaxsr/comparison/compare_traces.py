@@ -40,7 +40,7 @@ def check_comparable(first: JsonObject, second: JsonObject, *, names: tuple[str,
     for part, what, way in (
         ("family", "models", "record both with one --model"),
         ("parameters", "models (parameter names or shapes)", "record both with one --model"),
-        ("inputs", "inputs", "record both with one picture or prompt, --size and --steps"),
+        ("inputs", "inputs", "record both with one image or prompt, --size and --steps"),
     ):
         a, b = first["identity"][part], second["identity"][part]
         if a != b:

@@ -42,7 +42,7 @@ from jaxsr.runtime.exit_status import ExitStatus
 Outputs = dict[str, np.ndarray] | list[np.ndarray]
 """By name, or in torch's order."""
 _MOST_BYTES = 2**31 - 2**20
-"""Of a program: `jax.export` writes FlatBuffers, whose places have 32 bits."""
+"""Largest program: `jax.export` writes FlatBuffers, whose places have 32 bits."""
 _RUN = """
 import sys
 for name in ("torch", "torchax", "jaxsr"):

@@ -71,14 +71,14 @@ def report_of(
             figures = (f"{s:.5f}" for s in seconds)
             times.append(Line([name.removesuffix(suffix), *figures, group.rules.get(name, "")]))
         headings = ("library", "first run", "cached, median", "cached, least", "rule")
-        title = f"{group.method}, {group.dtype}: seconds for the first picture"
+        title = f"{group.method}, {group.dtype}: seconds for the first image"
         tables.append(Table(title=title, headings=headings, left=(0, 4), lines=times))
     return Report(
         title="jaxsr",
         status="",
         headline=verdict(options, groups),
         lines=[
-            f"pictures: {sources}",
+            f"images: {sources}",
             f"libraries: {versions}",
             *against_published(options, groups),
         ],

@@ -58,7 +58,7 @@ def _inputs(loaded: LoadedModel, options: WorkloadOptions) -> tuple[str, Example
         example = parse_inputs(options.input)
         _run(loaded, example)
         return f"random {' '.join(options.input)}", example
-    source = options.image or "a picture of jaxsr"
+    source = options.image or "an image of jaxsr"
     if loaded.kind == "detector":
         image = _detector_input(loaded, options)
         return f"{source}, resized {options.size} px", ((to_torch(image),), {})
@@ -105,7 +105,7 @@ def _restorer_input(loaded: LoadedModel, options: WorkloadOptions) -> np.ndarray
         if loaded.kind == "restorer":
             raise
         raise InputError(
-            f"{loaded.name} takes no picture of 1 or 3 channels; give its inputs, such as "
+            f"{loaded.name} takes no image of 1 or 3 channels; give its inputs, such as "
             "--input 2,4,64,64 or ids=int64:2,16:1000"
         ) from error
     image = _picture(options).astype(np.float32) / 255
@@ -134,7 +134,7 @@ def _decoded(path: Path) -> np.ndarray:
     try:
         return decode_rgb(path)
     except UnreadablePicture as error:
-        raise InputError(f"{path} cannot be read as a picture: {error}") from error
+        raise InputError(f"{path} cannot be read as an image: {error}") from error
 
 
 def _picture(options: WorkloadOptions) -> np.ndarray:

@@ -232,7 +232,7 @@ def _by_tifffile(data: bytes) -> Image.Image:
 def _by_opencv(data: bytes) -> Image.Image:
     pixels = opencv_samples(data)
     if pixels is None:
-        raise UnreadablePicture("not a picture that Pillow or OpenCV reads")
+        raise UnreadablePicture("not an image that Pillow or OpenCV reads")
     pixels = _narrow(np.ascontiguousarray(pixels))
     gray_alpha = pixels.ndim == 3 and pixels.shape[-1] == 2
     return Image.fromarray(pixels, "LA") if gray_alpha else Image.fromarray(pixels)

@@ -237,7 +237,7 @@ def open_split(
         list_file, listed = root, dict.fromkeys(sorted(image_files))
         _log.warning("no list in %s: all %d images of %s are taken", folder, len(listed), images)
         if not listed:
-            raise InputError(f"{images} holds no pictures; give the folder of a data set") from None
+            raise InputError(f"{images} holds no images; give the folder of a data set") from None
     names = list(listed)
     cache = cache if cache is not None else PixelCache(None)
     problems: dict[str, str] = {}

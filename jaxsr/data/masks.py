@@ -63,7 +63,7 @@ def read_mask(path: Path, *, threshold: int | None = None) -> Mask:
     except UnreadablePicture:
         raise
     except UnidentifiedImageError:
-        raise UnreadablePicture("not a picture that Pillow reads") from None
+        raise UnreadablePicture("not an image that Pillow reads") from None
     except MemoryError:
         raise UnreadablePicture("out of memory while decoding") from None
     except Exception as error:  # decoders raise SyntaxError, struct.error, IndexError …

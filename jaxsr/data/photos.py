@@ -354,15 +354,15 @@ def open_photos(
 
     if bad and on_bad_file == "error":
         raise InputError(
-            f"{len(bad)} of {len(good) + len(bad)} pictures in {source} cannot be used: "
+            f"{len(bad)} of {len(good) + len(bad)} images in {source} cannot be used: "
             f"{_listing(bad)}; mend or remove them, choose a smaller crop if they are too small, "
             f"or leave them out with --on-bad-file skip"
         )
     if not good:
         detail = f" (skipped {len(bad)}: {_listing(bad)})" if bad else ""
         raise InputError(
-            f"no picture in {source}{detail}; give a folder that holds PNG, JPEG, TIFF, WebP or "
-            f"other pictures, at any depth"
+            f"no image in {source}{detail}; give a folder that holds PNG, JPEG, TIFF, WebP or "
+            f"other images, at any depth"
         )
     if bad:
         _log.warning("skipped %d bad file(s) in %s: %s", len(bad), source, _listing(bad, 1000))
@@ -414,7 +414,7 @@ def _built_in() -> dict[str, Path]:
 def _search(folder: Path) -> tuple[dict[str, Path], list[BadFile]]:
     """Picture files below `folder` by relative name, sorted, and what could not be looked into."""
     if not folder.exists():
-        raise MissingFileError(f"no folder {folder}; give the path of a folder with pictures")
+        raise MissingFileError(f"no folder {folder}; give the path of a folder with images")
     if not folder.is_dir():
         raise InputError(f"{folder} is a file, not a folder; give the folder that holds it")
     listing = list_files(folder)

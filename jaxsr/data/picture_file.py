@@ -58,7 +58,7 @@ def read_file(path: Path, *, max_pixels: int = MAX_PIXELS) -> bytes:
             raise UnreadablePicture("not a regular file")
         if status.st_size > max_file_bytes(max_pixels):
             raise UnreadablePicture(
-                f"{status.st_size:,} bytes, more than any picture of {max_pixels:,} pixels"
+                f"{status.st_size:,} bytes, more than any image of {max_pixels:,} pixels"
             )
         data = file.read(status.st_size)
     if not data:
@@ -183,6 +183,6 @@ def tifffile_samples(page: Any, *, max_pixels: int = MAX_PIXELS) -> Shaped[np.nd
         pixels = np.moveaxis(pixels, 0, -1)
     if pixels.size == 0 or pixels.shape[:2] != size or pixels.size != math.prod(size) * channels:
         raise UnreadablePicture(
-            f"samples of shape {pixels.shape} in a picture of {size[1]}×{size[0]}"
+            f"samples of shape {pixels.shape} in an image of {size[1]}×{size[0]}"
         )
     return pixels.reshape(*size, channels)

@@ -40,7 +40,7 @@ Prepare = Callable[..., dict[str, Array]]
 _TURN, _FACTOR, _NOISE_STRENGTH, _NOISE, _LABELS = range(5)
 _COLOURS, _DEGRADATION, _MIX, _CUT = range(2**16, 2**16 + 4)  # beyond any number of labels
 _CUT_SIDE = 0.7
-"""Of a picture: the sides of the box of CutBlur, as in its paper."""
+"""Share of an image: the sides of the box of CutBlur, as in its paper."""
 
 
 @dataclass(frozen=True, kw_only=True)

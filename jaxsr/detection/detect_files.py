@@ -50,7 +50,7 @@ def run(config: DetectConfig) -> int:
       UserError: no input, no weights, or a folder that cannot be used.
     """
     if not config.inputs:
-        raise InputError("no input; name pictures, folders or videos")
+        raise InputError("no input; name images, folders or videos")
     inputs = find_inputs(config)
     _refuse_double_names(inputs.sources)
     set_status("loading the model")
@@ -59,7 +59,7 @@ def run(config: DetectConfig) -> int:
     set_status("looking for targets")
     check_folder(config.out)
     failed = len(inputs.problems)
-    with naming_out_of_memory(rows=config.batch, advice="cut the pictures"):
+    with naming_out_of_memory(rows=config.batch, advice="cut the images"):
         failed += session.pictures([source for source in inputs.sources if not source.is_video])
         failed += sum(session.video(source) for source in inputs.sources if source.is_video)
     session.finish(inputs.sources)
@@ -85,7 +85,7 @@ def find_inputs(config: DetectConfig) -> Inputs:
         print(printable(line))
     if not inputs.sources:
         raise InputError(
-            f"nothing to look at in {', '.join(config.inputs)}; name pictures, folders or videos"
+            f"nothing to look at in {', '.join(config.inputs)}; name images, folders or videos"
         )
     return inputs
 

@@ -88,8 +88,8 @@ class Detector:
             maps, expected = np.asarray(collect()), (together.rows, 1, *together.canvas)
             if maps.shape != expected:
                 raise InputError(
-                    f"the network gives {maps.shape} for pictures {planes.shape}, not logits "
-                    f"{expected}; give a detector (networks that return pictures are for "
+                    f"the network gives {maps.shape} for images {planes.shape}, not logits "
+                    f"{expected}; give a detector (networks that return images are for "
                     "python -m jaxsr.restore)"
                 )
             batch = maps[:, 0]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import UInt8
 
-LPIPS_CONVENTION = "AlexNet, version 0.1, on RGB, whole picture"
+LPIPS_CONVENTION = "AlexNet, version 0.1, on RGB, whole image"
 LPIPS_SMALLEST = 64
 """Pixels of the shortest side that AlexNet's layers leave something of."""
 

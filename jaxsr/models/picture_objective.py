@@ -108,7 +108,7 @@ class PictureObjective(Objective):
         if others:
             raise InputError(
                 f"--discriminator returned {1 + len(others)} tensors; wrap it in a module that "
-                "returns one, of logits for each picture"
+                "returns one, of logits for each image"
             )
         # One logit a picture, or several that are not map: each against its picture's label.
         return logits if logits.ndim == 4 else logits.reshape(len(logits), -1, 1, 1)

@@ -63,7 +63,7 @@ def load_by_spandrel(
     architecture = descriptor.architecture.name
     if not isinstance(descriptor, spandrel.ImageModelDescriptor):
         raise InputError(
-            f"{path} is a {architecture}, which fills a mask; restoring needs one picture in"
+            f"{path} is a {architecture}, which fills a mask; restoring needs one image in"
         )
     if descriptor.input_channels != descriptor.output_channels:
         raise InputError(
@@ -72,7 +72,7 @@ def load_by_spandrel(
         )
     sides = descriptor.size_requirements
     if sides.square:
-        raise InputError(f"{path} is a {architecture}, which takes only square pictures")
+        raise InputError(f"{path} is a {architecture}, which takes only square images")
     broken = [key for key, value in weights.items() if not torch.isfinite(value).all()]
     if broken:
         raise InputError(

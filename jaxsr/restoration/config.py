@@ -73,9 +73,7 @@ class RestoreConfig(ModelOptions, LaneFoldingOptions, AotOptions):
                 f"suffix is part of a file name, got {self.suffix!r}; use --out for folders"
             )
         if self.report is not None and self.truth is None:
-            raise InputError(
-                "report needs pictures to compare with; name their folder with --truth"
-            )
+            raise InputError("report needs images to compare with; name their folder with --truth")
         self.sizes()
 
     @property

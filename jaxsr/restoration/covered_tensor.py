@@ -296,7 +296,7 @@ def _note_global(call: "OperatorCall", made: CoveredTensor) -> None:
         spans = (-(v.range[1].numpy() + v.range[0].numpy()) for v in call.covered)
         if all(span.max() < coverage.rows // 4 for span in spans):
             name = call.func.overloadpacket.__name__
-            coverage.global_operation = f"{coverage.place(name)} depends on the whole picture"
+            coverage.global_operation = f"{coverage.place(name)} depends on the whole image"
             coverage.surely_global = not coverage.unknown_operations
 
 

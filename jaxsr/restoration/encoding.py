@@ -50,9 +50,9 @@ class Encoding:
         """
         format, instead = self.format, "write it with --format png or tiff"
         if format in ("JPEG", "WEBP") and self.deep:
-            raise PictureError(f"{format} holds 8 bits, the picture has 16; {instead}")
+            raise PictureError(f"{format} holds 8 bits, the image has 16; {instead}")
         if format == "JPEG" and self.kind.endswith("alpha"):
-            raise PictureError(f"JPEG holds no transparency, the picture has some; {instead}")
+            raise PictureError(f"JPEG holds no transparency, the image has some; {instead}")
         if format in ("PNG", "WEBP") and self.kind == "cmyk":
             raise PictureError(f"{format} holds no CMYK; write it with --format tiff or jpeg")
         longest = _LONGEST_SIDE.get(format)

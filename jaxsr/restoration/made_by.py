@@ -76,7 +76,7 @@ class MadeBy:
         if others:
             raise InputError(
                 f"{self._path.parent} has {counted(len(others), 'result')} that this model with "
-                f"these options did not make from the pictures as they are ({first_of(others)}); "
+                f"these options did not make from the images as they are ({first_of(others)}); "
                 "--overwrite replaces such results, another --out leaves them alone"
             )
 

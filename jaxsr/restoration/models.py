@@ -89,7 +89,7 @@ def restoration_model(
         channels = loaded.channels or _input_channels(loaded.network)
     if channels not in (1, 3):
         raise InputError(
-            f"{loaded.name} takes pictures of {channels} channels; restoring works with 1 (luma, "
+            f"{loaded.name} takes images of {channels} channels; restoring works with 1 (luma, "
             "gray) and 3 (RGB): wrap the network in a module that takes one of these"
         )
     low, high = value_range or loaded.value_range
@@ -114,5 +114,5 @@ def _input_channels(network: nn.Module) -> int:
             continue
     raise InputError(
         f"{type(network).__name__} takes neither (1, 3, 64, 64) nor (1, 1, 64, 64); wrap it in a "
-        "module that takes pictures (batch, channels, height, width)"
+        "module that takes images (batch, channels, height, width)"
     )

@@ -110,7 +110,7 @@ def read_picture(path: Path, *, max_pixels: int = MAX_PIXELS) -> Picture:
     except UnidentifiedImageError:
         if is_tiff(data):
             return _unusual_tiff(data, max_pixels)
-        raise PictureError("not a PNG, JPEG, WebP, TIFF, BMP or GIF picture") from None
+        raise PictureError("not a PNG, JPEG, WebP, TIFF, BMP or GIF image") from None
     except Image.DecompressionBombError as error:
         raise PictureError(f"{one_line(error)}: {_ADVICE}") from None
     except MemoryError:

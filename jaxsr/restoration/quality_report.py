@@ -84,7 +84,7 @@ def write_report(
         reasons = "; ".join(f"{name}: {reason}" for name, reason in problems[:3])
         raise InputError(
             f"no result could be compared with {config.truth}{f' ({reasons})' if reasons else ''}; "
-            "truth pictures have the sources' relative names"
+            "truth images have the sources' relative names"
         )
     folder.mkdir(parents=True, exist_ok=True)
     convention = {

@@ -48,7 +48,7 @@ _WIDTHS = (32, 64)
 _MOST_PERIOD = 128
 # Sums of a deep network differ by this much, relative to its largest value.
 _ROUNDING = 1e-5
-_POSITION = "its result depends on the position in the picture"
+_POSITION = "its result depends on the position in the image"
 _PATIENCE_S = 2.0
 """Probing that takes longer says so."""
 _LIMIT_S = 120.0
@@ -244,7 +244,7 @@ class _Measurement:
             output, again = self._network(trial), self._network(trial)
         except Exception as error:  # whatever a user's or a library's code raises
             raise InputError(
-                f"{type(self._network).__name__} fails on pictures {tuple(trial.shape)}: "
+                f"{type(self._network).__name__} fails on images {tuple(trial.shape)}: "
                 f"{first_line(error)}"
             ) from error
         scale = _scale(self._network, output, self._channels, side, side, 2)
@@ -274,7 +274,7 @@ class _Measurement:
                 break
         if margin is None:
             cause = first_global(self._network, channels=self._channels, side=side)
-            cause = cause or "each output pixel depends on the whole picture"
+            cause = cause or "each output pixel depends on the whole image"
             return self._no_tiles(scale, cause, live)
         if period is None:
             return self._no_tiles(scale, _POSITION, live)
@@ -327,7 +327,7 @@ def _scale(
     if not isinstance(output, Tensor) or output.ndim != 4:
         what = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise InputError(
-            f"{name} returned {what} for a (1, {channels}, {height}, {width}) picture; it must "
+            f"{name} returned {what} for a (1, {channels}, {height}, {width}) image; it must "
             "return one tensor (batch, channels, height, width)"
         )
     _, out_channels, out_height, out_width = output.shape
@@ -345,7 +345,7 @@ def _scale(
 def _per_output(output: Tensor, axis: int, results: int) -> tuple[Tensor, Tensor]:
     """First and last input row of each output row; both (results,)."""
     if not isinstance(output, CoveredTensor):
-        raise NotAnalysedError("the output does not depend on the picture")
+        raise NotAnalysedError("the output does not depend on the image")
     first, last = (
         values.amin([a for a in range(4) if a != axis]).expand(results).long()
         for values in output.range

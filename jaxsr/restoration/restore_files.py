@@ -38,7 +38,7 @@ def run(config: RestoreConfig) -> int:
     """
     began = time.perf_counter()
     if not config.inputs and not config.benchmark:
-        raise InputError("nothing to restore: name pictures, videos, folders or globs")
+        raise InputError("nothing to restore: name images, videos, folders or globs")
     inputs = find_inputs(config)
     set_status("loading the model")
     made_by = MadeBy(config, [configured_model(config, word) for word in _words(config)])
@@ -100,7 +100,7 @@ def find_inputs(config: RestoreConfig) -> Inputs:
     if config.inputs and not inputs.sources:
         problems = [f"{name}: {reason}" for name, reason in inputs.problems]
         reasons = "; ".join(problems + inputs.notes()) or "the folders are empty"
-        raise InputError(f"no pictures found ({reasons}); name pictures, videos, folders or globs")
+        raise InputError(f"no images found ({reasons}); name images, videos, folders or globs")
     return inputs
 
 
@@ -193,14 +193,14 @@ def _print_tiling(model: RestorationModel, config: RestoreConfig) -> None:
     changed = f"cuts them with {APPROXIMATE_MARGIN} pixels of overlap, which changes the result"
     if reach.margin is None:
         if config.tiling == "approximate":
-            changed = changed.replace("cuts them", "larger pictures are cut")
+            changed = changed.replace("cuts them", "larger images are cut")
             print(
                 f"note: this network has no exact tiles ({printable(reach.cause)}); {changed}",
                 flush=True,
             )
         else:
             print(
-                f"note: this network has no exact tiles ({reach.cause}); pictures are treated "
+                f"note: this network has no exact tiles ({reach.cause}); images are treated "
                 f"whole, and every new size is compiled. --tiling approximate {changed}",
                 flush=True,
             )
@@ -208,7 +208,7 @@ def _print_tiling(model: RestorationModel, config: RestoreConfig) -> None:
         inner = tiler.side - 2 * tiler.margin
         print(
             f"note: exact tiles of this network overlap by {tiler.margin} pixels on each side: "
-            f"{(tiler.side / inner) ** 2:.1f} times the work where a picture is cut, and "
+            f"{(tiler.side / inner) ** 2:.1f} times the work where an image is cut, and "
             f"{tiler.tile_bytes((tiler.side, tiler.side)) / 2**30:.1f} GiB for each tile. "
             f"--tiling approximate {changed}",
             flush=True,

@@ -100,7 +100,7 @@ def compile_batches(
       InputError: there is no program.
     """
     if not programs:
-        raise InputError("the inputs need no program; name pictures or videos that can be read")
+        raise InputError("the inputs need no program; name images or videos that can be read")
     reports: list[Ahead] = []
     largest: JsonObject = {}
     for compile_at, batch in programs:

@@ -71,21 +71,21 @@ def try_network(
         inspect.signature(network.forward).bind(picture)
     except TypeError as error:
         raise InputError(
-            f"{option}: forward takes more than one batch of pictures ({error}); wrap it in a "
+            f"{option}: forward takes more than one batch of images ({error}); wrap it in a "
             "module that gives it the rest"
         ) from error
-    with located(f"{option} on pictures {shape}"):
+    with located(f"{option} on images {shape}"):
         answer = answer_of(copy_module(network).eval()(picture), name=option)
         if tuple(answer.shape) != expected:
             raise InputError(
-                f"{option} gives {tuple(answer.shape)} for pictures {shape}, not "
+                f"{option} gives {tuple(answer.shape)} for images {shape}, not "
                 f"{mend.format(expected)}"
             )
         if not torch.is_floating_point(answer):
             raise InputError(f"{option} gives {answer.dtype}; training needs floating point")
         if not answer.requires_grad and any(p.requires_grad for p in network.parameters()):
             raise InputError(
-                f"{option} gives pictures that depend on no parameter that is trained; leave out "
+                f"{option} gives images that depend on no parameter that is trained; leave out "
                 "detach(), .data, no_grad() and rounding"
             )
 

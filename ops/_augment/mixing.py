@@ -89,7 +89,7 @@ class CutMix:
 def _check(batch: Augmented, name: str, *, masks: bool) -> None:
     count = batch.images.shape[0]
     if count % 2:
-        raise ValueError(f"{name} needs an even batch, got {count} pictures; leave one out")
+        raise ValueError(f"{name} needs an even batch, got {count} images; leave one out")
     if batch.boxes is not None or batch.points is not None:
         raise ValueError(f"{name} cannot mix boxes or points; leave them out")
     if batch.masks is not None and not masks:

@@ -104,7 +104,7 @@ class AugMix:
         """Refuses masks, boxes and points: each chain moves pixels elsewhere."""
         if not (batch.masks is None and batch.boxes is None and batch.points is None):
             raise ValueError(
-                "AugMix blends pictures that are moved apart; leave masks, boxes and points out"
+                "AugMix blends images that are moved apart; leave masks, boxes and points out"
             )
         height, width = size_of(batch, layout)
         space = Space(augmix_tables(height, width, self.all_ops), _AUGMIX_BINS)

@@ -80,7 +80,7 @@ def test_weights_that_are_given_are_not_called_random(engines, tmp_path):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("Four", "takes no picture of 1 or 3 channels; give its inputs, such as --input"),
+        ("Four", "takes no image of 1 or 3 channels; give its inputs, such as --input"),
         ("Branch", "compared_nets.py:26 `return x if x.mean() > 9"),
         ("Wrong", "failed: RuntimeError"),
         ("Wrong", "(compared_nets.py:31); give inputs"),

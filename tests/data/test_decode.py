@@ -250,9 +250,9 @@ def test_pictures_are_known_by_content(tmp_path, rgb):
         Image.fromarray(rgb).save(path, form)
         assert claims_to_be_picture(path), form
         assert decode_rgb(path).shape == (20, 30, 3)
-    (tmp_path / "notes.txt").write_text("not a picture")
+    (tmp_path / "notes.txt").write_text("not an image")
     assert not claims_to_be_picture(tmp_path / "notes.txt")
-    (tmp_path / "notes.png").write_text("not a picture")
+    (tmp_path / "notes.png").write_text("not an image")
     assert claims_to_be_picture(tmp_path / "notes.png")
 
 

@@ -70,7 +70,7 @@ def test_training_names_them_and_opens_none(folder, size, caplog):
     from tests.restoration.test_bad_input import header_only_png
 
     (folder / "b" / "claims.png").write_bytes(header_only_png(size, size))
-    with pytest.raises(ValueError, match="no picture in"):
+    with pytest.raises(ValueError, match="no image in"):
         open_photos(folder, crop=1, on_bad_file="skip")
     for name in ("pipe.png", "zero.png", "socket.png", "loop.png"):
         assert f"passed over {folder / name}" in caplog.text

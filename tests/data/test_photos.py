@@ -83,12 +83,12 @@ def test_a_file_for_a_folder(tmp_path):
 def test_no_picture(tmp_path, on_bad_file):
     (tmp_path / "notes.txt").write_text("nothing here")
     text = _complaint(tmp_path, on_bad_file=on_bad_file)
-    assert f"no picture in {tmp_path}" in text and "give a folder" in text
+    assert f"no image in {tmp_path}" in text and "give a folder" in text
 
 
 BAD = {
     "zero.png": (lambda p: p.write_bytes(b""), "zero bytes"),
-    "text.png": (lambda p: p.write_text("hello " * 100), "not a picture"),
+    "text.png": (lambda p: p.write_text("hello " * 100), "not an image"),
     "cut.jpg": (lambda p: (_save(p, 200, 300), _truncate(p)), "truncated"),
     "cut.png": (lambda p: (_save(p, 200, 300), _truncate(p)), ""),  # Pillow's wording varies
     "small.png": (lambda p: _save(p, 40, 31), "31×40 px (width×height), less than crop=32"),
@@ -103,7 +103,7 @@ def test_each_bad_file_is_named_with_its_reason(tmp_path, name):
     make, reason = BAD[name]
     make(tmp_path / name)
     text = _complaint(tmp_path)
-    assert "1 of 4 pictures" in text and f"{name} (" in text and reason in text
+    assert "1 of 4 images" in text and f"{name} (" in text and reason in text
     assert "--on-bad-file skip" in text
 
 
@@ -122,7 +122,7 @@ def test_skip_counts_and_names(tmp_path, caplog):
 def test_only_bad_files_is_an_error_in_skip_mode_too(tmp_path):
     _save(tmp_path / "small.png", 8, 8)
     text = _complaint(tmp_path, on_bad_file="skip")
-    assert "no picture" in text and "skipped 1" in text and "small.png" in text
+    assert "no image" in text and "skipped 1" in text and "small.png" in text
 
 
 def test_a_long_list_is_cut_short(tmp_path):
@@ -158,7 +158,7 @@ def test_files_and_folders_without_permission(tmp_path, monkeypatch):
         text = _complaint(tmp_path)
     finally:
         (tmp_path / "closed").chmod(0o755)
-    assert "2 of 3 pictures" in text
+    assert "2 of 3 images" in text
     assert "secret.png (permission denied)" in text
     assert "closed (folder cannot be listed: permission denied)" in text
 

@@ -309,7 +309,7 @@ def test_names_as_long_as_the_file_system_has_them_are_written(weights, tmp_path
 
 def test_unreadable_pictures_are_named_and_the_rest_is_done(weights, tmp_path, capsys):
     Image.fromarray(_spotted(32, 32)).save(tmp_path / "good.png")
-    (tmp_path / "bad.png").write_bytes(b"not a picture")
+    (tmp_path / "bad.png").write_bytes(b"not an image")
     pixels = np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)
     Image.fromarray(pixels).save(tmp_path / "cut.png")
     (tmp_path / "cut.png").write_bytes((tmp_path / "cut.png").read_bytes()[:2000])

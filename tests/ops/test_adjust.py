@@ -134,7 +134,7 @@ IMAGE = np.zeros((2, 4, 5, 3), np.float32)
         (
             partial(ops.adjust_brightness, IMAGE, np.ones(3)),
             ValueError,
-            "no value for each picture",
+            "no value for each image",
         ),
         (partial(ops.adjust_contrast, IMAGE[..., :2], 1.0), ValueError, "must hold R, G and B"),
         (partial(ops.adjust_hue, IMAGE[..., :1], 1.0), ValueError, "must hold R, G and B"),

@@ -128,7 +128,7 @@ IMAGE = np.zeros((2, 4, 5, 3), np.float32)
         (partial(ops.laplacian, IMAGE, kernel_size=2), ValueError, "must be one of (1, 3, 5, 7)"),
         (partial(ops.canny, IMAGE, 1, 2, kernel_size=7), ValueError, "must be one of (3, 5)"),
         (partial(ops.canny, IMAGE, "a", 2), TypeError, "low must hold numbers"),
-        (partial(ops.canny, IMAGE, 1, np.ones(3)), ValueError, "no value for each picture"),
+        (partial(ops.canny, IMAGE, 1, np.ones(3)), ValueError, "no value for each image"),
     ],
 )
 @pytest.mark.usefixtures("unchecked_types")

@@ -116,7 +116,7 @@ HALF: Any = 0.5
         (partial(ops.pad, IMAGE, HALF), TypeError, "padding must be an integer"),
         (partial(ops.pad, IMAGE, -1), ValueError, "use crop to cut"),
         (partial(ops.pad, IMAGE, 1, border="mirror"), ValueError, "unknown border 'mirror'"),
-        (partial(ops.crop, IMAGE, 0, 0, 5), ValueError, "larger than the picture of 4x5"),
+        (partial(ops.crop, IMAGE, 0, 0, 5), ValueError, "larger than the image of 4x5"),
         (partial(ops.crop, IMAGE, 0.5, 0, 2), TypeError, "top must be an integer"),
         (partial(ops.center_crop, IMAGE, (4, 6)), ValueError, "pad it first"),
         (partial(ops.transpose, IMAGE > 0), TypeError, "got bool; cast it"),

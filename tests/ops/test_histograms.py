@@ -157,7 +157,7 @@ def test_the_forms_of_accelerators_count_and_look_up_alike(monkeypatch):
         (partial(ops.autocontrast, cutoff=True), TypeError, "cutoff must be a Python number"),
         (partial(ops.clahe, clip_limit=-1.0), ValueError, "clip_limit must be a finite number of"),
         (partial(ops.clahe, clip_limit="a"), TypeError, "clip_limit must hold numbers"),
-        (partial(ops.clahe, clip_limit=np.ones(3)), ValueError, "no value for each picture"),
+        (partial(ops.clahe, clip_limit=np.ones(3)), ValueError, "no value for each image"),
         (partial(ops.clahe, tiles=0), ValueError, "tiles must be at least 1"),
     ],
 )

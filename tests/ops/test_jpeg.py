@@ -106,7 +106,7 @@ IMAGE = np.zeros((2, 8, 9, 3), np.uint8)
     [
         (partial(ops.jpeg, IMAGE.astype(np.uint16), 50), TypeError, "JPEG has 8 bits"),
         (partial(ops.jpeg, IMAGE, np.ones(2)), TypeError, "quality must be an integer"),
-        (partial(ops.jpeg, IMAGE, np.ones(3, int)), ValueError, "no value for each picture"),
+        (partial(ops.jpeg, IMAGE, np.ones(3, int)), ValueError, "no value for each image"),
         (partial(ops.jpeg, IMAGE[..., :2], 50), ValueError, "must hold R, G and B"),
         (partial(ops.jpeg, IMAGE, 50, subsampling="4:1:1"), ValueError, "unknown subsampling"),
     ],

@@ -259,7 +259,7 @@ CASES = {
         lambda images: demosaic_by_opencv(images * np.uint16(251)),
         "jaxsr_opencv_demosaic",
     ),
-    "a window for each picture": Case(
+    "a window for each image": Case(
         lambda x, window: correlate(x * np.float32(1 / 256), window, (-3, -2), "symmetric"),
         correlated_by_opencv,
         "jaxsr_opencv_correlate",

@@ -127,7 +127,7 @@ MIXUP, CUTMIX = (ops.Mixup(),), (ops.CutMix(),)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (partial(ops.augment, KEY, IMAGES[:1], MIXUP), "even batch, got 1 pictures"),
+        (partial(ops.augment, KEY, IMAGES[:1], MIXUP), "even batch, got 1 images"),
         (partial(ops.augment, KEY, IMAGES, MIXUP, masks=IMAGES), "cannot mix masks"),
         (partial(ops.augment, KEY, IMAGES, CUTMIX, boxes=np.zeros((2, 1, 4))), "cannot mix boxes"),
         (partial(ops.Mixup, alpha=0), "alpha must be a finite number above 0"),

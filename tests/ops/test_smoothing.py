@@ -184,7 +184,7 @@ SIGMA = np.ones(2, np.float32)
         (
             partial(ops.gaussian_blur, IMAGE, sigma=np.ones(3), kernel_size=3),
             ValueError,
-            "no value for each picture",
+            "no value for each image",
         ),
         (
             partial(

@@ -53,7 +53,7 @@ def test_a_batch_of_everything(tmp_path, weights, capsys):
     (source / "good.png").write_bytes(good.getvalue())
     (source / "truncated.png").write_bytes(good.getvalue()[:1500])
     (source / "zero.jpg").write_bytes(b"")
-    (source / "text.png").write_text("I am no picture")
+    (source / "text.png").write_text("I am no image")
     Image.fromarray(noise(1, 1, 3)).save(source / "one.png")
     Image.fromarray(noise(6, 30_000, 3)).save(source / "strip.png")
     Image.fromarray(noise(30, 40, 4), "CMYK").save(source / "press.jpg", quality=95)

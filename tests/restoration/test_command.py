@@ -178,7 +178,7 @@ def test_folders_keep_their_structure_and_files_their_notes(tmp_path, weights, c
     Image.fromarray(noise(30, 40, 3)).save(source / "a.JPEG", exif=exif, quality=95)
     Image.fromarray(noise(30, 40)).save(source / "deep" / "gray.png", dpi=(300, 300))
     Image.fromarray(noise(30, 40, 4)).save(source / "deep" / "er" / "alpha.webp", lossless=True)
-    (source / "notes.txt").write_text("not a picture")
+    (source / "notes.txt").write_text("not an image")
     assert restored([source], tmp_path / "out", weights, "--suffix", "_x2") == 0
     written = sorted(
         str(p.relative_to(tmp_path / "out")) for p in (tmp_path / "out").rglob("[!.]*.*")

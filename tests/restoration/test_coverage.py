@@ -235,7 +235,7 @@ def test_random_networks_have_no_tiles():
 
 
 def test_a_network_that_takes_no_picture_is_named():
-    with pytest.raises(InputError, match=r"Branching fails on pictures \(1, 3, 64, 64\): Runt.*40"):
+    with pytest.raises(InputError, match=r"Branching fails on images \(1, 3, 64, 64\): Runt.*40"):
         measure_reach(Branching(lambda x: x.reshape(40)), channels=3)
 
 

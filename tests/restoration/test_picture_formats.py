@@ -120,13 +120,13 @@ def late_chunks(folder):
 )
 def png_texts(folder):
     texts = PngImagePlugin.PngInfo()
-    texts.add_text("Title", "A picture")
+    texts.add_text("Title", "An image")
     texts.add_text("Long", "word " * 99, zip=True)
     texts.add(b"gAMA", struct.pack(">I", 45455))
     save(folder.path / "a.png", pnginfo=texts)
     with Image.open(folder.restored("a.png")[0]) as image:
         image.load()
-        assert image.text == {"Title": "A picture", "Long": "word " * 99}
+        assert image.text == {"Title": "An image", "Long": "word " * 99}
         assert image.info["gamma"] == 0.45455
 
 

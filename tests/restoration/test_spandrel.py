@@ -106,7 +106,7 @@ def test_what_sees_the_whole_picture_is_named(weights, name, tmp_path, capsys):
 
     path = weights(name)
     reach = find_model(str(path)).reach
-    assert reach.margin is None and "depends on the whole picture" in reach.cause
+    assert reach.margin is None and "depends on the whole image" in reach.cause
     Image.new("RGB", (40, 24)).save(tmp_path / "a.png")
     words = [str(tmp_path / "a.png"), "--out", str(tmp_path / "out"), "--engine", "torch"]
     assert main([*words, "--model", str(path)]) == 0
@@ -175,7 +175,7 @@ def test_a_mask_and_squares_are_refused_by_name(monkeypatch, tmp_path):
         return descriptor
 
     monkeypatch.setattr(spandrel.ModelLoader, "load_from_state_dict", square)
-    with pytest.raises(InputError, match=r"Compact.*only square pictures"):
+    with pytest.raises(InputError, match=r"Compact.*only square images"):
         load_model(tmp_path / "w.pth")
     monkeypatch.setattr(spandrel, "ImageModelDescriptor", spandrel.MaskedImageModelDescriptor)
     with pytest.raises(InputError, match=r"Compact.*fills a mask"):

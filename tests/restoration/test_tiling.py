@@ -67,7 +67,7 @@ def test_margin_is_what_the_family_says_of_itself(changes):
 @pytest.mark.parametrize(
     ("make", "cause"),
     [
-        (networks.Attentive, "whole picture"),
+        (networks.Attentive, "whole image"),
         (networks.Positional, "position"),
         (lambda: nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.InstanceNorm2d(3)), "'1'"),
     ],
@@ -85,7 +85,7 @@ def test_strided_networks_have_a_period():
 def test_networks_that_do_not_restore_are_refused():
     with pytest.raises(ValueError, match=r"Conv2d turned \(3, 128, 32\) into \(8, 128, 32\)"):
         measure_reach(nn.Conv2d(3, 8, 3, padding=1), channels=3)
-    with pytest.raises(ValueError, match=r"returned \(1, 12288\) for a \(1, 3, 128, 32\) picture"):
+    with pytest.raises(ValueError, match=r"returned \(1, 12288\) for a \(1, 3, 128, 32\) image"):
         measure_reach(nn.Flatten(), channels=3)
 
 

@@ -44,7 +44,7 @@ def test_one_line_says_what_to_change(tmp_path, variables, before, message):
 
 def test_flags_that_jaxlib_knows_pass(tmp_path):
     status, lines = run(tmp_path, "pass", XLA_FLAGS="--xla_dump_to=d --xla_cpu_enable_fast_math")
-    assert status == 2 and "no pictures found" in lines[-1], lines
+    assert status == 2 and "no images found" in lines[-1], lines
 
 
 HOSTILE = "a\x1b[2J\x1b]0;title\x07\u202eb\x85c\r\nd\udcff"
@@ -64,7 +64,7 @@ def test_names_from_outside_reach_no_terminal_raw():
 
 def test_a_file_whose_name_controls_the_terminal(tmp_path):
     name = os.fsdecode(b"evil\x1b[31m\nname\xff.png")
-    (tmp_path / name).write_bytes(b"no picture")
+    (tmp_path / name).write_bytes(b"no image")
     ended = subprocess.run(
         [sys.executable, "-m", "jaxsr.restore", name, "--engine", "torch"],
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True,

@@ -92,7 +92,7 @@ class WrappedInDataclass(Enlarger):
 
 class Text(Enlarger):
     def forward(self, x):
-        return "a picture"
+        return "an image"
 
 
 class Conditional(Enlarger):

@@ -239,15 +239,15 @@ WRONG = {
     "arguments no JSON": (["--network-args", "{width}"], "network_args is not JSON"),
     "another number of channels": (
         ["--channels", 1],
-        r"on pictures \(1, 1, 8, 8\) failed: RuntimeError: .*channels.*\.py:\d+",
+        r"on images \(1, 1, 8, 8\) failed: RuntimeError: .*channels.*\.py:\d+",
     ),
     "another size of output": (
         ["--scale", 2],
-        r"gives \(1, 3, 64, 64\) for pictures \(1, 3, 16, 16\), not \(1, 3, 32, 32\)",
+        r"gives \(1, 3, 64, 64\) for images \(1, 3, 16, 16\), not \(1, 3, 32, 32\)",
     ),
     "sides that it does not take": (
         ["--network", f"{HERE}:Half", "--network-args", '{"scale": 1}', "--scale", 1],
-        r"gives \(1, 3, 24, 26\) for pictures \(1, 3, 25, 26\).*--multiple",
+        r"gives \(1, 3, 24, 26\) for images \(1, 3, 25, 26\).*--multiple",
     ),
     "more inputs": (
         ["--network", f"{HERE}:Conditioned"],
@@ -274,7 +274,7 @@ WRONG = {
     ),
     "output detached": (
         ["--network", f"{HERE}:Apart"],
-        f"--network {HERE}:Apart gives pictures that depend on no parameter .* detach",
+        f"--network {HERE}:Apart gives images that depend on no parameter .* detach",
     ),
     "unknown loss": (["--loss", "l3"], "no loss 'l3'"),
     "loss not scalar": (
@@ -321,11 +321,11 @@ WRONG_SCENES = {
     "weights of maps": (["--scale-weights", 1, 0.5], r"2 for the network's 1 logit maps; give 1"),
     "no weights": (["--scale-weights", 0], "scale_weights must be numbers from 0, one above 0"),
     "size": (["--crop-size", 40], "crop_size must be a positive multiple of 32, got 40"),
-    "a picture network": (
+    "an image network": (
         ["--network", f"{HERE}:Enlarger", "--network-args", '{"channels": 1}', "--channels", 1],
         r"gives \(1, 1, 128, 128\) .* not one logit map \(1, 1, 32, 32\)",
     ),
-    "pictures' loss": (["--loss", "l1"], "no loss 'l1'; there are bce, dice"),
+    "images' loss": (["--loss", "l1"], "no loss 'l1'; there are bce, dice"),
     "loss that counts": (
         ["--loss", f"bce=1,{HERE}:counting=1"],
         r"the loss .*:counting changes global [\w.]+\.CALLS\['loss'\], which a compiled step does",

@@ -124,9 +124,7 @@ def test_detect_refuses_a_network_of_pictures(capsys):
     assert detect.main(DETECT) == 2
     line = capsys.readouterr().err.strip().splitlines()[-1]
     # The network doubles the 256² that detectors see by default.
-    assert (
-        "gives (1, 3, 512, 512) for pictures (1, 3, 256, 256), not logits (1, 1, 256, 256)" in line
-    )
+    assert "gives (1, 3, 512, 512) for images (1, 3, 256, 256), not logits (1, 1, 256, 256)" in line
 
 
 def test_a_copy_elsewhere_names_the_command(folder, tmp_path, monkeypatch):

@@ -50,7 +50,7 @@ def ssim(image: Tensor, target: Tensor) -> Tensor:
     _checked(image, target)
     if min(image.shape[2:]) < _WINDOW:
         raise InputError(
-            f"the ssim loss needs pictures of at least {_WINDOW}×{_WINDOW} px, got "
+            f"the ssim loss needs images of at least {_WINDOW}×{_WINDOW} px, got "
             f"{image.shape[2]}×{image.shape[3]}; use a larger crop"
         )
     u, v = image - _LEVEL, target - _LEVEL

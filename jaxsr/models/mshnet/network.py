@@ -171,6 +171,6 @@ class MSHNet(nn.Module):
             raise InputError(f"heads must be 'final', 'all' or 'warmup', got {heads!r}")
         if size_B2 is not None and self.training:
             raise InputError(
-                "pictures of several sizes on one canvas are for evaluation; in training "
+                "images of several sizes on one canvas are for evaluation; in training "
                 "BatchNorm would count what lies beyond them, so cut or pad them to one size"
             )
