@@ -11,7 +11,6 @@ import torch
 
 pytest.importorskip("transformers")
 
-from benchmarks._tiny_language_models import NEW_TOKENS, PROMPTS, reference_tokens, tiny_model
 from jaxsr.errors import InputError
 from jaxsr.generation.cache_file import load_snapshot, save_snapshot
 from jaxsr.generation.generate_loop import complete, continue_from
@@ -23,6 +22,7 @@ from jaxsr.models.hugging_face.network import LibraryLM
 from jaxsr.models.language_models import load_language_model
 from jaxsr.models.llama.loading import fingerprint
 from jaxsr.models.llama.quantized import QuantizedLinear
+from tests.oracles.language_models.tiny import NEW_TOKENS, PROMPTS, reference_tokens, tiny_model
 
 GREEDY = SamplingOptions(max_new_tokens=NEW_TOKENS)
 

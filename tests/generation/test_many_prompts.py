@@ -8,7 +8,6 @@ import torch
 
 pytest.importorskip("transformers")
 
-from benchmarks._tiny_language_models import tiny_model
 from jaxsr.generation import generate_loop, packed_rounds
 from jaxsr.generation.cache_file import load_snapshot, merged, save_snapshot
 from jaxsr.generation.generate_loop import complete, continue_from
@@ -19,6 +18,7 @@ from jaxsr.generation.stop_text import StopText
 from jaxsr.generation.torch_decoder import TorchEngine
 from jaxsr.models.hugging_face.network import LibraryLM
 from jaxsr.models.llama.loading import fingerprint
+from tests.oracles.language_models.tiny import tiny_model
 
 # Llama by our own network. By that of transformers: a window, attention and a recurrence, a
 # recurrence alone.

@@ -8,13 +8,13 @@ import torch
 pytest.importorskip("transformers")
 from safetensors.torch import load_file, save_file
 
-from benchmarks._tiny_language_models import tiny_model
 from jaxsr.errors import InputError
 from jaxsr.generation.generate_loop import complete
 from jaxsr.generation.jax_decoder import JaxEngine
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.torch_decoder import TorchEngine
 from jaxsr.models.language_models import load_language_model
+from tests.oracles.language_models.tiny import tiny_model
 
 TOKENS = torch.arange(4, 12)[None]
 GENERATOR = torch.Generator().manual_seed(0)

@@ -4,8 +4,8 @@ import pytest
 
 pytest.importorskip("expecttest", reason="torch's operator database imports expecttest")
 
-from benchmarks._operator_samples import operators, pairs
-from benchmarks.opinfo import run_pair
+from benchmarks.conformance.opinfo import run_pair
+from tests.oracles.operators.samples import operators, pairs
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of samples: layouts in beta state
 

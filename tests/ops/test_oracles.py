@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks._ops_oracle_list import ORACLES
-from benchmarks._ops_oracles import Oracle, gradient_error, in_float64, judge, pictures
-from benchmarks.ops_functions import ELSEWHERE, KERNELS
 from jaxsr import ops
 from jaxsr.ops._cpu_calls import SWITCH
+from tests.oracles.images.coverage import ELSEWHERE, KERNELS
+from tests.oracles.images.every import ORACLES
+from tests.oracles.images.oracle import Oracle, gradient_error, in_float64, judge, pictures
 
 RULES = {oracle.name: oracle for oracle in ORACLES}
 CASES = [(oracle, dtype) for oracle in ORACLES for dtype in oracle.dtypes]

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from jaxsr.interop import to_jax
-from tests.interop.conformance.registry import TORCH
+from tests.oracles.conformance.registry import TORCH
 
 
 class Function(nn.Module):

@@ -1,0 +1,461 @@
+"""What the TPU compiler makes of every family at its real settings: no TPU, no measurement.
+
+Memory, FLOPs, bytes and communication are the compiler's, for one device; times are a roofline,
+labelled as estimates. `--table` prints a table of results/aot.json instead: all programs, training
+`steps` (docs/tpu.md), or `folding` (docs/lane-folding.md, plain → folded).
+
+- `train`: both phases of Fast-SRGAN and MSHNet, the published batch on every device, statistics
+  local, on 8 chips of three kinds in both dtypes.
+- `folding`: a step with narrow convolutions folded into lanes (docs/lane-folding.md) and plain, on
+  one chip. Other rows have what `auto` chooses.
+- `scale`: the same on 8, 64 and 256 chips: what a device computes and sends must not grow.
+- `fsdp`: parameters and optimiser state split in two, against plain data parallelism.
+- `llama`: Llama-3.1-8B's prefill and decode, tensor-parallel over 8 chips, a cache of 8192 tokens.
+- `infer`: a batch of tiles and of pictures. `ops`: every kernel of `jaxsr.ops`.
+"""
+
+import dataclasses
+import itertools
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from benchmarks.harness.report import RESULTS, Report, ReportOptions, Row, read_rows, run_benchmark
+
+if TYPE_CHECKING:
+    from jaxsr.interop.aot.compile import Ahead
+
+RECORD = RESULTS / "aot.json"
+
+KINDS = ("v5e:2x4", "v6e:2x4", "v5p:2x2x2")
+SIZES = ("v5e:2x4", "v5e:8x8", "v5e:16x16")
+DTYPES = ("bfloat16", "float32")
+# Family, preset, phase.
+STEPS = (
+    ("fast-srgan", "super-resolution", "pretrain"),
+    ("fast-srgan", "super-resolution", "adversarial"),
+    ("mshnet", "mshnet-toolbox", "main"),
+)
+# The preset is for a CPU: its batch of small crops would leave most of an accelerator idle.
+LARGER = {"batch": 64, "crop": 256}
+# Name of the row: title, family, preset, phase, options other than the preset's.
+FOLDED_STEPS: dict[str, tuple[str, str, str, str, dict[str, Any]]] = {
+    "mshnet main": ("MSHNet", "mshnet", "mshnet-toolbox", "main", {}),
+    "span pretrain": ("SPAN, 48 channels", "span", "restore", "pretrain", LARGER),
+    "span of 28 channels pretrain": (
+        "SPAN, 28 channels",
+        "span",
+        "restore",
+        "pretrain",
+        LARGER | {"model": {"width": 28}},
+    ),
+    "fast-srgan pretrain": ("Fast-SRGAN", "fast-srgan", "super-resolution", "pretrain", {}),
+}
+LLAMA_3_1_8B = {
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+}
+
+Compiled = tuple["Ahead", Row]
+"""A program, and facts about its input."""
+Programs = dict[str, Callable[[], Compiled]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(ReportOptions):
+    """Options of the run, which compiles the programs that `out` does not have."""
+
+    only: str = ""
+    """Programs whose name contains this."""
+    count: int | None = None
+    """Compile this many at most."""
+    minutes: float | None = None
+    """Start none after so many minutes."""
+    again: bool = False
+    """Compile also what `out` has."""
+    table: Literal["all", "steps", "folding"] | None = None
+    """Print the results as a table of Markdown and compile nothing."""
+    out: Path | None = RECORD
+    """JSON of the results."""
+
+
+def programs() -> Programs:
+    """Everything there is to compile, by name, the most informative first."""
+    entries: Programs = {}
+    for topology in KINDS:
+        for dtype in DTYPES:
+            for family, preset, phase in STEPS:
+                name = f"train {family} {phase} {dtype} {topology}"
+                entries[name] = partial(train, family, preset, phase, topology, dtype)
+    for row, topology, dtype in folded_steps():
+        _, family, preset, phase, options = FOLDED_STEPS[row]
+        for choice in ("on", "off"):
+            entries[f"folding {choice} {row} {dtype} {topology}"] = partial(
+                train, family, preset, phase, topology, dtype, lane_folding=choice,
+                options=options,
+            )  # fmt: skip
+    for scheme in (None, "int8"):
+        for kind in ("prefill", "decode"):
+            name = f"llama 3.1-8b {scheme or 'bfloat16'} {kind} v5e:2x4"
+            entries[name] = partial(llama, scheme, kind, "v5e:2x4")
+    for family, preset, phase in STEPS:
+        for topology in SIZES[1:]:  # 8 chips are among `train`
+            name = f"scale {family} {phase} bfloat16 {topology}"
+            entries[name] = partial(train, family, preset, phase, topology, "bfloat16")
+    for dtype in DTYPES:  # mesh 8 is among `train`
+        name = f"fsdp fast-srgan adversarial {dtype} mesh data=4,fsdp=2 v5e:2x4"
+        entries[name] = partial(
+            train, *STEPS[1], "v5e:2x4", dtype, mesh="data=4,fsdp=2", batch_norm="global"
+        )
+    for topology in ("v5e:2x4", "v6e:2x4"):
+        for dtype in DTYPES:
+            entries[f"infer fast-srgan tiles {dtype} {topology}"] = partial(tiles, topology, dtype)
+        entries[f"infer mshnet float32 {topology}"] = partial(pictures, topology)
+    for topology in ("v5e:1x1", "v6e:1x1"):
+        for name, (call, shapes) in kernels().items():
+            entries[f"ops {name} {topology}"] = partial(kernel, name, call, shapes, topology)
+    return entries
+
+
+def folded_steps() -> Iterator[tuple[str, str, str]]:
+    """Name, topology and dtype of every step that is compiled plain and folded."""
+    return itertools.product(FOLDED_STEPS, ("v5e:1x1", "v6e:1x1"), DTYPES)
+
+
+def train(
+    family: str,
+    preset: str,
+    phase: str,
+    topology_name: str,
+    dtype: str,
+    *,
+    mesh: str | None = None,
+    batch_norm: str = "local",
+    lane_folding: str = "auto",
+    options: Mapping[str, Any] = MappingProxyType({}),
+) -> Compiled:
+    """One phase's step with the preset's batch on every device, and what `options` change of its
+    run and (under "model") of its network."""
+    from jaxsr.interop.aot.topology import load_topology
+    from jaxsr.training.aot import AheadSteps
+    from jaxsr.training.find_task import find_task
+    from jaxsr.training.task_run import TaskRun
+
+    topology = load_topology(topology_name)
+    devices = len(topology.devices)
+    kind = find_task(family)
+    chosen: Any = kind.presets[preset]
+    model = dataclasses.replace(chosen.model, **options.get("model", {}))
+    chosen = dataclasses.replace(chosen, **{**options, "model": model})
+    task = TaskRun(
+        family,
+        kind,
+        dataclasses.replace(
+            chosen,
+            mesh=mesh or str(devices),
+            batch=chosen.batch * devices,
+            dtype=dtype,
+            batch_norm=batch_norm,
+            lane_folding=lane_folding,
+            # The data here is a stand-in: its size must not show in the figures.
+            resident_gb=0.0,
+            steps=1000,
+            epochs=None,
+            **({"warmup_epochs": 1} if family == "mshnet" else {}),
+        ),
+    )
+    steps = AheadSteps(task, topology)
+    ahead = steps.compile(phase)
+    network = sum(
+        p.numel()
+        for player in task.objective.phase(phase).players
+        for p in task.objective.get_submodule(player.network).parameters()
+        if p.requires_grad
+    )
+    facts = {
+        "batch": task.config.batch,
+        "gradient_bytes": 4 * network,
+        "batch_norm": batch_norm,
+        "lane_folding": lane_folding,
+    }
+    return ahead, facts
+
+
+def llama(scheme: Literal["int8"] | None, kind: str, topology_name: str) -> Compiled:
+    """Prefill of 2048 tokens, or the decode loop's step, with a cache of 8192."""
+    import torch
+
+    from jaxsr.generation.ahead_engine import AheadEngine
+    from jaxsr.generation.options import SamplingOptions
+    from jaxsr.interop.aot.topology import load_topology
+    from jaxsr.models.llama.config import Llama3Scaling, LlamaConfig
+    from jaxsr.models.llama.loading import shapes_of
+
+    scaling = Llama3Scaling(
+        factor=8.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_position_embeddings=8192,
+    )
+    network = shapes_of(
+        LlamaConfig(**LLAMA_3_1_8B, rope_scaling=scaling), dtype=torch.bfloat16, scheme=scheme
+    )
+    engine = AheadEngine(network, load_topology(topology_name))
+    prefill, decode = engine.compile(SamplingOptions(), batch=1, prompt=2048, slots=8192)
+    parameters = sum(t.numel() for t in (*network.parameters(), *network.buffers()))
+    return (prefill if kind == "prefill" else decode), {"batch": 1, "weights": parameters}
+
+
+def tiles(topology_name: str, dtype: str) -> Compiled:
+    """Tiles of a published generator, eight a device."""
+    import torch
+
+    from jaxsr.interop.aot.topology import load_topology
+    from jaxsr.models.fast_srgan.config import FastSRGANConfig
+    from jaxsr.models.fast_srgan.generator import Generator
+    from jaxsr.restoration.around_tiles import around_tiles
+    from jaxsr.runtime.jax_runner import open_ahead
+    from jaxsr.runtime.options import ComputeOptions
+
+    torch.manual_seed(0)
+    topology = load_topology(topology_name)
+    batch = 8 * len(topology.devices)
+    options = ComputeOptions(dtype="bfloat16" if dtype == "bfloat16" else "float32")
+    around = around_tiles((-1.0, 1.0), ensemble=False)
+    runner = open_ahead(Generator(FastSRGANConfig()), topology, options, around=around)
+    return runner.lower((batch, 3, 256, 256), topology, name="restore 256x256"), {"batch": batch}
+
+
+def pictures(topology_name: str) -> Compiled:
+    """A detector's pictures, eight a device."""
+    import torch
+
+    from jaxsr.interop.aot.topology import load_topology
+    from jaxsr.models.mshnet.config import MSHNetConfig
+    from jaxsr.models.mshnet.network import MSHNet
+    from jaxsr.runtime.jax_runner import open_ahead
+    from jaxsr.runtime.options import ComputeOptions
+
+    torch.manual_seed(0)
+    topology = load_topology(topology_name)
+    batch = 8 * len(topology.devices)
+    runner = open_ahead(MSHNet(MSHNetConfig()), topology, ComputeOptions())
+    return runner.lower((batch, 3, 256, 256), topology, name="detect 256x256"), {"batch": batch}
+
+
+def kernels() -> dict[str, tuple[Callable[..., Any], tuple[tuple[tuple[int, ...], str], ...]]]:
+    """The kernels of `jaxsr.ops` on pictures of usual sizes, each with its arguments' shapes."""
+    from jaxsr import ops
+
+    photos, masks = ((8, 540, 960, 3), "float32"), ((8, 540, 960, 1), "float32")
+    levels = ((8, 540, 960, 3), "uint8")
+
+    def crop_and_paste(frames: Any, masks: Any) -> Any:
+        crop = ops.mask_crop(frames, masks, size=512)
+        return ops.mask_paste(frames, crop.frames, masks, crop.box)
+
+    calls: dict[str, Any] = {
+        "gaussian_blur": (partial(ops.gaussian_blur, sigma=2.0, kernel_size=13), (photos,)),
+        "psnr": (partial(ops.psnr, data_range=1.0), (photos, photos)),
+        "ssim": (partial(ops.ssim, data_range=1.0), (photos, photos)),
+        "rgb_to_y": (ops.rgb_to_y, (photos,)),
+        "rgb_to_ycbcr": (ops.rgb_to_ycbcr, (photos,)),
+        "ycbcr_to_rgb": (ops.ycbcr_to_rgb, (photos,)),
+        "normalise": (ops.normalise, (levels,)),
+        "denormalise": (ops.denormalise, (photos,)),
+        "feather": (ops.feather, (masks,)),
+        "mask_box": (ops.mask_box, (masks,)),
+        "mask_crop and mask_paste": (crop_and_paste, (photos, masks)),
+        "preprocess": (partial(ops.preprocess, size=512), (levels, masks)),
+        "resize_frames": (ops.resize_frames, (photos,)),
+    }
+    for method in ("nearest", "bilinear", "bicubic", "area"):
+        calls[f"resize {method}"] = (partial(ops.resize, size=(270, 480), method=method), (photos,))
+    for convention in ("opencv", "pillow", "matlab"):
+        resize = partial(ops.resize, size=(270, 480), method="bicubic", convention=convention)
+        calls[f"resize bicubic {convention}"] = (resize, (photos,))
+    return calls
+
+
+def kernel(name: str, call: Any, shapes: Any, topology_name: str) -> Compiled:
+    """One kernel on one chip."""
+    import jax
+    from jax.sharding import SingleDeviceSharding
+
+    from jaxsr.interop.aot.compile import compile_ahead
+    from jaxsr.interop.aot.topology import load_topology
+
+    topology = load_topology(topology_name)
+    one = SingleDeviceSharding(topology.devices[0])
+    arguments = [jax.ShapeDtypeStruct(s, d, sharding=one) for s, d in shapes]
+    return compile_ahead(jax.jit(call), arguments, topology, name=name), {}
+
+
+def read() -> dict[str, Row]:
+    """What is compiled already, by program."""
+    return {row["program"]: row for row in read_rows(RECORD)}
+
+
+class Column(NamedTuple):
+    """Of a table: its title, and how a row's cell is written."""
+
+    title: str
+    cell: Callable[[Row], str]
+
+
+def _figure(title: str, digits: str, figure: Callable[[Row], float]) -> Column:
+    return Column(title, lambda row: f"{figure(row):{digits}}")
+
+
+def _communication(row: Row) -> tuple[dict[str, int], str]:
+    """All-reduces, and how many there are of each other kind."""
+    kinds = dict(row["collectives"])
+    reduces = kinds.pop("all-reduce", {"count": 0, "bytes": 0})
+    return reduces, ", ".join(f"{v['count']} {k}" for k, v in kinds.items()) or "–"
+
+
+def _cpu(row: Row) -> str:
+    return f"{row['compile_cpu_s']:.0f}" if "compile_cpu_s" in row else "–"
+
+
+def _largest(row: Row) -> str:
+    """The batch at which a training step's temporaries would fill what else leaves free."""
+    if "gradient_bytes" not in row:
+        return "–"
+    memory = row["memory_bytes"]
+    free = memory["available"] - (memory["total"] - memory["temporaries"])
+    return f"~{row['batch'] * free // memory['temporaries']}"
+
+
+_MEMORY = _figure("of HBM", ".1%", lambda row: row["memory_share"])
+_REDUCES = Column("all-reduces", lambda row: f"{_communication(row)[0]['count']}")
+_OTHERS = Column("other", lambda row: _communication(row)[1])
+_COMPILED = Column("compiled in s of a core", _cpu)
+_ALL = (
+    Column("program", lambda row: row["program"]),
+    _MEMORY._replace(title="memory of HBM"),
+    _figure("GFLOP", ".1f", lambda row: row["flops_per_device"] / 1e9),
+    _figure("GB moved", ".2f", lambda row: row["bytes_per_device"] / 1e9),
+    _figure("M cycles", ".2f", lambda row: row["estimated_cycles"] / 1e6),
+    _REDUCES,
+    _figure("of MB", ".2f", lambda row: _communication(row)[0]["bytes"] / 1e6),
+    _OTHERS,
+    _figure("roofline, ms", ".2f", lambda row: row["estimate"]["seconds"] * 1e3),
+    _figure("peak used", ".0%", lambda row: row["estimate"]["utilisation"]),
+    Column("largest batch", _largest),
+    _COMPILED,
+)
+_STEPS = (
+    Column("step", lambda row: row["program"].partition(" ")[2].rpartition(" ")[0]),
+    Column("chips", lambda row: row["topology"]),
+    _MEMORY,
+    _figure("GFLOP a chip", ".0f", lambda row: row["flops_per_device"] / 1e9),
+    _figure("GB moved", ".1f", lambda row: row["bytes_per_device"] / 1e9),
+    _figure("M cycles", ".1f", lambda row: row["estimated_cycles"] / 1e6),
+    _REDUCES,
+    Column(
+        "of MB (gradients)",
+        lambda row: (
+            f"{_communication(row)[0]['bytes'] / 1e6:.2f} ({row['gradient_bytes'] / 1e6:.2f})"
+        ),
+    ),
+    _OTHERS,
+    _figure("roofline, ms", ".1f", lambda row: row["estimate"]["seconds"] * 1e3),
+    _COMPILED,
+)
+
+
+def table(columns: tuple[Column, ...], *, kinds: tuple[str, ...] = ()) -> Iterator[str]:
+    """Lines of Markdown: a row for each program, of these kinds."""
+    yield _line([column.title for column in columns])
+    yield "|" + "---|" * len(columns)
+    for name, row in read().items():
+        if kinds and name.partition(" ")[0] not in kinds:
+            continue
+        if row["compiles"]:
+            yield _line([column.cell(row) for column in columns])
+        else:
+            yield f"| {name} | {row['error']} |" + " |" * (len(columns) - 2)
+
+
+def _line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def folding_table() -> Iterator[str]:
+    """Lines of Markdown: every step that is compiled both plain and folded."""
+    figures: list[tuple[str, str, Callable[[Row], float | None]]] = [
+        ("M cycles", ".1f", lambda row: row["estimated_cycles"] / 1e6),
+        ("HBM, MiB", ".0f", lambda row: row["memory_bytes"]["total"] / 2**20),
+        ("temporaries in it", ".0f", lambda row: row["memory_bytes"]["temporaries"] / 2**20),
+        ("traffic, GB", ".1f", lambda row: row["bytes_per_device"] / 1e9),
+        ("compiled in s of a core", ".0f", lambda row: row.get("compile_cpu_s")),
+    ]
+    titles = ["step", "chip", *(title for title, _, _ in figures)]
+    titles.insert(-1, "largest batch")
+    yield _line(titles)
+    yield "|" + "---|" * len(titles)
+    rows = read()
+    for name, topology, dtype in folded_steps():
+        plain, folded = (rows.get(f"folding {c} {name} {dtype} {topology}") for c in ("off", "on"))
+        if plain is None or folded is None:
+            continue
+        cells = [f"{FOLDED_STEPS[name][0]}, {dtype}", topology.split(":")[0]]
+        for _, digits, figure in figures:
+            before, after = figure(plain), figure(folded)
+            cells.append(
+                f"{before:{digits}} → {after:{digits}} ({after / before:.2f})"
+                if before is not None and after is not None
+                else "–"
+            )
+        cells.insert(-1, f"{_largest(plain)} → {_largest(folded)}")
+        yield _line(cells)
+
+
+TABLES: dict[str, Callable[[], Iterator[str]]] = {
+    "all": partial(table, _ALL),
+    "steps": partial(table, _STEPS, kinds=("train", "scale", "fsdp")),
+    "folding": folding_table,
+}
+
+
+def measure(options: Options) -> None:
+    """Compiles what is missing, or prints a table."""
+    if options.table:
+        print("\n".join(TABLES[options.table]()))
+        return
+    report = Report("aot", options, key=("program",))
+    os.environ["JAX_PLATFORMS"] = "cpu"  # before JAX is imported: not this machine's devices
+    from jaxsr.interop.aot.report import as_json
+
+    present = [] if options.again else [row["program"] for row in read_rows(options.out)]
+    missing = {n: p for n, p in programs().items() if options.only in n and n not in present}
+    start = time.monotonic()
+    for name, program in itertools.islice(missing.items(), options.count):
+        if options.minutes is not None and time.monotonic() - start > 60 * options.minutes:
+            print(f"time is up; {name} and later ones are missing", file=sys.stderr)
+            break
+        print(f"{name} …", file=sys.stderr, flush=True)
+        ahead, facts = program()
+        report.add({"program": name, **as_json(ahead), **facts})
+        print(
+            f"  {ahead.error or 'compiles'}, {ahead.compile_s:.0f} s", file=sys.stderr, flush=True
+        )
+
+
+if __name__ == "__main__":
+    run_benchmark(measure, Options)
