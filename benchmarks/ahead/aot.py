@@ -16,9 +16,6 @@ labelled as estimates. `--table` prints a table of results/aot.json instead: all
 
 import dataclasses
 import itertools
-import os
-import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +23,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from benchmarks.harness.report import RESULTS, Report, ReportOptions, Row, read_rows, run_benchmark
+from benchmarks.ahead.missing import AheadOptions, compile_missing
+from benchmarks.harness.report import RESULTS, Row, read_rows, run_benchmark
+from benchmarks.harness.tables import markdown
 
 if TYPE_CHECKING:
     from jaxsr.interop.aot.compile import Ahead
@@ -76,17 +75,9 @@ Programs = dict[str, Callable[[], Compiled]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(ReportOptions):
-    """Options of the run, which compiles the programs that `out` does not have."""
+class Options(AheadOptions):
+    """Options of the run."""
 
-    only: str = ""
-    """Programs whose name contains this."""
-    count: int | None = None
-    """Compile this many at most."""
-    minutes: float | None = None
-    """Start none after so many minutes."""
-    again: bool = False
-    """Compile also what `out` has."""
     table: Literal["all", "steps", "folding"] | None = None
     """Print the results as a table of Markdown and compile nothing."""
     out: Path | None = RECORD
@@ -379,24 +370,18 @@ _STEPS = (
 )
 
 
-def table(columns: tuple[Column, ...], *, kinds: tuple[str, ...] = ()) -> Iterator[str]:
+def table(columns: tuple[Column, ...], *, kinds: tuple[str, ...] = ()) -> list[str]:
     """Lines of Markdown: a row for each program, of these kinds."""
-    yield _line([column.title for column in columns])
-    yield "|" + "---|" * len(columns)
+    lines = []
     for name, row in read().items():
-        if kinds and name.partition(" ")[0] not in kinds:
-            continue
-        if row["compiles"]:
-            yield _line([column.cell(row) for column in columns])
-        else:
-            yield f"| {name} | {row['error']} |" + " |" * (len(columns) - 2)
+        if not kinds or name.partition(" ")[0] in kinds:
+            empty = ("",) * (len(columns) - 2)
+            cells = [column.cell(row) for column in columns] if row["compiles"] else ()
+            lines.append(cells or (name, row["error"], *empty))
+    return markdown([column.title for column in columns], lines)
 
 
-def _line(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def folding_table() -> Iterator[str]:
+def folding_table() -> list[str]:
     """Lines of Markdown: every step that is compiled both plain and folded."""
     figures: list[tuple[str, str, Callable[[Row], float | None]]] = [
         ("M cycles", ".1f", lambda row: row["estimated_cycles"] / 1e6),
@@ -407,9 +392,7 @@ def folding_table() -> Iterator[str]:
     ]
     titles = ["step", "chip", *(title for title, _, _ in figures)]
     titles.insert(-1, "largest batch")
-    yield _line(titles)
-    yield "|" + "---|" * len(titles)
-    rows = read()
+    lines, rows = [], read()
     for name, topology, dtype in folded_steps():
         plain, folded = (rows.get(f"folding {c} {name} {dtype} {topology}") for c in ("off", "on"))
         if plain is None or folded is None:
@@ -423,10 +406,11 @@ def folding_table() -> Iterator[str]:
                 else "–"
             )
         cells.insert(-1, f"{_largest(plain)} → {_largest(folded)}")
-        yield _line(cells)
+        lines.append(cells)
+    return markdown(titles, lines)
 
 
-TABLES: dict[str, Callable[[], Iterator[str]]] = {
+TABLES: dict[str, Callable[[], list[str]]] = {
     "all": partial(table, _ALL),
     "steps": partial(table, _STEPS, kinds=("train", "scale", "fsdp")),
     "folding": folding_table,
@@ -438,23 +422,19 @@ def measure(options: Options) -> None:
     if options.table:
         print("\n".join(TABLES[options.table]()))
         return
-    report = Report("aot", options, key=("program",))
-    os.environ["JAX_PLATFORMS"] = "cpu"  # before JAX is imported: not this machine's devices
-    from jaxsr.interop.aot.report import as_json
+    compile_missing("aot", options, rows_of(programs()), ("program",))
 
-    present = [] if options.again else [row["program"] for row in read_rows(options.out)]
-    missing = {n: p for n, p in programs().items() if options.only in n and n not in present}
-    start = time.monotonic()
-    for name, program in itertools.islice(missing.items(), options.count):
-        if options.minutes is not None and time.monotonic() - start > 60 * options.minutes:
-            print(f"time is up; {name} and later ones are missing", file=sys.stderr)
-            break
-        print(f"{name} …", file=sys.stderr, flush=True)
+
+def rows_of(programs: Programs) -> dict[tuple[str], Callable[[], Row]]:
+    """What compiles each program, as the row of its report."""
+
+    def compiled(program: Callable[[], Compiled]) -> Row:
+        from jaxsr.interop.aot.report import as_json
+
         ahead, facts = program()
-        report.add({"program": name, **as_json(ahead), **facts})
-        print(
-            f"  {ahead.error or 'compiles'}, {ahead.compile_s:.0f} s", file=sys.stderr, flush=True
-        )
+        return {**as_json(ahead), **facts}
+
+    return {(name,): partial(compiled, program) for name, program in programs.items()}
 
 
 if __name__ == "__main__":

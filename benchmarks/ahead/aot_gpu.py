@@ -5,13 +5,14 @@ Memory, arithmetic, bytes and communication are of one device; times are a roofl
 docs/gpu.md.
 """
 
-import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks.ahead.aot import STEPS, Programs, llama, pictures, tiles, train
-from benchmarks.harness.report import RESULTS, Report, ReportOptions, Row, read_rows, run_benchmark
+from benchmarks.ahead.aot import STEPS, Programs, llama, pictures, rows_of, tiles, train
+from benchmarks.ahead.missing import AheadOptions, compile_missing
+from benchmarks.harness.report import RESULTS, Row, read_rows, run_benchmark
+from benchmarks.harness.tables import markdown
 
 RECORD = RESULTS / "aot_gpu.json"
 GPUS = ("a100:8", "h100:8", "b200:8", "l4:8")
@@ -19,11 +20,9 @@ COMPARED = "h100:8"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(ReportOptions):
-    """Options of the run, which compiles the programs that `out` does not have."""
+class Options(AheadOptions):
+    """Options of the run."""
 
-    only: str = ""
-    """Programs whose name contains this."""
     table: bool = False
     """Print the results as a table of Markdown and compile nothing."""
     out: Path | None = RECORD
@@ -54,41 +53,32 @@ def measure(options: Options) -> None:
     if options.table:
         print("\n".join(table(read_rows(options.out))))
         return
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    from jaxsr.interop.aot.report import as_json
-
-    done = {row["program"] for row in read_rows(options.out)}
-    report = Report("aot_gpu", options, key=("program",))
-    for name, compile_program in programs().items():
-        if options.only not in name or name in done:
-            continue
-        ahead, facts = compile_program()
-        report.add({"program": name, **facts, **as_json(ahead)})
-        print(f"{name}: {ahead.error or f'compiled in {ahead.compile_s:.0f} s'}", flush=True)
+    compile_missing("aot_gpu", options, rows_of(programs()), ("program",))
 
 
 def table(rows: list[Row]) -> list[str]:
     """A line of Markdown for each program."""
-    lines = [
-        "| program | memory | GFLOP | read, written | transposed | all-reduces | kernels: cuDNN, "
-        "products, others | estimate |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    titles = (
+        "program", "memory", "GFLOP", "read, written", "transposed", "all-reduces",
+        "kernels: cuDNN, products, others", "estimate",
+    )  # fmt: skip
+    lines = []
     for row in rows:
         kernels = row["kernels"]
         products = kernels.get("Triton products", 0) + kernels.get("cuBLAS", 0)
         others = kernels.get("XLA", 0) + kernels.get("Triton", 0)
         sums = row["collectives"].get("all-reduce", {"count": 0, "bytes": 0})
-        lines.append(
-            f"| {row['program']} | {row['memory_bytes']['total'] / 2**30:.2f} GiB, "
-            f"{row['memory_share']:.1%} | {row['flops_per_device'] / 1e9:.0f} | "
-            f"{row['bytes_per_device'] / 2**30:.2f} GiB | "
-            f"{row['transposed_bytes'] / 2**20:.0f} MiB | "
-            f"{sums['count']}, {sums['bytes'] / 1e6:.1f} MB | "
-            f"{kernels.get('cuDNN', 0)}, {products}, {others} | "
-            f"{row['estimate']['seconds'] * 1e3:.2f} ms, {row['estimate']['bound']} |"
-        )
-    return lines
+        lines.append((
+            row["program"],
+            f"{row['memory_bytes']['total'] / 2**30:.2f} GiB, {row['memory_share']:.1%}",
+            f"{row['flops_per_device'] / 1e9:.0f}",
+            f"{row['bytes_per_device'] / 2**30:.2f} GiB",
+            f"{row['transposed_bytes'] / 2**20:.0f} MiB",
+            f"{sums['count']}, {sums['bytes'] / 1e6:.1f} MB",
+            f"{kernels.get('cuDNN', 0)}, {products}, {others}",
+            f"{row['estimate']['seconds'] * 1e3:.2f} ms, {row['estimate']['bound']}",
+        ))  # fmt: skip
+    return markdown(titles, lines)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,9 @@ Without options it compiles what `out` lacks. `--table` prints the table, `--plo
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ from benchmarks.ahead.forecast_programs import (
     continued,
     figures_of,
 )
-from benchmarks.harness.report import RESULTS, Report, ReportOptions, read_rows, run_benchmark
+from benchmarks.ahead.missing import AheadOptions, compile_missing
+from benchmarks.harness.report import RESULTS, Row, read_rows, run_benchmark
+from benchmarks.harness.tables import markdown
 
 RECORD = RESULTS / "forecast.json"
 CHIPS = (8, 64, 256, 1024)
@@ -65,15 +68,13 @@ PUBLISHED: dict[str, dict[str, list[tuple[int, float]]]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(ReportOptions):
+class Options(AheadOptions):
     """Options of the run."""
 
     table: bool = False
     """Print the table of docs/scale.md; compile nothing."""
     plot: Path | None = None
     """SVG to draw; compile nothing."""
-    only: str = ""
-    """Compile only programs whose name contains this."""
     out: Path | None = RECORD
     """JSON of the compiled programs."""
 
@@ -142,15 +143,19 @@ def forecast(model: str, figures: Figures, system: System, chips: int, device: A
     )
 
 
-def programs() -> Iterator[tuple[str, Any]]:
-    """What is to be compiled: names and calls."""
-    for topology in dict.fromkeys(system.compiled for system in SYSTEMS):
-        for model in LAYERS:
-            for layers in (1, 2):
-                yield (
-                    f"{model}, {layers} layers, {topology}",
-                    lambda m=model, n=layers, t=topology: compile_layers(m, n, t),
-                )
+def programs() -> dict[tuple[str], Callable[[], Row]]:
+    """What is to be compiled, by name."""
+    return {
+        (f"{model}, {layers} layers, {topology}",): partial(_compiled, model, layers, topology)
+        for topology in dict.fromkeys(system.compiled for system in SYSTEMS)
+        for model in LAYERS
+        for layers in (1, 2)
+    }
+
+
+def _compiled(model: str, layers: int, topology: str) -> Row:
+    row = compile_layers(model, layers, topology)
+    return {**row, "figures": asdict(figures_of(row))}
 
 
 def models(rows: Mapping[str, Any]) -> Iterator[tuple[str, System, Figures]]:
@@ -189,10 +194,10 @@ def forecasts(rows: Mapping[str, Any]) -> list[Forecast]:
     ]
 
 
-def table(results: list[Forecast]) -> Iterator[str]:
+def table(results: list[Forecast]) -> list[str]:
     """Lines of Markdown: a row for each model and system."""
-    yield "| model | chips | " + " | ".join(f"{n} of them" for n in CHIPS) + " |"
-    yield "|---|---|" + "---|" * len(CHIPS)
+    titles = ("model", "chips", *(f"{n} of them" for n in CHIPS))
+    lines = []
     for model, system in dict.fromkeys((r.model, r.system) for r in results):
         cells = []
         for r in results:
@@ -202,7 +207,8 @@ def table(results: list[Forecast]) -> Iterator[str]:
                 fits = "" if r.memory_share <= 1 else "does not fit: "
                 digits = ".0f" if r.step_s > 0.1 else ".3g"
                 cells.append(f"{fits}{1e3 * r.step_s:{digits}} ms, {share}, {r.memory_share:.0%}")
-        yield f"| {model} | {system} | " + " | ".join(cells) + " |"
+        lines.append((model, system, *cells))
+    return markdown(titles, lines)
 
 
 def draw(results: list[Forecast]) -> str:
@@ -241,22 +247,16 @@ def draw(results: list[Forecast]) -> str:
 
 def measure(options: Options) -> None:
     """Compiles what is missing, prints the table, or draws it."""
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    rows = {row["program"]: row for row in read_rows(options.out)}
     if options.table or options.plot:
-        results = forecasts(rows)
+        os.environ["JAX_PLATFORMS"] = "cpu"
+        results = forecasts({row["program"]: row for row in read_rows(options.out)})
         if options.table:
             print("\n".join(table(results)))
         if options.plot is not None:
             lines = [line.rstrip() for line in draw(results).splitlines()]
             options.plot.write_text("\n".join(lines) + "\n")
         return
-    report = Report("forecast", options, key=("program",))
-    for name, compile_program in programs():
-        if options.only in name and name not in rows:
-            row = compile_program()
-            report.add({**row, "figures": asdict(figures_of(row))})
-            print(f"{name}: compiled in {row['compile_s']:.0f} s", flush=True)
+    compile_missing("forecast", options, programs(), ("program",))
 
 
 if __name__ == "__main__":

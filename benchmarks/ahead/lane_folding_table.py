@@ -5,12 +5,13 @@ plain and with every fold of up to 256 lanes; the fewest of the compiler's estim
 TPU, no measurement. An image is 256 columns at 16 channels, and as much narrower as it has more.
 """
 
-import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from benchmarks.harness.report import RESULTS, Report, ReportOptions, Row, read_rows, run_benchmark
+from benchmarks.ahead.missing import AheadOptions, compile_missing
+from benchmarks.harness.report import RESULTS, Row, read_rows, run_benchmark
 from jaxsr.interop.atomic_write import atomic_write
 
 RECORD = RESULTS / "lane_folding_table.json"
@@ -27,11 +28,9 @@ with 4 columns and 8.9 M with 8, which here have 1.77 M and 1.69 M."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(ReportOptions):
-    """Options of the search, which compiles what `out` does not have."""
+class Options(AheadOptions):
+    """Options of the search."""
 
-    only: Literal["v5e", "v6e", "v5p"] | None = None
-    """One chip."""
     out: Path | None = RECORD
     """JSON of the results; the table is made from it."""
 
@@ -41,7 +40,7 @@ def candidates(channels: int) -> list[int]:
     return [1] + [f for f in (2, 4, 8, 16, 32, 64) if 64 <= f * channels <= 256]
 
 
-def cycles(chip: str, channels: int, size: int) -> int:
+def cycles(chip: str, channels: int, size: int) -> Row:
     """Estimated cycles of the network's forward pass and gradient with one fold."""
     import jax
     import jax.numpy as jnp
@@ -71,7 +70,7 @@ def cycles(chip: str, channels: int, size: int) -> int:
     ahead = compile_ahead(jax.jit(jax.grad(loss)), arguments, topology, name="fold")
     if ahead.error:
         raise RuntimeError(f"{chip}, {channels} channels, fold {size}: {ahead.error}")
-    return ahead.cycles
+    return {"cycles": ahead.cycles}
 
 
 def best_folds(rows: list[Row], chip: str) -> dict[int, int]:
@@ -92,21 +91,17 @@ def best_folds(rows: list[Row], chip: str) -> dict[int, int]:
 
 def measure(options: Options) -> None:
     """Compiles what is missing, then writes the table where the results are complete."""
-    key = ("chip", "channels", "fold")
-    report = Report("lane_folding_table", options, key=key)
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    present = {tuple(row[name] for name in key) for row in read_rows(options.out)}
-    for chip in [options.only] if options.only else CHIPS:
-        for channels in CHANNELS:
-            for fold in candidates(channels):
-                if (chip, channels, fold) not in present:
-                    number = cycles(chip, channels, fold)
-                    print(f"{chip} {channels} channels, fold {fold}: {number:,} cycles", flush=True)
-                    report.add(dict(zip(key, (chip, channels, fold), strict=True), cycles=number))
+    programs = {
+        (chip, channels, fold): partial(cycles, chip, channels, fold)
+        for chip in CHIPS
+        for channels in CHANNELS
+        for fold in candidates(channels)
+    }
+    compile_missing("lane_folding_table", options, programs, ("chip", "channels", "fold"))
     rows = read_rows(options.out)
     if options.out == RECORD and {row["chip"] for row in rows} == set(CHIPS):
         lines = [
-            '"""Columns to fold by most channels: made by `python -m benchmarks.lane_folding_table`."""',
+            '"""Columns to fold by most channels: made by `benchmarks.lane_folding_table`."""',
             "",
             "FOLDS = {",
             *(f'    "{chip}": {best_folds(rows, chip)},' for chip in CHIPS),

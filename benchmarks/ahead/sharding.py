@@ -17,12 +17,15 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.ahead.forecast_programs import Figures, continued, figures_of
 from benchmarks.ahead.language_model_task import SIZES, shapes
-from benchmarks.harness.report import RESULTS, Report, ReportOptions, Row, read_rows, run_benchmark
+from benchmarks.ahead.missing import AheadOptions, compile_missing
+from benchmarks.harness.report import RESULTS, Row, read_rows, run_benchmark
+from benchmarks.harness.tables import markdown
 from jaxsr.interop.mesh_shape import MeshShape
 
 RECORD = RESULTS / "sharding.json"
@@ -44,11 +47,9 @@ LENGTH = 2048
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(ReportOptions):
-    """Options of the run, which compiles the programs that `out` does not have."""
+class Options(AheadOptions):
+    """Options of the run."""
 
-    only: str = ""
-    """Programs whose name contains this, such as `8B v5e:4x4 fsdp=16`."""
     longest_s: float = 1200.0
     """A program that compiles for longer is given up."""
     table: bool = False
@@ -91,15 +92,8 @@ def measure(options: Options) -> None:
     if options.table:
         print("\n".join(table(read_rows(options.out))))
         return
-    key = ("model", "topology", "mesh", "layers")
-    done = {tuple(row[name] for name in key) for row in read_rows(options.out)}
-    report = Report("sharding", options, key=key)
-    for program in programs():
-        if program in done or options.only not in " ".join(map(str, program)):
-            continue
-        row = dict(zip(key, program, strict=True)) | compiled(*program, options.longest_s)
-        report.add(row)
-        print(f"{program}: {row.get('error') or row['command_s']}", flush=True)
+    calls = {each: partial(compiled, *each, options.longest_s) for each in programs()}
+    compile_missing("sharding", options, calls, ("model", "topology", "mesh", "layers"))
 
 
 def whole(rows: dict[Any, Row], model: str, topology: str, mesh: str) -> Figures | None:
@@ -132,11 +126,11 @@ def by_maxtext(model: str, mesh: str) -> tuple[float, float, float]:
 def table(rows: list[Row]) -> list[str]:
     """A line of Markdown for each model, slice and mesh."""
     by_key = {(r["model"], r["topology"], r["mesh"], r["layers"]): r for r in rows}
-    lines = [
-        "| model | slice, mesh | state a chip | by MaxText's rules | whole step a chip "
-        "| gathered and scattered | by MaxText's rules | summed | by MaxText's rules |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    titles = (
+        "model", "slice, mesh", "state a chip", "by MaxText's rules", "whole step a chip",
+        "gathered and scattered", "by MaxText's rules", "summed", "by MaxText's rules",
+    )  # fmt: skip
+    lines = []
     for model, slice_name, mesh in MESHES:
         twin = whole(by_key, model, TWINS[slice_name], mesh)
         if twin is None:
@@ -146,12 +140,12 @@ def table(rows: list[Row]) -> list[str]:
         state, gathered, summed = by_maxtext(model, mesh)
         size = sum(map(math.prod, shapes(model))) / 1e9
         state_mb = (figures or twin).arguments / 1e6
-        lines.append(
-            f"| {size:.2f} B | {slice_name}, `{mesh}` | {state_mb:,.0f} MB | {state / 1e6:,.0f} MB "
-            f"| {total} | {twin.gathered / 1e9:.1f} GB "
-            f"| {gathered / 1e9:.1f} GB | {twin.reduced / 1e9:.1f} GB | {summed / 1e9:.1f} GB |"
-        )
-    return lines
+        lines.append((
+            f"{size:.2f} B", f"{slice_name}, `{mesh}`", f"{state_mb:,.0f} MB",
+            f"{state / 1e6:,.0f} MB", total, f"{twin.gathered / 1e9:.1f} GB",
+            f"{gathered / 1e9:.1f} GB", f"{twin.reduced / 1e9:.1f} GB", f"{summed / 1e9:.1f} GB",
+        ))  # fmt: skip
+    return markdown(titles, lines)
 
 
 def _parts(mesh: str) -> tuple[int, int]:

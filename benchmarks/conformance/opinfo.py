@@ -8,16 +8,23 @@ entries run in processes with bounds on time and memory. With `--out`, rows that
 already are left out, so that an interrupted run continues.
 """
 
+import itertools
 import os
 import warnings
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from benchmarks.conformance import suite as conformance
-from benchmarks.harness.child_process import rows_of_child
-from benchmarks.harness.report import Report, ReportOptions, Row, read_rows, run_benchmark
+from benchmarks.harness.processes import rows_of_child
+from benchmarks.harness.report import (
+    Report,
+    ReportOptions,
+    Row,
+    finished,
+    part_of,
+    read_rows,
+    run_benchmark,
+)
 from jaxsr.errors import InputError
 from jaxsr.interop.atomic_write import atomic_write
 from tests.oracles.operators.samples import DTYPES, pairs
@@ -89,43 +96,22 @@ def prepare() -> None:
     jax.config.update("jax_traceback_filtering", "off")  # it takes as long as tracing
 
 
-def _part(pairs: list[Pair], shard: str) -> list[Pair]:
-    part, _, parts = shard.partition("/")
-    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
-        raise InputError(f"shard must be such as 2/4, got {shard!r}")
-    return pairs[int(part) - 1 :: int(parts)]
-
-
 def measure(options: Options) -> None:
     """Runs the entries, and counts their statuses."""
     if unknown := [d for d in options.dtype if d not in DTYPES]:
         raise InputError(f"dtype must be among {', '.join(DTYPES)}, got {unknown[0]!r}")
-    done = {
-        (row["operator"], row["dtype"])
-        for row in read_rows(options.out)
-        if row["status"] not in options.rerun
-    }
-    listed = _part(pairs(options.only, options.dtype), options.shard)
+    key = ("operator", "dtype")
+    done = finished(options.out, key, rerun=options.rerun)
+    listed = part_of(pairs(options.only, options.dtype), options.shard)
     listed = [pair for pair in listed if pair not in done]
     import tests.oracles.operators.row  # noqa: F401  # children are forked from this process
 
-    report = Report("opinfo", options, key=("operator", "dtype"), entries=len(pairs()))
-    counts: dict[str, Counter[str]] = {}
-    for start in range(0, len(listed), options.group):
-        for row in run_pairs(listed[start : start + options.group], options):
-            report.add(row)
-            counts.setdefault(row["dtype"], Counter())[row["status"]] += 1
-            print(_line(row), flush=True)
+    report = Report("opinfo", options, key=key, entries=len(pairs()))
+    groups = range(0, len(listed), options.group)
+    runs = (run_pairs(listed[start : start + options.group], options) for start in groups)
+    report.add_all(itertools.chain.from_iterable(runs), by="dtype")
     if options.out == RECORD:
         atomic_write(conformance.TABLE, conformance.render(read_rows(conformance.RECORD)).encode())
-    for dtype, statuses in counts.items():
-        print(f"{dtype}: " + ", ".join(f"{n} {status}" for status, n in statuses.most_common()))
-
-
-def _line(row: dict[str, Any]) -> str:
-    reason = next(iter(row["reasons"]), "")
-    name = f"{row['operator']} {row['dtype']}"
-    return f"{row['status']:14} {name:48} {row.get('right', 0)}/{row['samples']} {reason}"[:240]
 
 
 if __name__ == "__main__":

@@ -13,11 +13,21 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.child_process import row_of_child
-from benchmarks.harness.report import RESULTS, Report, ReportOptions, Row, read_rows, run_benchmark
+from benchmarks.harness.processes import row_of_child
+from benchmarks.harness.report import (
+    RESULTS,
+    Report,
+    ReportOptions,
+    Row,
+    finished,
+    read_rows,
+    run_benchmark,
+)
+from benchmarks.harness.tables import escaped, markdown
 from jaxsr.errors import UserError, one_line
 from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.models.libraries import import_transformers
@@ -102,28 +112,25 @@ def compare_family(family: str) -> Row:
     }
 
 
+def _row(family: str, options: Options) -> Row:
+    row = row_of_child(
+        partial(compare_family, family),
+        processor_s=options.processor_s,
+        timeout_s=options.timeout_s,
+        memory_gib=options.memory_gib,
+    )
+    return {"family": family, **row, "reason": without_folders(row["reason"])[:300]}
+
+
 def measure(options: Options) -> None:
     """Runs the families one after another, and counts their statuses."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     import_transformers()  # children are forked from this process
 
-    done = {r["family"] for r in read_rows(options.out) if r["status"] not in options.rerun}
+    done = finished(options.out, ("family",), rerun=options.rerun)
     report = Report("generate_families", options, key=("family",))
-    counts: Counter[str] = Counter()
-    for family in options.only or families():
-        if family in done:
-            continue
-        row = row_of_child(
-            lambda family=family: compare_family(family),
-            processor_s=options.processor_s,
-            timeout_s=options.timeout_s,
-            memory_gib=options.memory_gib,
-        )
-        row = {"family": family, **row, "reason": without_folders(row["reason"])[:300]}
-        report.add(row)
-        counts[row["status"]] += 1
-        print(f"{row['status']:10} {family}  {row['reason']}"[:160], flush=True)
-    print(", ".join(f"{count} {status}" for status, count in counts.most_common()))
+    missing = [family for family in options.only or families() if (family,) not in done]
+    report.add_all(_row(family, options) for family in missing)
     if options.out == RECORD:
         atomic_write(TABLE, render(read_rows(RECORD)).encode())
 
@@ -144,12 +151,10 @@ def render(rows: Sequence[Row]) -> str:
         "## Equal", "", ", ".join(equal) + ".", "", "## Not equal", "",
         "`not built`: no tiny model could be made, or transformers' own `generate` fails on it. "
         "Encoders and decoders of", "other models are in transformers' list as well.", "",
-        "| family | status | cause |", "|---|---|---|",
     ]  # fmt: skip
-    for row in rows:
-        if row["status"] != "equal":
-            cause = row["reason"].replace("|", "\\|")
-            lines.append(f"| `{row['family']}` | {row['status']} | {cause} |")
+    different = [row for row in rows if row["status"] != "equal"]
+    cells = [(f"`{r['family']}`", r["status"], escaped(r["reason"])) for r in different]
+    lines += markdown(("family", "status", "cause"), cells)
     return "\n".join(lines) + "\n"
 
 

@@ -20,7 +20,7 @@ from typing import Literal
 from benchmarks.gpu import parity, runs, speed
 from benchmarks.gpu.page import page
 from benchmarks.gpu.parts import Part, Setting, known_gpu
-from benchmarks.harness.child_process import rows_of_child
+from benchmarks.harness.processes import rows_of_child
 from benchmarks.harness.report import Report, ReportOptions, Row, read_rows
 from jaxsr.errors import InputError
 from jaxsr.interop.atomic_write import atomic_write

@@ -9,8 +9,8 @@ from unittest import mock
 import numpy as np
 
 from benchmarks.gpu.parts import WITHOUT_DEVICE, Setting
+from benchmarks.harness.processes import Steps, Worker
 from benchmarks.harness.report import Row
-from benchmarks.harness.turns import Steps, Worker
 from jaxsr.errors import InputError
 
 _TF32_BOUND = 8 * 2.0**-10

@@ -8,7 +8,8 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -30,6 +31,7 @@ PACKAGES = (
 
 Row = dict[str, Any]
 OptionsT = TypeVar("OptionsT")
+ItemT = TypeVar("ItemT")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +95,23 @@ class Report:
         self._rows[self._id(row) if self._key else (len(self._rows),)] = row
         self.write()
 
+    def add_all(self, rows: Iterable[Row], *, by: str = "") -> None:
+        """Adds rows with a `status` as they come, prints each, and at last how many there are.
+
+        Args:
+          rows: with a `reason` or `reasons`.
+          by: field whose values are counted apart. Default: all are counted together.
+        """
+        counts: dict[str, Counter[str]] = {}
+        for row in rows:
+            self.add(row)
+            counts.setdefault(row.get(by, "in all"), Counter())[row["status"]] += 1
+            reason = row.get("reason") or next(iter(row.get("reasons", ())), "")
+            name = ":".join(map(str, self._id(row)))
+            print(f"{row['status']:10} {name}  {reason}"[:200], flush=True)
+        for value, statuses in counts.items():
+            print(f"{value}: " + ", ".join(f"{n} {each}" for each, n in statuses.most_common()))
+
     def _of_run(self, row: Row) -> Row:
         started = self._document["environment"]["load_average_before"]
         of_this_run = row["environment"]["load_average_before"] == started
@@ -114,6 +133,26 @@ def read_rows(path: Path | None) -> list[Row]:
         return []
     document = json.loads(path.read_text())
     return [{"environment": document["environment"], **row} for row in document["rows"]]
+
+
+def finished(
+    path: Path | None, key: tuple[str, ...], *, rerun: Sequence[str] = ()
+) -> set[tuple[Any, ...]]:
+    """Which rows a file has, by the values of `key`, but for those of the statuses to run again."""
+    rows = [row for row in read_rows(path) if row.get("status") not in rerun]
+    return {tuple(row[name] for name in key) for row in rows}
+
+
+def part_of(items: Sequence[ItemT], shard: str) -> Sequence[ItemT]:
+    """Every nth item: those of shard 2/4 are the second, the sixth and so on.
+
+    Raises:
+      InputError: it is not such a shard.
+    """
+    part, _, parts = shard.partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
+        raise InputError(f"shard must be such as 2/4, got {shard!r}")
+    return items[int(part) - 1 :: int(parts)]
 
 
 def _environment(commit: str | None) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+from benchmarks.harness.processes import Steps, Worker
 from benchmarks.harness.report import Report, ReportOptions, run_benchmark
-from benchmarks.harness.turns import Steps, Worker, take_turns
+from benchmarks.harness.turns import take_turns
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples/imagenet_augment/augment.py"
 CONTENDERS = ("jaxsr", "Grain + albumentations", "Grain + torchvision", "kornia")

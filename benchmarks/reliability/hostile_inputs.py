@@ -1,13 +1,12 @@
 """Damaged and hostile files of every kind that jaxsr reads: refused in a line, or read.
 
 Small sound files are cut, flipped, or given other counts (`tests/oracles/hostile`), and read one
-by one in a worker process. What is not allowed: another exception than one that a user can correct, a
+by one in a process. What is not allowed: another exception than one that a user can correct, a
 message of several lines, a crash, more than 10 s, or 2 GiB beyond what the worker had before.
 Exit status 1 if any of these happened; the row names the first files, which `--keep` stores.
 """
 
 import hashlib
-import multiprocessing
 import os
 import random
 import resource
@@ -17,11 +16,12 @@ import threading
 import time
 import warnings
 from collections import Counter
+from collections.abc import Generator
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.processes import Child, Ended
 from benchmarks.harness.report import Report, ReportOptions, Row, run_benchmark
 from jaxsr.errors import InputError, UserError
 from tests.oracles.hostile.files import KINDS, check_refusal, mutated
@@ -53,44 +53,35 @@ class Options(ReportOptions):
 
 
 class _Reader:
-    """A worker process, started again when it dies."""
+    """A process that reads files of a kind, started again when it dies."""
 
     def __init__(self, kind: str) -> None:
-        self.kind = kind
+        self._kind = kind
         self._start()
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, worker_pipe = context.Pipe()
-        self._process = context.Process(target=_serve, args=(worker_pipe, self.kind), daemon=True)
-        self._process.start()
-        worker_pipe.close()
-        self._pipe.recv()  # its imports are done
+        self._child = Child(reads, (self._kind,))
+        self._child.receive()  # its imports are done
 
     def read(self, path: Path) -> tuple[str, str]:
         """(outcome, reason) of a file."""
-        self._pipe.send(path)
-        outcome: tuple[str, str] = ("too slow", f"more than {MOST_S:g} s")
+        self._child.send(path)
         try:
-            if self._pipe.poll(MOST_S):
-                return self._pipe.recv()
-        except EOFError:
-            self._process.join()
-            code = self._process.exitcode
-            memory = code == _MEMORY_STATUS
-            outcome = ("too much memory", "") if memory else ("crash", f"exit status {code}")
-        self._process.kill()
-        self._process.join()
-        self._start()
-        return outcome
+            return self._child.receive(MOST_S)
+        except Ended as end:
+            self.close()
+            self._start()
+            if end.exit_status is None:
+                return "too slow", end.reason
+            is_memory = end.exit_status == _MEMORY_STATUS
+            return ("too much memory", "") if is_memory else ("crash", end.reason)
 
     def close(self) -> None:
-        self._process.kill()
-        self._process.join()
+        self._child.kill()
 
 
-def _serve(pipe: Connection, kind: str) -> None:
-    """Reads what it is sent, in the worker."""
+def reads(kind: str) -> Generator[tuple[str, str], Path, None]:
+    """In the process: outcomes of the files that it is sent, after one that says that it began."""
     warnings.simplefilter("ignore")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what decoders print
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -101,16 +92,15 @@ def _serve(pipe: Connection, kind: str) -> None:
         _outcome(read, folder / name)
     limit = [_resident_bytes() + MOST_BYTES]
     threading.Thread(target=_watch_memory, args=(limit,), daemon=True).start()
-    pipe.send("ready")
+    outcome = ("began", "")
     while True:
-        path = pipe.recv()
+        path = yield outcome
         limit[0] = _resident_bytes() + MOST_BYTES
         Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
         outcome = _outcome(read, path)
         # Native code may hold the interpreter, and with it the thread that watches.
         if _peak_bytes() > limit[0]:
             outcome = ("too much memory", outcome[1])
-        pipe.send(outcome)
 
 
 def _outcome(read: Any, path: Path) -> tuple[str, str]:

@@ -20,6 +20,7 @@ from typing import Literal
 import numpy as np
 
 from benchmarks.harness.report import RESULTS, Report, ReportOptions, Row, read_rows, run_benchmark
+from benchmarks.harness.tables import markdown
 from benchmarks.restoration.published_networks import NETWORKS, options_of, own_class, save
 
 RECORD = RESULTS / "published_weights.json"
@@ -144,31 +145,35 @@ def measure(options: Options) -> None:
 
 def table(rows: list[Row]) -> list[str]:
     """A line of Markdown for each network of the published size, in the order of `NETWORKS`."""
-    lines = [
-        "| network | parameters | CPU seconds, JAX | torch | peak MiB, JAX | torch | difference |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    by_name = {row["network"]: row for row in rows if not (row["small"] or row["words"])}
-    for row in (by_name[name] for name in NETWORKS if name in by_name):
+    titles = "CPU seconds, JAX", "torch", "peak MiB, JAX", "torch", "difference"
+    lines = []
+    for row in _listed(rows, small=False):
         jax, torch = row["jax"], row["torch"]
-        failed = next((run["said"][-1] for run in (jax, torch) if run["exit"]), None)
-        lines.append(
-            f"| {row['network']} | {row['parameters'] / 1e6:.1f} M | {jax['cpu_s']:.0f} "
-            f"| {torch['cpu_s']:.0f} | {jax['peak_mib']:,} | {torch['peak_mib']:,} "
-            f"| {failed or row['difference']} |"
-        )
-    return lines
+        lines.append((
+            row["network"], f"{row['parameters'] / 1e6:.1f} M", f"{jax['cpu_s']:.0f}",
+            f"{torch['cpu_s']:.0f}", f"{jax['peak_mib']:,}", f"{torch['peak_mib']:,}",
+            _difference(row),
+        ))  # fmt: skip
+    return markdown(("network", "parameters", *titles), lines)
 
 
 def small_table(rows: list[Row]) -> list[str]:
     """The same of small sizes, for which memory and seconds say little."""
-    lines = ["| network | parameters | difference |", "|---|---|---|"]
-    by_name = {row["network"]: row for row in rows if row["small"] and not row["words"]}
-    for row in (by_name[name] for name in NETWORKS if name in by_name):
-        failed = next((run["said"][-1] for run in (row["jax"], row["torch"]) if run["exit"]), None)
-        parameters, difference = row["parameters"], failed or row["difference"]
-        lines.append(f"| {row['network']} | {parameters:,} | {difference} |")
-    return lines
+    small = _listed(rows, small=True)
+    lines = [(row["network"], f"{row['parameters']:,}", _difference(row)) for row in small]
+    return markdown(("network", "parameters", "difference"), lines)
+
+
+def _listed(rows: list[Row], *, small: bool) -> list[Row]:
+    of_size = [row for row in rows if row["small"] is small and not row["words"]]
+    by_name = {row["network"]: row for row in of_size}
+    return [by_name[name] for name in NETWORKS if name in by_name]
+
+
+def _difference(row: Row) -> str:
+    """Between the two pictures, or what the command that failed said."""
+    failed = [run["said"][-1] for run in (row["jax"], row["torch"]) if run["exit"]]
+    return failed[0] if failed else str(row["difference"])
 
 
 if __name__ == "__main__":

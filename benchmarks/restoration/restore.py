@@ -29,8 +29,9 @@ from typing import Literal
 import numpy as np
 
 from benchmarks.harness.gpu_kernels import kernel_times
+from benchmarks.harness.processes import Steps, Worker
 from benchmarks.harness.report import RESULTS, Report, ReportOptions, Row, run_benchmark
-from benchmarks.harness.turns import Steps, Worker, take_turns
+from benchmarks.harness.turns import take_turns
 
 Contender = Literal["jax", "jax_mesh", "eager", "channels_last", "compiled", "max_autotune"]
 JAX = ("jax", "jax_mesh")

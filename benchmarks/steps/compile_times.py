@@ -7,14 +7,14 @@ latter over all threads, which other work on the machine disturbs less. Once wit
 once with XLA's alone (`JAXSR_CPU_KERNELS`).
 """
 
-import json
 import os
-import subprocess
-import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from benchmarks.harness.processes import rows_of_child
 from benchmarks.harness.report import RESULTS, Report, ReportOptions, Row, run_benchmark
 from jaxsr.errors import InputError
 
@@ -24,12 +24,9 @@ class Options(ReportOptions):
     """Options of the benchmark."""
 
     models: tuple[str, ...] = (
-        "mobilenetv3_large_100",
-        "efficientnet_b0",
-        "convnext_tiny",
-        "swin_tiny_patch4_window7_224",
-        "vit_tiny_patch16_224",
-    )
+        "mobilenetv3_large_100", "efficientnet_b0", "convnext_tiny",
+        "swin_tiny_patch4_window7_224", "vit_tiny_patch16_224",
+    )  # fmt: skip
     """Names of timm."""
     programs: tuple[str, ...] = ("forward", "gradient")
     """Of each network."""
@@ -41,14 +38,16 @@ class Options(ReportOptions):
     """JSON of the figures."""
 
 
-def compile_model(name: str, program: str, side_px: int) -> Row:
+def compile_model(name: str, program: str, kernels: str, side_px: int) -> Iterator[Row]:
     """Seconds of one network, in this process."""
+    os.environ["JAXSR_CPU_KERNELS"] = kernels
     import jax
     import jax.numpy as jnp
 
     from jaxsr.interop import to_jax
     from jaxsr.models.libraries import import_library
 
+    jax.config.update("jax_platforms", "cpu")
     network = import_library("timm").create_model(name)
     start = time.perf_counter()
     model = to_jax(network)
@@ -66,7 +65,7 @@ def compile_model(name: str, program: str, side_px: int) -> Row:
     lowered = jax.jit(function).lower(model.params, images)
     traced, traced_cpu = time.perf_counter(), time.process_time()
     lowered.compile()
-    return {
+    yield {
         "trace_s": round(traced - start, 2),
         "compile_s": round(time.perf_counter() - traced, 2),
         "compile_cpu_s": round(time.process_time() - traced_cpu, 2),
@@ -80,16 +79,11 @@ def measure(options: Options) -> None:
     for name in options.models:
         for program in options.programs:
             for kernels in options.kernels:
-                row: Row = {"model": name, "program": program, "kernels": kernels}
-                done = subprocess.run(
-                    [sys.executable, "-m", "benchmarks.compile_times", "--child", name, program,
-                     str(options.side_px)],
-                    env=os.environ | {"JAXSR_CPU_KERNELS": kernels, "JAX_PLATFORMS": "cpu"},
-                    capture_output=True, text=True, check=False,
-                )  # fmt: skip
-                if done.returncode:
-                    raise InputError(f"{name}: {(done.stderr.splitlines() or ['failed'])[-1]}")
-                row |= json.loads(done.stdout.splitlines()[-1])
+                compute = partial(compile_model, name, program, kernels, options.side_px)
+                *figures, end = rows_of_child(compute, timeout_s=3600, start="spawn")
+                if not figures:
+                    raise InputError(f"{name}: {end['reason']}")
+                row: Row = {"model": name, "program": program, "kernels": kernels, **figures[0]}
                 report.add(row)
                 print(
                     f"{name:32s}{program:10s}{kernels:8s} trace {row['trace_s']:6.1f} s"
@@ -100,7 +94,4 @@ def measure(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--child"]:
-        print(json.dumps(compile_model(sys.argv[2], sys.argv[3], int(sys.argv[4]))))
-    else:
-        run_benchmark(measure, Options)
+    run_benchmark(measure, Options)

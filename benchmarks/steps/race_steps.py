@@ -16,8 +16,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from benchmarks.harness.gpu_kernels import kernel_times
+from benchmarks.harness.processes import Steps, Worker
 from benchmarks.harness.report import Report, ReportOptions, Row
-from benchmarks.harness.turns import Steps, Worker, take_turns
+from benchmarks.harness.turns import take_turns
 
 if TYPE_CHECKING:
     from jaxsr.interop.aot.compile import Ahead

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.child_process import row_of_child
+from benchmarks.harness.processes import row_of_child
 from benchmarks.harness.report import RESULTS, Report, ReportOptions, Row, read_rows
 from benchmarks.zoo.models import GROUPS, Entry, Group, entries
 from jaxsr.errors import InputError, one_line
@@ -187,31 +187,14 @@ def _listed(options: Options, folder: Path) -> Iterator[Entry]:
 
 def measure(options: Options) -> None:
     """Runs the models one after another, and counts their statuses."""
-    part, _, parts = options.shard.partition("/")
-    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
-        raise InputError(f"shard must be such as 2/4, got {options.shard!r}")
-    done = {
-        (row["group"], row["model"])
-        for row in read_rows(options.out)
-        if row["status"] not in options.rerun
-    }
-    report = Report("zoo", options, key=("group", "model"))
-    counts: dict[str, Counter[str]] = {}
+    key = ("group", "model")
+    done = finished(options.out, key, rerun=options.rerun)
+    report = Report("zoo", options, key=key)
     _import_libraries()
     with tempfile.TemporaryDirectory() as folder:
-        listed = list(_listed(options, Path(folder)))
-        for entry in listed[int(part) - 1 :: int(parts)]:
-            if (entry.group, entry.name) in done:
-                continue
-            row = run_entry(entry, options)
-            report.add(row)
-            counts.setdefault(entry.group, Counter())[row["status"]] += 1
-            print(
-                f"{row['status']:10} {entry.group}:{entry.name}  {row['reason']}"[:180], flush=True
-            )
-    for group, statuses in counts.items():
-        listed_counts = ", ".join(f"{count} {status}" for status, count in statuses.most_common())
-        print(f"{group}: {listed_counts}")
+        listed = part_of([*_listed(options, Path(folder))], options.shard)
+        missing = [entry for entry in listed if (entry.group, entry.name) not in done]
+        report.add_all((run_entry(entry, options) for entry in missing), by="group")
     if options.out == RECORD:
         atomic_write(TABLE, render(read_rows(RECORD)).encode())
 
@@ -256,9 +239,8 @@ def render(rows: Sequence[Row]) -> str:
         "them: forward", "and gradients of all parameters and inputs in evaluation mode, against "
         "float64 torch ([check](check.md)", "states the bounds). `python -m benchmarks.zoo --out "
         "benchmarks/results/zoo.json` makes this page.", "",
-        "| library | models | forward | gradient | refused | fails or differs | torch cannot run |",
-        "|---|---:|---:|---:|---:|---:|---:|",
     ]  # fmt: skip
+    libraries = []
     ran = [row for row in rows if row["status"] != "not built"]
     for group in GROUPS:
         of_group = [row for row in ran if row["group"] == group]
@@ -273,7 +255,9 @@ def render(rows: Sequence[Row]) -> str:
             len(of_group) - statuses["refused"] - statuses["ok"],
             sum(row["group"] == group for row in rows) - len(of_group),
         )
-        lines.append(f"| {group} | " + " | ".join(map(str, numbers)) + " |")
+        libraries.append((group, *map(str, numbers)))
+    titles = "library", "models", "forward", "gradient", "refused", "fails or differs"
+    lines += markdown((*titles, "torch cannot run"), libraries, numbers_from=1)
     lines += [
         "", "A model that torch cannot run here lacks inputs, a tiny configuration, or a package; "
         "it says nothing", "of jaxsr, and counts nowhere else. Compiling is timed without XLA's "
@@ -288,9 +272,8 @@ def render(rows: Sequence[Row]) -> str:
         status, reason = row["status"], row["reason"]
         if status == "ok":
             status, reason = "ok, no gradient", "torch cannot differentiate it"
-        message = reason.replace("|", "\\|").replace("\n", " ")
-        why = cause({"reason": reason}).replace("|", "\\|")
-        lines.append(f"| {row['group']} {row['model']} | {status} | {why} | {message} |")
+        why = escaped(cause({"reason": reason}))
+        lines.append(f"| {row['group']} {row['model']} | {status} | {why} | {escaped(reason)} |")
     lines += [
         "", "## All", "",
         "Errors are relative to the array's largest value.", "",

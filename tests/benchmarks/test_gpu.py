@@ -14,7 +14,7 @@ import pytest
 from benchmarks.gpu import run as gpu
 from benchmarks.gpu.page import page
 from benchmarks.gpu.parts import Part
-from benchmarks.harness.child_process import rows_of_child
+from benchmarks.harness.processes import rows_of_child
 from jaxsr.errors import InputError
 
 
@@ -50,7 +50,7 @@ def test_what_ended_a_part_is_its_last_row(tmp_path):
     assert end == {"status": "failed", "reason": "ValueError: two lines"}
     rows, end = rows_and_end(crashes, log=tmp_path / "log")
     assert end["status"] == "crashed"
-    assert end["reason"] == "the process ended with -9: the driver says no"
+    assert end["reason"] == "the process ended with exit status -9: the driver says no"
 
 
 def test_a_part_is_killed_with_what_it_started(tmp_path):

@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness import report as _results
+from benchmarks.harness.processes import Worker
 from benchmarks.harness.report import RESULTS, SCHEMA, Report, ReportOptions, read_rows
-from benchmarks.harness.turns import Worker, take_turns, time_calls
+from benchmarks.harness.turns import take_turns, time_calls
 from benchmarks.reliability import __main__ as reliability
 from benchmarks.reliability.hostile_inputs import Options as HostileOptions
 from benchmarks.reliability.hostile_inputs import measure_kind
@@ -234,15 +235,12 @@ def test_the_reader_notices(content, outcome, tmp_path, monkeypatch):
 
     code = (
         "import sys\n"
+        "from pathlib import Path\n"
         "from benchmarks.reliability import hostile_inputs\n"
         "from tests.benchmarks.test_programs import _misbehaves\n"
-        "from multiprocessing import Pipe\n"
         "hostile_inputs.KINDS['x'] = (lambda: {}, _misbehaves)\n"
-        "import threading\n"
-        "ours, theirs = Pipe()\n"
-        "from pathlib import Path\n"
-        "threading.Thread(target=hostile_inputs._serve, args=(theirs, 'x'), daemon=True).start()\n"
-        "ours.recv(); ours.send(Path(sys.argv[1])); print(ours.recv()[0])\n"
+        "reads = hostile_inputs.reads('x')\n"
+        "next(reads); print(reads.send(Path(sys.argv[1]))[0])\n"
     )
     path = tmp_path / "x"
     path.write_text(content)
