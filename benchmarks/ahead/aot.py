@@ -1,8 +1,8 @@
 """What the TPU compiler makes of every family at its real settings: no TPU, no measurement.
 
 Memory, FLOPs, bytes and communication are the compiler's, for one device; times are a roofline,
-labelled as estimates. `--table` prints a table of results/aot.json instead: all programs, training
-`steps` (docs/tpu.md), or `folding` (docs/lane-folding.md, plain → folded).
+labelled as estimates. `--table` prints a table of results/aot.json instead: training `steps`
+(docs/tpu.md), or `folding` (docs/lane-folding.md, plain → folded).
 
 - `train`: both phases of Fast-SRGAN and MSHNet, the published batch on every device, statistics
   local, on 8 chips of three kinds in both dtypes.
@@ -11,7 +11,7 @@ labelled as estimates. `--table` prints a table of results/aot.json instead: all
 - `scale`: the same on 8, 64 and 256 chips: what a device computes and sends must not grow.
 - `fsdp`: parameters and optimiser state split in two, against plain data parallelism.
 - `llama`: Llama-3.1-8B's prefill and decode, tensor-parallel over 8 chips, a cache of 8192 tokens.
-- `infer`: a batch of tiles and of pictures. `ops`: every kernel of `jaxsr.ops`.
+- `infer`: a batch of tiles and of pictures.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from benchmarks.ahead.missing import AheadOptions, compile_missing
 from benchmarks.harness.report import RESULTS, Row, read_rows, run_benchmark
@@ -78,7 +78,7 @@ Programs = dict[str, Callable[[], Compiled]]
 class Options(AheadOptions):
     """Options of the run."""
 
-    table: Literal["all", "steps", "folding"] | None = None
+    table: Literal["steps", "folding"] | None = None
     """Print the results as a table of Markdown and compile nothing."""
     out: Path | None = RECORD
     """JSON of the results."""
@@ -116,9 +116,6 @@ def programs() -> Programs:
         for dtype in DTYPES:
             entries[f"infer fast-srgan tiles {dtype} {topology}"] = partial(tiles, topology, dtype)
         entries[f"infer mshnet float32 {topology}"] = partial(pictures, topology)
-    for topology in ("v5e:1x1", "v6e:1x1"):
-        for name, (call, shapes) in kernels().items():
-            entries[f"ops {name} {topology}"] = partial(kernel, name, call, shapes, topology)
     return entries
 
 
@@ -248,137 +245,42 @@ def pictures(topology_name: str) -> Compiled:
     return runner.lower((batch, 3, 256, 256), topology, name="detect 256x256"), {"batch": batch}
 
 
-def kernels() -> dict[str, tuple[Callable[..., Any], tuple[tuple[tuple[int, ...], str], ...]]]:
-    """The kernels of `jaxsr.ops` on pictures of usual sizes, each with its arguments' shapes."""
-    from jaxsr import ops
-
-    photos, masks = ((8, 540, 960, 3), "float32"), ((8, 540, 960, 1), "float32")
-    levels = ((8, 540, 960, 3), "uint8")
-
-    def crop_and_paste(frames: Any, masks: Any) -> Any:
-        crop = ops.mask_crop(frames, masks, size=512)
-        return ops.mask_paste(frames, crop.frames, masks, crop.box)
-
-    calls: dict[str, Any] = {
-        "gaussian_blur": (partial(ops.gaussian_blur, sigma=2.0, kernel_size=13), (photos,)),
-        "psnr": (partial(ops.psnr, data_range=1.0), (photos, photos)),
-        "ssim": (partial(ops.ssim, data_range=1.0), (photos, photos)),
-        "rgb_to_y": (ops.rgb_to_y, (photos,)),
-        "rgb_to_ycbcr": (ops.rgb_to_ycbcr, (photos,)),
-        "ycbcr_to_rgb": (ops.ycbcr_to_rgb, (photos,)),
-        "normalise": (ops.normalise, (levels,)),
-        "denormalise": (ops.denormalise, (photos,)),
-        "feather": (ops.feather, (masks,)),
-        "mask_box": (ops.mask_box, (masks,)),
-        "mask_crop and mask_paste": (crop_and_paste, (photos, masks)),
-        "preprocess": (partial(ops.preprocess, size=512), (levels, masks)),
-        "resize_frames": (ops.resize_frames, (photos,)),
-    }
-    for method in ("nearest", "bilinear", "bicubic", "area"):
-        calls[f"resize {method}"] = (partial(ops.resize, size=(270, 480), method=method), (photos,))
-    for convention in ("opencv", "pillow", "matlab"):
-        resize = partial(ops.resize, size=(270, 480), method="bicubic", convention=convention)
-        calls[f"resize bicubic {convention}"] = (resize, (photos,))
-    return calls
-
-
-def kernel(name: str, call: Any, shapes: Any, topology_name: str) -> Compiled:
-    """One kernel on one chip."""
-    import jax
-    from jax.sharding import SingleDeviceSharding
-
-    from jaxsr.interop.aot.compile import compile_ahead
-    from jaxsr.interop.aot.topology import load_topology
-
-    topology = load_topology(topology_name)
-    one = SingleDeviceSharding(topology.devices[0])
-    arguments = [jax.ShapeDtypeStruct(s, d, sharding=one) for s, d in shapes]
-    return compile_ahead(jax.jit(call), arguments, topology, name=name), {}
-
-
 def read() -> dict[str, Row]:
     """What is compiled already, by program."""
     return {row["program"]: row for row in read_rows(RECORD)}
 
 
-class Column(NamedTuple):
-    """Of a table: its title, and how a row's cell is written."""
-
-    title: str
-    cell: Callable[[Row], str]
-
-
-def _figure(title: str, digits: str, figure: Callable[[Row], float]) -> Column:
-    return Column(title, lambda row: f"{figure(row):{digits}}")
+def steps_table() -> list[str]:
+    """Lines of Markdown: a row for each training step."""
+    kinds = ("train", "scale", "fsdp")
+    steps = [_step(row) for name, row in read().items() if name.partition(" ")[0] in kinds]
+    return markdown([*steps[0]], [[*step.values()] for step in steps])
 
 
-def _communication(row: Row) -> tuple[dict[str, int], str]:
-    """All-reduces, and how many there are of each other kind."""
-    kinds = dict(row["collectives"])
-    reduces = kinds.pop("all-reduce", {"count": 0, "bytes": 0})
-    return reduces, ", ".join(f"{v['count']} {k}" for k, v in kinds.items()) or "–"
-
-
-def _cpu(row: Row) -> str:
-    return f"{row['compile_cpu_s']:.0f}" if "compile_cpu_s" in row else "–"
+def _step(row: Row) -> dict[str, str]:
+    """A row's cells, by the titles of their columns."""
+    others = dict(row["collectives"])
+    reduces = others.pop("all-reduce", {"count": 0, "bytes": 0})
+    return {
+        "step": row["program"].partition(" ")[2].rpartition(" ")[0],
+        "chips": row["topology"],
+        "of HBM": f"{row['memory_share']:.1%}",
+        "GFLOP a chip": f"{row['flops_per_device'] / 1e9:.0f}",
+        "GB moved": f"{row['bytes_per_device'] / 1e9:.1f}",
+        "M cycles": f"{row['estimated_cycles'] / 1e6:.1f}",
+        "all-reduces": f"{reduces['count']}",
+        "of MB (gradients)": f"{reduces['bytes'] / 1e6:.2f} ({row['gradient_bytes'] / 1e6:.2f})",
+        "other": ", ".join(f"{each['count']} {kind}" for kind, each in others.items()) or "–",
+        "roofline, ms": f"{row['estimate']['seconds'] * 1e3:.1f}",
+        "compiled in s of a core": f"{row['compile_cpu_s']:.0f}" if "compile_cpu_s" in row else "–",
+    }
 
 
 def _largest(row: Row) -> str:
     """The batch at which a training step's temporaries would fill what else leaves free."""
-    if "gradient_bytes" not in row:
-        return "–"
     memory = row["memory_bytes"]
     free = memory["available"] - (memory["total"] - memory["temporaries"])
     return f"~{row['batch'] * free // memory['temporaries']}"
-
-
-_MEMORY = _figure("of HBM", ".1%", lambda row: row["memory_share"])
-_REDUCES = Column("all-reduces", lambda row: f"{_communication(row)[0]['count']}")
-_OTHERS = Column("other", lambda row: _communication(row)[1])
-_COMPILED = Column("compiled in s of a core", _cpu)
-_ALL = (
-    Column("program", lambda row: row["program"]),
-    _MEMORY._replace(title="memory of HBM"),
-    _figure("GFLOP", ".1f", lambda row: row["flops_per_device"] / 1e9),
-    _figure("GB moved", ".2f", lambda row: row["bytes_per_device"] / 1e9),
-    _figure("M cycles", ".2f", lambda row: row["estimated_cycles"] / 1e6),
-    _REDUCES,
-    _figure("of MB", ".2f", lambda row: _communication(row)[0]["bytes"] / 1e6),
-    _OTHERS,
-    _figure("roofline, ms", ".2f", lambda row: row["estimate"]["seconds"] * 1e3),
-    _figure("peak used", ".0%", lambda row: row["estimate"]["utilisation"]),
-    Column("largest batch", _largest),
-    _COMPILED,
-)
-_STEPS = (
-    Column("step", lambda row: row["program"].partition(" ")[2].rpartition(" ")[0]),
-    Column("chips", lambda row: row["topology"]),
-    _MEMORY,
-    _figure("GFLOP a chip", ".0f", lambda row: row["flops_per_device"] / 1e9),
-    _figure("GB moved", ".1f", lambda row: row["bytes_per_device"] / 1e9),
-    _figure("M cycles", ".1f", lambda row: row["estimated_cycles"] / 1e6),
-    _REDUCES,
-    Column(
-        "of MB (gradients)",
-        lambda row: (
-            f"{_communication(row)[0]['bytes'] / 1e6:.2f} ({row['gradient_bytes'] / 1e6:.2f})"
-        ),
-    ),
-    _OTHERS,
-    _figure("roofline, ms", ".1f", lambda row: row["estimate"]["seconds"] * 1e3),
-    _COMPILED,
-)
-
-
-def table(columns: tuple[Column, ...], *, kinds: tuple[str, ...] = ()) -> list[str]:
-    """Lines of Markdown: a row for each program, of these kinds."""
-    lines = []
-    for name, row in read().items():
-        if not kinds or name.partition(" ")[0] in kinds:
-            empty = ("",) * (len(columns) - 2)
-            cells = [column.cell(row) for column in columns] if row["compiles"] else ()
-            lines.append(cells or (name, row["error"], *empty))
-    return markdown([column.title for column in columns], lines)
 
 
 def folding_table() -> list[str]:
@@ -411,8 +313,7 @@ def folding_table() -> list[str]:
 
 
 TABLES: dict[str, Callable[[], list[str]]] = {
-    "all": partial(table, _ALL),
-    "steps": partial(table, _STEPS, kinds=("train", "scale", "fsdp")),
+    "steps": steps_table,
     "folding": folding_table,
 }
 

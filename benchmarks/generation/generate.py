@@ -5,11 +5,10 @@ prompts to the first token (prefill), and the tokens per second after it (decode
 together. Figures are medians and the spread from least to most. `transformers` decodes in
 `generate` with its default cache; its decode time is that of N + 1 tokens less that of one.
 
-Also: what `--deterministic` costs on a batch, int8 weights, weights left in the blocks of the GGUF
-file and the memory that they take, the same network by transformers' code, llama.cpp on the same
-file with one prompt (two threads, greedy; `pip install llama-cpp-python`), and how long the command
-takes with a cold and a warm compilation cache, with the processor time of all its threads. A run
-replaces only the rows that it measured.
+Also: what `--deterministic` costs on a batch, weights left in the blocks of the GGUF file and the
+memory that they take, the same network by transformers' code, and llama.cpp on the same file with
+one prompt (two threads, greedy; `pip install llama-cpp-python`). A run replaces only the rows that
+it measured.
 
 `decode_processor_ms` is the processor time of all threads for a step of the batch, which other work
 disturbs less than the clock: the least of the rounds. torch's threads spin while they wait, unless
@@ -19,12 +18,10 @@ the environment has `OMP_WAIT_POLICY=PASSIVE`.
 import importlib.util
 import json
 import os
-import resource
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
@@ -34,24 +31,21 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from benchmarks.harness.processes import Child
 from benchmarks.harness.report import Report, ReportOptions, Row, run_benchmark
 from benchmarks.harness.turns import take_turns
 
 if TYPE_CHECKING:
     from jaxsr.generation.decoder import Engine
 
-ContenderName = Literal[
-    "jaxsr", "library", "int8", "packed", "deterministic", "torch", "transformers", "llama.cpp"
-]
+ContenderName = Literal["jaxsr", "library", "packed", "deterministic", "transformers", "llama.cpp"]
 Contender = Callable[[list[list[int]], int], tuple[float, float]]
 """From prompts and new tokens to (seconds to the first token, seconds for the others)."""
 TITLES: dict[ContenderName, str] = {
     "jaxsr": "jaxsr, JAX",
     "library": "jaxsr, JAX, by transformers' code",
-    "int8": "jaxsr, JAX, int8 weights",
     "packed": "jaxsr, JAX, weights in the file's blocks",
     "deterministic": "jaxsr, JAX, deterministic",
-    "torch": "jaxsr, torch",
     "transformers": "transformers, torch",
     "llama.cpp": "llama.cpp, the same file",
 }
@@ -75,8 +69,6 @@ class Options(ReportOptions):
     """Who takes part."""
     blocks: int | None = None
     """Keep only the first of the model's blocks. Default: all."""
-    start_up: bool = True
-    """Also time the command from its start to its end."""
     memory: bool = True
     """Also measure the resident memory with weights in the file's blocks."""
 
@@ -103,15 +95,14 @@ def measure(options: Options) -> None:
         for row in race(contenders, prompts[:batch].tolist(), options):
             print(row, flush=True)
             report.add(row)
-    rows = start_up(path) if options.start_up else []
-    for row in [*rows, *([memory(path)] if options.memory else [])]:
+    if options.memory:
+        row = memory(path)
         print(row, flush=True)
         report.add(row)
 
 
 _LOADED: dict[str, dict[str, Any]] = {
     "float32": {"packed": False},
-    "int8": {"packed": False, "scheme": "int8"},
     "packed": {},
 }
 """How `load_model` loads each network."""
@@ -142,10 +133,7 @@ def runs(name: ContenderName, batch: int) -> bool:
 def build(name: ContenderName, network: Any, batch: int, path: Path) -> Contender:
     """A contender for batches of so many prompts; `path` is the network's file."""
     from jaxsr.generation.jax_decoder import TILE, JaxEngine
-    from jaxsr.generation.torch_decoder import TorchEngine
 
-    if name == "torch":
-        return engine_contender(TorchEngine(network))
     if name == "transformers":
         return transformers_contender(network)
     if name == "llama.cpp":
@@ -333,72 +321,40 @@ def _with_processor_s(
     return pair, (time.process_time() - first - (first - begin)) / (new - 1)
 
 
-def start_up(path: Path) -> list[Row]:
-    """Seconds of the complete command for two tokens, and its loading and compiling."""
-    rows = []
-    with tempfile.TemporaryDirectory() as cache:
-        for name in ("cold cache", "warm cache", "warm cache, second run"):
-            command = [sys.executable, "-m", "jaxsr.generate", "Hi", "--model", str(path)]
-            command += ["--max-new-tokens", "2", "--compile-cache", cache]
-            start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-            process = subprocess.run(command, check=True, capture_output=True, text=True)
-            seconds = time.perf_counter() - start
-            after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-            summary = process.stderr.strip().splitlines()[-1]
-            loaded = float(summary.split("loaded in ")[1].split(" s")[0])
-            compiled = float(summary.split("compiled in ")[1].split(" s")[0])
-            rows.append(
-                {
-                    "contender": f"python -m jaxsr.generate, {name}",
-                    "batch": 1,
-                    "prompt_tokens": None,
-                    "command_s": round(seconds, 2),
-                    "loading_s": loaded,
-                    "compiling_s": compiled,
-                    "beyond_loading_s": round(seconds - loaded, 2),
-                    "processor_s": round(cpu, 2),
-                }
-            )
-    return rows
+def _resident(path: Path) -> Generator[int]:
+    """In its process: bytes more than with a tiny model, once the file is loaded and decodes."""
+    from jaxsr.generation.jax_decoder import JaxEngine
+    from jaxsr.models.llama.config import LlamaConfig
+    from jaxsr.models.llama.network import CausalLM
+    from jaxsr.models.load import load_model
+    from jaxsr.runtime.allocator import release_freed_memory
 
+    def resident() -> int:
+        release_freed_memory()
+        lines = Path("/proc/self/status").read_text().splitlines()
+        kinds = ("RssAnon", "RssFile")
+        return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(kinds))
 
-_RESIDENT = """
-import sys
-from pathlib import Path
-from benchmarks.generation.generate import engine_contender
-from jaxsr.generation.jax_decoder import JaxEngine
-from jaxsr.models.llama.config import LlamaConfig
-from jaxsr.models.llama.network import CausalLM
-from jaxsr.models.load import load_model
-from jaxsr.runtime.allocator import release_freed_memory
+    def decode(network: Any) -> Any:
+        engine = JaxEngine(network)
+        engine_contender(engine)([[1, 2, 3]], 9)
+        return engine
 
-def resident():
-    release_freed_memory()
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon", "RssFile")))
-
-def decode(network):
-    engine = JaxEngine(network)
-    engine_contender(engine)([[1, 2, 3]], 9)
-    return engine
-
-path = Path(sys.argv[1])
-load_model(path)  # what it imports is not part of the model
-config = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 64}
-config |= {"num_attention_heads": 1, "num_key_value_heads": 1, "max_position_embeddings": 256}
-decode(CausalLM(LlamaConfig.from_hf({"model_type": "llama", "rms_norm_eps": 1e-5, **config})))
-before = resident()
-engine = decode(load_model(path).network)
-print((resident() - before) * 1024)
-"""
+    load_model(path)  # what it imports is not part of the model
+    config = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 64}
+    config |= {"num_attention_heads": 1, "num_key_value_heads": 1, "max_position_embeddings": 256}
+    decode(CausalLM(LlamaConfig.from_hf({"model_type": "llama", "rms_norm_eps": 1e-5, **config})))
+    before = resident()
+    engine = decode(load_model(path).network)
+    yield resident() - before
+    del engine
 
 
 def memory(path: Path) -> Row:
     """Resident memory after a process loaded the file and decoded, less that with a tiny model."""
-    command = [sys.executable, "-c", _RESIDENT, str(path)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    resident, size = int(done.stdout.split()[-1]), path.stat().st_size
+    child = Child(_resident, (path,))
+    resident, size = child.receive(), path.stat().st_size
+    child.kill()
     return {
         "contender": "memory with weights in the file's blocks",
         "batch": 1,

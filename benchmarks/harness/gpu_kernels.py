@@ -24,8 +24,8 @@ def kernel_times(framework: Literal["jax", "torch"], run: Callable[[], Any], cal
       calls: of the program within; figures are for one.
 
     Returns:
-      `device_ms`: time of all kernels and copies; `launches` of them; `kernels`: name, launches and
-      ms of those that take the most; `kinds`: the same of kernels whose names differ in numbers.
+      `device_ms`: time of all kernels and copies; `launches` of them; `kinds`: name, launches and
+      ms of those that take the most, joined where names differ in numbers.
       Nothing where it does not run on a GPU.
     """
     if framework == "torch":
@@ -72,15 +72,13 @@ def _torch_kernels(run: Callable[[], Any]) -> list[tuple[str, float]]:
 
 
 def _table(events: Iterable[tuple[str, float]], calls: int) -> Row:
-    kernels, kinds = _Times(), _Times()
+    kinds = _Times()
     for name, ms in events:
-        kernels.add(name, ms)
         kinds.add(re.sub(r"[._]?\d+\b", "", name), ms)
     return {
-        "device_ms": round(sum(kernels.ms.values()) / calls, 4),
-        "launches": sum(kernels.launches.values()) // calls,
+        "device_ms": round(sum(kinds.ms.values()) / calls, 4),
+        "launches": sum(kinds.launches.values()) // calls,
         "kinds": kinds.longest(calls),
-        "kernels": kernels.longest(calls),
     }
 
 

@@ -7,9 +7,11 @@ import os
 import random
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median, quantiles
 from typing import Any, TypeVar
+
+from benchmarks.harness.report import Report, Row
 
 ResultT = TypeVar("ResultT")
 
@@ -98,6 +100,26 @@ def _summary(wall: tuple[float, ...], cpu: tuple[float, ...]) -> Timing:
         least_cpu_ms=round(min(cpu), 4),
         median_cpu_ms=round(median(cpu), 4),
     )
+
+
+def race(
+    report: Report, facts: Row, contenders: Mapping[str, Callable[[], Any]], **options: int
+) -> None:
+    """Times contenders, prints their medians, and adds them to a report as one row.
+
+    Args:
+      report: of the benchmark.
+      facts: what else the row says.
+      contenders: by name; those of torch begin with `torch`, and one is `jaxsr`.
+      **options: of `time_calls`.
+    """
+    times = time_calls(contenders, **options)
+    best = min(time.median_ms for name, time in times.items() if name.startswith("torch"))
+    ratio = round(best / times["jaxsr"].median_ms, 3)
+    row = facts | {name: asdict(time) for name, time in times.items()}
+    report.add(row | {"ratio_to_best_torch": ratio})
+    medians = (f"{name} {time.median_ms:8.2f} ms" for name, time in times.items())
+    print(*facts.values(), *medians, f"jaxsr {ratio:.2f} x torch", flush=True)
 
 
 def quiet_idle_threads() -> int:

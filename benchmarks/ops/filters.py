@@ -1,4 +1,4 @@
-"""Rows of blur, mask crop, the video pipeline and quality figures, against what people use.
+"""Rows of blur, mask crop and the video pipeline, against what people use.
 
 Every library gets its own layout: OpenCV and dm_pix channels last, torch and kornia channels first.
 """
@@ -212,35 +212,6 @@ def pipeline_row() -> Row:
     return Row(name="pipeline 8x720x1280x3 float32 to 288x512", entries=make, tolerance=1e-3)
 
 
-def quality_row(metric: str) -> Row:
-    """Pairs of uint8 photos, one figure each."""
-
-    def make() -> list[Entry]:
-        import jax.numpy as jnp
-        from skimage.metrics import peak_signal_noise_ratio, structural_similarity
-
-        from jaxsr.ops.quality import psnr, ssim
-
-        rng = np.random.default_rng(0)
-        a = rng.integers(0, 256, (8, 512, 512, 3), np.uint8)
-        b = np.clip(a + rng.normal(0, 9, a.shape), 0, 255).astype(np.uint8)
-        pair = jnp.asarray(a), jnp.asarray(b)
-        measure = {"psnr": psnr, "ssim": ssim}[metric]
-
-        def by_skimage() -> Any:
-            if metric == "psnr":
-                return [peak_signal_noise_ratio(y, x) for x, y in zip(a, b, strict=True)]
-            options = {"channel_axis": -1, "gaussian_weights": True, "use_sample_covariance": False}
-            return [structural_similarity(x, y, **options) for x, y in zip(a, b, strict=True)]
-
-        return [
-            jit_entry("jaxsr", measure, *pair, values=np.asarray),
-            Entry("scikit-image, one thread", by_skimage, np.asarray),
-        ]
-
-    return Row(name=f"{metric} 8x512x512x3 uint8", entries=make, tolerance=1e-3)
-
-
 ROWS = (
     blur_row(1, 1080, 1920, 21, 3.5),
     blur_row(1, 1080, 1920, 7, 1.5),
@@ -250,8 +221,6 @@ ROWS = (
     blur_row(1, 1080, 1920, 7, 1.5, "uint8"),
     mask_crop_row(),
     pipeline_row(),
-    quality_row("psnr"),
-    quality_row("ssim"),
 )
 GPU_ROWS = tuple(
     blur_row(count, 1080, 1920, size, sigma, dtype)

@@ -26,6 +26,7 @@ from benchmarks.ops.peers import (
     row,
     with_augmax,
 )
+from benchmarks.ops.race import Row
 
 
 def _flips(lib: Library) -> dict[str, Peer | None]:
@@ -96,6 +97,40 @@ def _affine(lib: Library) -> dict[str, Peer | None]:
         affine = lib.kornia.geometry.transform.warp_affine
         found["kornia"] = by_torch(lambda x: affine(x, matrices, (SIDE, SIDE)), same=False)
     return found
+
+
+def _rotations(side: int, angles: np.ndarray) -> Callable[[Library], dict[str, Peer | None]]:
+    def peers(lib: Library) -> dict[str, Peer | None]:
+        middle = (side - 1) / 2, (side - 1) / 2
+        matrices = [lib.cv2.getRotationMatrix2D(middle, float(a), 1.0) for a in angles]
+        turns = lib.torch.deg2rad(lib.torch.from_numpy(angles))
+        zero, cos, sin = lib.torch.zeros_like(turns), turns.cos(), turns.sin()
+        theta = lib.torch.stack([cos, -sin, zero, sin, cos, zero], -1).reshape(-1, 2, 3)
+        functional = lib.torch.nn.functional
+
+        def by_grid(x: Any) -> Any:
+            grid = functional.affine_grid(theta, [*x.shape], align_corners=False)
+            return functional.grid_sample(x, grid, align_corners=False)
+
+        found: dict[str, Peer | None] = {
+            "OpenCV": each(lambda x, m: lib.cv2.warpAffine(x, m, (side, side)), matrices),
+            "torch": by_torch(by_grid),
+        }
+        if lib.kornia:
+            rotate, degrees = lib.kornia.geometry.transform.rotate, lib.torch.from_numpy(angles)
+            found["kornia"] = by_torch(lambda x: rotate(x, degrees))
+        return found
+
+    return peers
+
+
+def _rotate_row(count: int, side: int) -> Row:
+    """An angle for each picture, black beyond the edge."""
+    angles = np.random.default_rng(0).uniform(-45, 45, count).astype(np.float32)
+    return row(
+        "rotate", ours("rotate"), _rotations(side, angles), arguments=(angles,), dtype="float32",
+        tolerance=NEAR, count=count, side=side,
+    )  # fmt: skip
 
 
 def _perspective(lib: Library) -> dict[str, Peer | None]:
@@ -343,8 +378,9 @@ def _pairs_scaled(name: str) -> Callable[[Library], dict[str, Peer | None]]:
 
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-LEVEL, READ = 1, 0.01
-"""Tolerances: a level at ties, and float32 positions against OpenCV's."""
+LEVEL, READ, NEAR = 1, 0.01, 0.05
+"""Tolerances: a level at ties, float32 positions against OpenCV's, and positions in steps of 1/32
+pixel."""
 
 ROWS = (
     row("flip", ours("flip"), with_augmax(_flips, "HorizontalFlip", p=1.0),
@@ -360,6 +396,8 @@ ROWS = (
         tolerance=2),
     row("warp_affine", ours("warp_affine"), with_augmax(_affine, "Rotate", (-28.6, 28.6)),
         arguments=(_FORWARD.astype(np.float32),), dtype="float32", tolerance=READ),
+    _rotate_row(64, SIDE),
+    _rotate_row(8, 512),
     row("warp_perspective", ours("warp_perspective"), _perspective,
         arguments=(_HOMOGRAPHIES.astype(np.float32),), dtype="float32", tolerance=READ),
     row("perspective_matrix", _perspective_matrix, _matrices, arguments=(_QUADS, _QUADS[::-1] + 1),

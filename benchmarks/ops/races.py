@@ -54,20 +54,14 @@ def measure(options: Options) -> None:
     import jax
     import torch
 
-    from benchmarks.ops import filters, functions, pictures, race, resize, warps
+    from benchmarks.ops import filters, functions, race, resize
 
     cv2.setNumThreads(threads)
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
     bandwidth = copy_bandwidth() if jax.default_backend() == "gpu" else None
     report.write(device=jax.devices()[0].device_kind, threads=threads, copy_gb_per_s=bandwidth)
-    for row in (
-        *resize.ROWS,
-        *filters.ROWS,
-        *warps.ROWS,
-        *pictures.ROWS,
-        *functions.ROWS,
-    ):
+    for row in (*resize.ROWS, *filters.ROWS, *functions.ROWS):
         if options.only in row.name and not (options.skip and options.skip in row.name):
             figures = race.measure(row, options.rounds, bandwidth)
             race.show(figures)

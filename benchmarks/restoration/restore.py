@@ -57,8 +57,6 @@ class Options(ReportOptions):
     """Turns of each contender."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What the network computes in."""
-    allocator: Literal["kept", "own"] = "kept"
-    """own: only jaxsr has the allocator settings of its commands."""
     out: Path | None = RESULTS / "restore.json"
     """JSON of the figures."""
 
@@ -173,12 +171,9 @@ def race(options: Options, size: tuple[int, int], source: Path) -> dict[str, lis
     """Figures of every contender's turns at a size."""
     workers: dict[Contender, Worker] = {}
     for name in options.contenders:
-        keeps_memory = name in JAX or options.allocator == "kept"
         arguments = (name, options.model, source, size, options.dtype)
         try:
-            workers[name] = Worker(
-                _restorer, arguments, keeps_memory=keeps_memory, command="restore"
-            )
+            workers[name] = Worker(_restorer, arguments, command="restore")
         except RuntimeError as error:
             print(f"{name}: {error}", file=sys.stderr)
     try:
@@ -226,8 +221,7 @@ def measure(options: Options) -> None:
             for contender, rows in race(options, (height, width), source).items():
                 if not rows:
                     continue
-                row = {"size": text, "contender": contender, "allocator": options.allocator}
-                row |= summary(rows, (height, width))
+                row = {"size": text, "contender": contender, **summary(rows, (height, width))}
                 report.add(row)
                 print(
                     f"{text:>10} {contender:<14} "

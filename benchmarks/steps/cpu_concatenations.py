@@ -6,13 +6,13 @@ one process, float32, channels last in memory, with the allocator of jaxsr's com
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from benchmarks.harness.report import RESULTS, Report, ReportOptions, Row, run_benchmark
-from benchmarks.harness.turns import time_calls
+from benchmarks.harness.report import RESULTS, Report, ReportOptions, run_benchmark
+from benchmarks.harness.turns import race
 from jaxsr.runtime.allocator import keep_freed_memory
 
 SHAPES = (
@@ -87,10 +87,7 @@ def measure(options: Options) -> None:
     keep_freed_memory()
     report = Report("cpu_concatenations", options)
     for shape in SHAPES:
-        times = time_calls(contenders(shape), rounds=options.rounds, untimed=1)
-        row: Row = {"shape": shape} | {name: asdict(time) for name, time in times.items()}
-        report.add(row)
-        print(shape, *(f"{n} {t.median_ms:8.2f} ms" for n, t in times.items()), flush=True)
+        race(report, {"shape": shape}, contenders(shape), rounds=options.rounds, untimed=1)
 
 
 if __name__ == "__main__":

@@ -6,14 +6,14 @@ the call before lies in a cache. `JAXSR_CPU_KERNELS` chooses among them.
 """
 
 import itertools
-import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.report import RESULTS, Report, ReportOptions, Row, run_benchmark
-from benchmarks.harness.turns import time_calls
+from benchmarks.harness.turns import race
+from benchmarks.steps.cpu_programs import program_with
 
 SHAPES = (
     (8, 96, 3, 64, 3, 1), (8, 24, 64, 64, 3, 1), (8, 48, 64, 256, 3, 1), (8, 96, 64, 64, 3, 2),
@@ -48,7 +48,6 @@ def contenders(shape: tuple[int, ...], wrt: str) -> dict[str, Callable[[], Any]]
     import numpy as np
 
     from jaxsr.interop.lowerings.convolution import convolution_p
-    from jaxsr.ops._cpu_calls import SWITCH
 
     images, side, channels, outputs, kernel, stride = shape
     x, w = (images, side, side, channels), (outputs, channels, kernel, kernel)
@@ -63,15 +62,8 @@ def contenders(shape: tuple[int, ...], wrt: str) -> dict[str, Callable[[], Any]]
 
     def contender(kernels: str) -> Callable[[], Any]:
         turns = itertools.cycle(sets)
-        os.environ[SWITCH] = kernels
-        program = jax.jit(lambda a, b: convolution_p.bind(a, b, **options))
-        program = program.lower(*sets[0]).compile()
-
-        def call() -> None:
-            os.environ[SWITCH] = kernels  # read by the call, too
-            jax.block_until_ready(program(*next(turns)))
-
-        return call
+        program = program_with(kernels, lambda a, b: convolution_p.bind(a, b, **options), *sets[0])
+        return lambda: program(*next(turns))
 
     return {name: contender(kernels) for name, kernels in KERNELS.items()}
 
@@ -84,14 +76,8 @@ def measure(options: Options) -> None:
     report = Report("cpu_convolutions", options, onednn=onednn.version())
     for shape in SHAPES:
         for wrt in ("out", "input", "weight"):
-            times = time_calls(contenders(shape, wrt), rounds=options.rounds)
-            row: Row = {"shape": shape, "wrt": wrt} | {n: asdict(t) for n, t in times.items()}
-            report.add(row)
-            print(
-                shape, f"{wrt:<7}", *(f"{n} {t.median_ms:8.2f} ms" for n, t in times.items()),
-                f"jaxsr {times['torch'].median_ms / times['jaxsr'].median_ms:.2f} x torch",
-                flush=True,
-            )  # fmt: skip
+            row: Row = {"shape": shape, "wrt": wrt}
+            race(report, row, contenders(shape, wrt), rounds=options.rounds)
 
 
 if __name__ == "__main__":

@@ -6,14 +6,15 @@ that is timed. float32, random weights. A gradient is that of the mean square of
 parameters.
 """
 
-import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.report import RESULTS, Report, ReportOptions, Row, run_benchmark
-from benchmarks.harness.turns import time_calls
+from benchmarks.harness.turns import race
+from benchmarks.steps.cpu_programs import program_with
 from jaxsr.runtime.allocator import keep_freed_memory
 
 LLAMA = {
@@ -84,7 +85,6 @@ def _by_jax(network: Any, inputs: Any, kernels: str) -> dict[str, Callable[[], A
     import jax.numpy as jnp
 
     from jaxsr.interop import to_jax
-    from jaxsr.ops._cpu_calls import SWITCH
 
     model, key = to_jax(network), jax.random.key(0)
 
@@ -96,18 +96,10 @@ def _by_jax(network: Any, inputs: Any, kernels: str) -> dict[str, Callable[[], A
         return jnp.square(_output(output)).mean()
 
     arrays = model.params, jnp.asarray(inputs.numpy())
-    os.environ[SWITCH] = kernels
-
-    def contender(function: Callable[..., Any]) -> Callable[[], Any]:
-        program = jax.jit(function).lower(*arrays).compile()
-
-        def call() -> None:
-            os.environ[SWITCH] = kernels  # read by the calls, too
-            jax.block_until_ready(program(*arrays))
-
-        return call
-
-    return {"forward": contender(forward), "gradient": contender(jax.grad(loss))}
+    return {
+        "forward": partial(program_with(kernels, forward, *arrays), *arrays),
+        "gradient": partial(program_with(kernels, jax.grad(loss), *arrays), *arrays),
+    }
 
 
 def measure(options: Options) -> None:
@@ -128,17 +120,8 @@ def measure(options: Options) -> None:
             contenders["torch, channels last"] = _by_torch(network, inputs, channels_last=True)
         for program in ("forward", "gradient"):
             calls = {each: programs[program] for each, programs in contenders.items()}
-            times = time_calls(calls, rounds=options.rounds, warmup=2, untimed=1)
-            best = min(t.median_ms for each, t in times.items() if each.startswith("torch"))
             row: Row = {"network": name, "program": program, "batch": options.batch}
-            row |= {each: asdict(t) for each, t in times.items()}
-            row["ratio_to_best_torch"] = round(best / times["jaxsr"].median_ms, 3)
-            report.add(row)
-            print(
-                f"{name:36s}{program:9s}",
-                *(f"{each} {t.median_ms:7.1f} ms" for each, t in times.items()),
-                f"jaxsr {row['ratio_to_best_torch']:.2f} x torch", flush=True,
-            )  # fmt: skip
+            race(report, row, calls, rounds=options.rounds, warmup=2, untimed=1)
 
 
 if __name__ == "__main__":

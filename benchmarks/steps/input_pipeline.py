@@ -1,29 +1,25 @@
 """Does the input keep up with the step? Rates of crops, and of a step with and without decoding.
 
-Three questions, each for the built-in photos or `--data FOLDER`:
-
-1. What does the check before training cost (`header` reads headers, `decode` whole files)?
-2. How many crops a second come out: every photo decoded anew for each crop, from memory, from a
-   scratch file (here small enough for the page cache), and as places alone (photos resident on the
-   device)? Beside them the usual way in PyTorch, a `DataLoader` whose workers open, convert and
-   cut with Pillow: with nothing cached, as people have it.
-3. How much of the rate of the training step is left when its batches are real instead of one
+1. How many crops a second come out: every photo decoded anew for each crop, and from memory; beside
+   them the usual way in PyTorch, a `DataLoader` whose workers open, convert and cut with Pillow,
+   with nothing cached, as people have it.
+2. How much of the rate of the training step is left when its batches are real instead of one
    batch held still? The step is that of `python -m jaxsr.train` in a preset, unchanged. On a CPU
    it uses every core, so that whatever the input computes is taken from it: the worst case.
 
-Figures are medians and the spread from least to most.
+Photos are the built-in ones or those of `--data FOLDER`. Figures are medians and the spread from
+least to most.
 """
 
 import dataclasses
 import random
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -97,42 +93,17 @@ def rate_kept(
     }
 
 
-def check_rows(folder: Path | None) -> list[Row]:
-    """Photos checked per second, files warm in the page cache."""
-    rows = []
-    open_photos(folder, crop=1)
-    for check in ("header", "decode"):
-        seconds = []
-        for _ in range(3):
-            start = time.perf_counter()
-            photos = open_photos(folder, crop=1, check=check, cache_bytes=0)
-            seconds.append(time.perf_counter() - start)
-        rows.append(
-            {
-                "what": f"check={check}",
-                "photos": len(photos),
-                "photos_per_s": len(photos) / median(seconds),
-                "megapixels_per_s": photos.nbytes / 3e6 / median(seconds),
-            }
-        )
-    return rows
-
-
 def crop_rows(folder: Path | None, *, batch: int, crop: int, seconds: float) -> list[Row]:
     """Crops per second by each way, in three alternating rounds."""
     cold = open_photos(folder, crop=crop, cache_bytes=0)
     warm = open_photos(folder, crop=crop)
-    disk = open_photos(folder, crop=crop, cache_bytes=0, scratch_folder=Path(tempfile.gettempdir()))
 
-    def train_batches(photos: Photos, form: Literal["image", "window"] = "image") -> BatchStream:
-        crops = PhotoCrops(photos=photos, crop=crop, seed=0, form=form)
-        return BatchStream(crops, global_batch=batch)
+    def train_batches(photos: Photos) -> BatchStream:
+        return BatchStream(PhotoCrops(photos=photos, crop=crop, seed=0), global_batch=batch)
 
     sources: dict[str, Callable[[], Iterator[Any]]] = {
         "decoded for every crop": lambda: train_batches(cold),
         "from memory": lambda: train_batches(warm),
-        "from a scratch file": lambda: train_batches(disk),
-        "places alone": lambda: train_batches(warm, "window"),
         "torch DataLoader, Pillow, decoded for every crop": lambda: _torch_batches(
             cold, batch, crop
         ),
@@ -211,13 +182,12 @@ def _torch_batches(photos: Photos, batch: int, crop: int) -> Iterator[Any]:
 
 
 def measure(options: Options) -> None:
-    """Answers the three questions, prints rows, and writes the report."""
+    """Answers both questions, prints rows, and writes the report."""
     photos, _ = open_training_photos(options.data, None, crop=options.crop)
     size = {"count": len(photos), "megapixels": photos.nbytes / 3e6}
     report = Report("input_pipeline", options, photos=size, cpus=available_cpus())
     batch, crop, seconds = options.batch, options.crop, options.seconds
     for measured in (
-        lambda: check_rows(options.data),
         lambda: crop_rows(options.data, batch=batch, crop=crop, seconds=seconds),
         lambda: step_rows(options.data, preset=options.preset),
     ):

@@ -1,8 +1,7 @@
 """Images per second of one MSHNet training step: jaxsr's jitted step against plain torch.
 
 jaxsr's step cuts, turns, scales and normalises its images on the device, from a data set that lives
-there; torch's contenders get a finished batch. The report also has the figures that an older port
-of the network published.
+there; torch's contenders get a finished batch.
 """
 
 from dataclasses import dataclass
@@ -10,9 +9,6 @@ from typing import Literal
 
 from benchmarks.harness.report import run_benchmark
 from benchmarks.steps.race_steps import RaceOptions, Workload, race_steps
-
-OLD_PORT_IMAGES_PER_S = {"TPU v2-8": 26.7, "A100": 13.3, "T4": 4.4, "CPU": 1.3}
-"""Published for 256² and the same network, hardware of the CPU unnamed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +72,7 @@ def workload(options: Options) -> Workload:
 
 def measure(options: Options) -> None:
     """Races the step."""
-    race_steps("mshnet_step", options, workload, older_port_images_per_s=OLD_PORT_IMAGES_PER_S)
+    race_steps("mshnet_step", options, workload)
 
 
 if __name__ == "__main__":

@@ -42,9 +42,6 @@ class RaceOptions(ReportOptions):
     """Where both sides compute."""
     mesh: int = 1
     """Devices that jaxsr's step is split over; a CPU simulates them, best one for each core."""
-    allocator: Literal["kept", "own"] = "kept"
-    """kept: every contender keeps freed memory in huge pages (`jaxsr.runtime.allocator`). own:
-    jaxsr alone does; torch has the system's settings."""
     lane_folding: Literal["auto", "off"] = "auto"
     """Layout of jaxsr's images: auto puts channels last on CPUs, off keeps torch's."""
     rounds: int = 7
@@ -154,11 +151,9 @@ def race_rows(options: OptionsT, workload: Callable[[OptionsT], Workload]) -> li
 def _start(
     name: str, *, options: RaceOptions, workload: Any, cache: str, waits: bool = True
 ) -> Worker:
-    keeps_memory = name == "jaxsr" or options.allocator == "kept"
     return Worker(
         _contender,
         (name, options, workload, cache),
-        keeps_memory=keeps_memory,
         command="train" if name == "jaxsr" else "",
         longest_start_s=options.longest_start_s,
         waits=waits,

@@ -20,7 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.processes import row_of_child
-from benchmarks.harness.report import RESULTS, Report, ReportOptions, Row, read_rows
+from benchmarks.harness.report import (
+    RESULTS,
+    Report,
+    ReportOptions,
+    Row,
+    finished,
+    part_of,
+    read_rows,
+)
+from benchmarks.harness.tables import escaped, markdown
 from benchmarks.zoo.models import GROUPS, Entry, Group, entries
 from jaxsr.errors import InputError, one_line
 from jaxsr.interop.atomic_write import atomic_write

@@ -25,11 +25,8 @@ from benchmarks.reliability.hostile_inputs import Options as HostileOptions
 from benchmarks.reliability.hostile_inputs import measure_kind
 from benchmarks.reliability.kills import Options as KillsOptions
 from benchmarks.reliability.kills import differences, measure_processes
-from benchmarks.restoration.plot_run import Options as PlotOptions
-from benchmarks.restoration.plot_run import plot, read_logged_rows
 from benchmarks.zoo import checks as zoo
 from jaxsr.errors import InputError, UserError
-from jaxsr.interop.sealed_json import seal
 from tests.oracles.hostile.files import KINDS
 
 FILES = sorted(RESULTS.glob("*.json"))
@@ -277,28 +274,6 @@ def test_a_run_that_differs_is_found(tmp_path):
     assert differences(tmp_path / "a", tmp_path / "a") == []
     assert differences(tmp_path / "b", tmp_path / "a") == ["step 5"]
     assert differences(tmp_path / "c", tmp_path / "a") == ["w"]
-
-
-def test_a_damaged_line_of_a_run_is_not_drawn(tmp_path):
-    metrics, out = tmp_path / "metrics.jsonl", tmp_path / "run.png"
-    lines = [seal({"step": step, "network/loss": 1 / step}) for step in range(1, 30)]
-    lines.append(seal({"step": 29, "validation/iou": 0.5}))
-    metrics.write_text("\n".join(lines))
-    plot(PlotOptions(metrics=(metrics,), out=out))
-    assert out.read_bytes().startswith(b"\x89PNG")
-    lines[1] = lines[1].replace("0.5", "0.4")
-    metrics.write_text("\n".join(lines))
-    with pytest.raises(InputError, match=r"metrics\.jsonl, line 2 is damaged"):
-        plot(PlotOptions(metrics=(metrics,), out=out))
-
-
-def test_a_branch_takes_the_place_of_the_steps_after_it(tmp_path):
-    paths = tmp_path / "run.jsonl", tmp_path / "branch.jsonl"
-    for path, steps in zip(paths, ((1, 2, 2, 3, 4), (3, 4, 5)), strict=True):
-        path.write_text("\n".join(seal({"step": step, "run": path.stem}) for step in steps))
-    rows = [(row["step"], row["run"]) for row in read_logged_rows(paths)]
-    followed = [(1, "run"), (2, "run"), (2, "run")]
-    assert rows == followed + [(step, "branch") for step in (3, 4, 5)]
 
 
 def test_reliability_repeats_what_its_page_names():

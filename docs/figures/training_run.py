@@ -1,4 +1,7 @@
-"""Draws a training run's course: losses, and the validation figures named."""
+"""Draws a training run's course, as in mshnet-sirst.png: losses, and the validation figures named.
+
+python docs/figures/training_run.py RUN/metrics.jsonl --figures iou --out run.png
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +11,6 @@ from typing import Any
 import numpy as np
 import tyro
 
-from benchmarks.harness.report import run_benchmark
 from jaxsr.interop.sealed_json import unseal
 
 
@@ -71,4 +73,4 @@ def draw(rows: list[dict[str, Any]], options: Options) -> None:
 
 
 if __name__ == "__main__":
-    run_benchmark(plot, Options)
+    plot(tyro.cli(Options))
