@@ -24,6 +24,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from benchmarks.ahead.missing import AheadOptions, compile_missing
+from benchmarks.harness.llamas import LLAMAS
 from benchmarks.harness.report import RESULTS, Row, read_rows, run_benchmark
 from benchmarks.harness.tables import markdown
 
@@ -57,17 +58,9 @@ FOLDED_STEPS: dict[str, tuple[str, str, str, str, dict[str, Any]]] = {
     "fast-srgan pretrain": ("Fast-SRGAN", "fast-srgan", "super-resolution", "pretrain", {}),
 }
 LLAMA_3_1_8B = {
-    "vocab_size": 128256,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-5,
+    **LLAMAS["8B"], "head_dim": 128, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
     "rope_theta": 500000.0,
-}
+}  # fmt: skip
 
 Compiled = tuple["Ahead", Row]
 """A program, and facts about its input."""

@@ -7,7 +7,8 @@ communication are those of H100's program: libtpu hides a part of both in fused 
 memory on v6e are those of v5e's program, for these take minutes to compile. The assumptions are in
 docs/scale.md.
 
-Without options it compiles what `out` lacks. `--table` prints the table, `--plot FILE` draws it.
+Without options it compiles what `out` lacks. `--table` prints the table, which
+`docs/figures/forecast.py` draws.
 """
 
 import os
@@ -60,11 +61,6 @@ SYSTEMS = (
     # One 400 Gbps InfiniBand adapter for each GPU.
     System(name="H100", chip="h100", compiled="h100:8", group=8, network_bytes_per_s=50e9),
 )  # fmt: skip
-PUBLISHED: dict[str, dict[str, list[tuple[int, float]]]] = {
-    "TPU v5e": {"MaxText, 16B": [(256, 120), (512, 117), (1024, 117), (2048, 115), (8192, 108)]},
-    "H100": {"torchtitan, Llama 3.1 8B": [(8, 6667), (128, 6514)]},
-}
-"""Speed for each chip, TFLOP/s and tokens/s; sources in docs/scale.md."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +69,6 @@ class Options(AheadOptions):
 
     table: bool = False
     """Print the table of docs/scale.md; compile nothing."""
-    plot: Path | None = None
-    """SVG to draw; compile nothing."""
     out: Path | None = RECORD
     """JSON of the compiled programs."""
 
@@ -158,8 +152,9 @@ def _compiled(model: str, layers: int, topology: str) -> Row:
     return {**row, "figures": asdict(figures_of(row))}
 
 
-def models(rows: Mapping[str, Any]) -> Iterator[tuple[str, System, Figures]]:
+def models() -> Iterator[tuple[str, System, Figures]]:
     """Every model on every system, with the figures of one device's step."""
+    rows = {row["program"]: row for row in read_rows(RECORD)}
     gpu = {row["program"]: row for row in read_rows(RESULTS / "aot_gpu.json")}
     tpu = aot.read()
     for system in SYSTEMS:
@@ -181,15 +176,16 @@ def _combined(rows: Mapping[str, Any], program: str, topology: str) -> Figures:
     return replace(own, flops=counted.flops, gathered=counted.gathered, reduced=counted.reduced)
 
 
-def forecasts(rows: Mapping[str, Any]) -> list[Forecast]:
-    """The whole table."""
+def forecasts() -> list[Forecast]:
+    """Of the committed programs, for every model, system and number of chips."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
     from jaxsr.interop.aot.topology import load_topology
 
     sizes = {"v5e": "v5e:2x4", "v6e": "v6e:2x4", "h100": "h100:8"}
     devices = {chip: load_topology(name).device for chip, name in sizes.items()}
     return [
         forecast(model, figures, system, chips, devices[system.chip])
-        for model, system, figures in models(rows)
+        for model, system, figures in models()
         for chips in CHIPS
     ]
 
@@ -211,50 +207,10 @@ def table(results: list[Forecast]) -> list[str]:
     return markdown(titles, lines)
 
 
-def draw(results: list[Forecast]) -> str:
-    """Efficiency over chips as an SVG document: the forecast's bands, measured points."""
-    from jaxsr.metrics.plot import as_svg, new_figure
-
-    figure = new_figure(10, 3.4)
-    axes = figure.subplots(1, len(SYSTEMS), sharey=True)
-    colours = {"MSHNet": "C0", "SR transformer": "C1", "Llama-3.1-8B": "C2"}
-    for axis, system in zip(axes, SYSTEMS, strict=True):
-        for model, colour in colours.items():
-            rows = [r for r in results if (r.model, r.system) == (model, system.name)]
-            if not rows:
-                continue
-            chips = [r.chips for r in rows]
-            least = [100 * r.least_efficiency for r in rows]
-            best = [100 * r.best_efficiency for r in rows]
-            axis.fill_between(chips, least, best, color=colour, alpha=0.25, linewidth=0)
-            axis.plot(chips, least, color=colour, marker="o", markersize=3, label=model)
-        for name, points in PUBLISHED.get(system.name, {}).items():
-            chips = [n for n, _ in points]
-            relative = [100 * speed / points[0][1] for _, speed in points]
-            axis.plot(chips, relative, "kx:", label=f"measured: {name}")
-        ticks = sorted(
-            {*CHIPS, *(n for p in PUBLISHED.get(system.name, {}).values() for n, _ in p)}
-        )
-        axis.set(title=system.name, xlabel="chips", xscale="log", ylim=(50, 102))
-        axis.set_xticks([t for t in ticks if t in CHIPS or t == 8192], minor=False)
-        axis.set_xticks([], minor=True)
-        axis.set_xticklabels([str(t) for t in ticks if t in CHIPS or t == 8192])
-        axis.grid(axis="y", alpha=0.3)
-        axis.legend(loc="lower left", fontsize=7, frameon=False)
-    axes[0].set_ylabel("efficiency, %")
-    return as_svg(figure)
-
-
 def measure(options: Options) -> None:
-    """Compiles what is missing, prints the table, or draws it."""
-    if options.table or options.plot:
-        os.environ["JAX_PLATFORMS"] = "cpu"
-        results = forecasts({row["program"]: row for row in read_rows(options.out)})
-        if options.table:
-            print("\n".join(table(results)))
-        if options.plot is not None:
-            lines = [line.rstrip() for line in draw(results).splitlines()]
-            options.plot.write_text("\n".join(lines) + "\n")
+    """Compiles what is missing, or prints the table."""
+    if options.table:
+        print("\n".join(table(forecasts())))
         return
     compile_missing("forecast", options, programs(), ("program",))
 

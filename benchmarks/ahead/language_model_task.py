@@ -9,16 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import jaxsr
-
-SIZES: Mapping[str, Mapping[str, Any]] = {
-    "1B": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
-           "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
-           "tie_word_embeddings": True},
-    "8B": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-           "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
-           "tie_word_embeddings": False},
-}  # fmt: skip
-"""Of Llama 3.2 1B and Llama 3.1 8B."""
+from benchmarks.harness.llamas import LLAMAS
 
 
 class Text(jaxsr.Task):
@@ -42,7 +33,7 @@ class Text(jaxsr.Task):
         """transformers' own."""
         from transformers import LlamaConfig, LlamaForCausalLM
 
-        sizes: dict[str, Any] = {**SIZES[self.config.size], "attn_implementation": "sdpa"}
+        sizes: dict[str, Any] = {**LLAMAS[self.config.size], "attn_implementation": "sdpa"}
         if self.config.layers is not None:
             sizes["num_hidden_layers"] = self.config.layers
         return LlamaForCausalLM(LlamaConfig(**sizes))
@@ -63,5 +54,5 @@ def shapes(size: str) -> list[tuple[int, ...]]:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     with torch.device("meta"):
-        network = LlamaForCausalLM(LlamaConfig(**SIZES[size]))
+        network = LlamaForCausalLM(LlamaConfig(**LLAMAS[size]))
     return [tuple(parameter.shape) for parameter in network.parameters()]

@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.ahead.forecast_programs import Figures, continued, figures_of
-from benchmarks.ahead.language_model_task import SIZES, shapes
+from benchmarks.ahead.language_model_task import shapes
 from benchmarks.ahead.missing import AheadOptions, compile_missing
+from benchmarks.harness.llamas import LLAMAS
 from benchmarks.harness.report import RESULTS, Row, read_rows, run_benchmark
 from benchmarks.harness.tables import markdown
 from jaxsr.interop.mesh_shape import MeshShape
@@ -102,7 +103,7 @@ def whole(rows: dict[Any, Row], model: str, topology: str, mesh: str) -> Figures
     if not all(row and row["compiles"] for row in both):
         return None
     one, two = (figures_of(row) for row in both if row)
-    return continued(one, two, SIZES[model]["num_hidden_layers"])
+    return continued(one, two, LLAMAS[model]["num_hidden_layers"])
 
 
 def by_maxtext(model: str, mesh: str) -> tuple[float, float, float]:
@@ -113,7 +114,7 @@ def by_maxtext(model: str, mesh: str) -> tuple[float, float, float]:
     activations behind attention and MLP: forward, recomputed, and both gradients.
     """
     fsdp, tensor = _parts(mesh)
-    sizes = SIZES[model]
+    sizes = LLAMAS[model]
     matrices = sum(math.prod(shape) for shape in shapes(model) if len(shape) == 2)
     norms = sum(math.prod(shape) for shape in shapes(model) if len(shape) == 1)
     state = 12 * (matrices / fsdp + norms) / tensor

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.report import RESULTS, Report, ReportOptions, read_rows
+from benchmarks.harness.tables import markdown
 from jaxsr.interop.atomic_write import atomic_write
 from tests.oracles.operators.samples import NO_SLOPES
 
@@ -117,17 +118,20 @@ def render_database() -> list[str]:
         "",
         f"{len(rows):,} of {entries_in_all:,} entries and dtypes have run.",
         "",
-        "| dtype | entries | right | right but for refused samples | refused | wrong | samples | "
-        "right | refused | wrong | with gradients | x64 |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
+    table = []
     for dtype in dict.fromkeys(row["dtype"] for row in rows):
         of_dtype = [entries[dtype, s] for s in ("right", "partly refused", "refused", "wrong")]
         of_samples = [samples[dtype, s] for s in ("right", "refused", "wrong", "gradients", "x64")]
         numbers = [sum(of_dtype), *of_dtype, sum(of_samples[:3]), *of_samples]
-        lines.append(f"| {dtype} | " + " | ".join(f"{n:,}" for n in numbers) + " |")
-    lines += ["", "| samples are refused because of | entries |", "|---|---:|"]
-    lines += [f"| {why} | {count} |" for why, count in refusals.most_common()]
+        table.append((dtype, *(f"{n:,}" for n in numbers)))
+    titles = (
+        "dtype", "entries", "right", "right but for refused samples", "refused", "wrong",
+        "samples", "right", "refused", "wrong", "with gradients", "x64",
+    )  # fmt: skip
+    lines += markdown(titles, table, numbers_from=1)
+    reasons = [(why, str(count)) for why, count in refusals.most_common()]
+    lines += ["", *markdown(("samples are refused because of", "entries"), reasons, numbers_from=1)]
     wrong = [f"{r['operator']} ({r['dtype']})" for r in rows if r["status"] == "wrong"]
     lines += ["", "Wrong: " + (", ".join(wrong) or "none") + ".", ""]
     return lines
@@ -174,17 +178,10 @@ def render(rows: list[dict[str, Any]]) -> str:
         *render_database(),
     ]
     for group in dict.fromkeys(r["group"] for r in rows):
-        lines += [
-            f"## {group.capitalize()}",
-            "",
-            "| program | jaxsr | torchax alone |",
-            "|---|---|---|",
-        ]
-        for r in rows:
-            if r["group"] == group:
-                cells = (r["name"], r["status"], r["torchax"])
-                lines.append("| " + " | ".join(c.replace("|", "/") for c in cells) + " |")
-        lines.append("")
+        of_group = [r for r in rows if r["group"] == group]
+        cells = [(r["name"], r["status"], r["torchax"].replace("|", "/")) for r in of_group]
+        lines += [f"## {group.capitalize()}", ""]
+        lines += [*markdown(("program", "jaxsr", "torchax alone"), cells), ""]
     return "\n".join(lines)
 
 

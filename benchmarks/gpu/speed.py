@@ -11,23 +11,14 @@ from typing import Any, Literal
 
 from benchmarks.gpu.parts import WITHOUT_DEVICE, Setting, start_jax
 from benchmarks.harness.gpu_kernels import kernel_times
+from benchmarks.harness.llamas import LLAMAS
 from benchmarks.harness.report import Row
 from benchmarks.harness.turns import time_calls
 from jaxsr.errors import one_line
 
 LLAMA_1B = {
-    "vocab_size": 128256,
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "max_position_embeddings": 4096,
-    "rope_theta": 500000.0,
-    "tie_word_embeddings": True,
-}
-"""Sizes of Llama-3.2-1B (arXiv:2407.21783 and its config.json)."""
+    **LLAMAS["1B"], "head_dim": 64, "max_position_embeddings": 4096, "rope_theta": 500000.0,
+}  # fmt: skip
 LLAMA_TINY = {
     "vocab_size": 512,
     "hidden_size": 64,
@@ -67,10 +58,6 @@ def rates(setting: Setting) -> Iterator[Row]:
             "name": f"product {side}³ {dtype} {precision}, JAX",
             "tflops": round(2e-9 * side**3 / timing.median_ms, 2),
         }
-    yield from _torch_rates(setting, side)
-
-
-def _torch_rates(setting: Setting, side: int) -> Iterator[Row]:
     import torch
 
     device = setting.device

@@ -22,11 +22,12 @@ from benchmarks.harness.report import (
     read_rows,
     run_benchmark,
 )
+from benchmarks.harness.tables import markdown
 from benchmarks.ops import races as ops
+from benchmarks.ops.on_tpu import TOPOLOGY, program_on_tpu
 from tests.oracles.images.coverage import ELSEWHERE, KERNELS
 
 RECORD = RESULTS / "ops_functions.json"
-TOPOLOGY = "v5e:1x1"
 BATCH = (8, 256, 256)
 
 
@@ -79,13 +80,9 @@ def tpu_rows(options: Options) -> Iterator[Row]:
     """A row for each function, of its first oracle."""
     import jax
     import numpy as np
-    from jax.sharding import SingleDeviceSharding
 
-    from jaxsr.interop.aot.topology import load_topology
-    from jaxsr.interop.aot.traffic import main_memory_bytes
     from tests.oracles.images.every import ORACLES
 
-    chip = SingleDeviceSharding(load_topology(TOPOLOGY).devices[0])
     functions = {oracle.function: oracle for oracle in reversed(ORACLES)}
     for name, oracle in sorted(functions.items()):
         if options.functions and name not in options.functions:
@@ -93,33 +90,24 @@ def tpu_rows(options: Options) -> Iterator[Row]:
         dtype = "float32" if "float32" in oracle.dtypes else oracle.dtypes[0]
         images = np.zeros((*BATCH, oracle.channels), dtype)
         arguments = oracle.draw(np.random.default_rng(0), images)
-        structs = [
-            jax.ShapeDtypeStruct(x.shape, jax.numpy.asarray(x).dtype, sharding=chip)
-            for x in (images, *arguments)
-        ]
-        program = jax.jit(oracle.call).lower(*structs).compile()
-        memory = program.memory_analysis()
-        assert memory is not None
-        ideal = memory.argument_size_in_bytes + memory.output_size_in_bytes
-        moved = main_memory_bytes(program.as_text() or "")
+        shapes = [(x.shape, jax.numpy.asarray(x).dtype) for x in (images, *arguments)]
+        _, megabytes = program_on_tpu(oracle.call, shapes)
+        ideal = megabytes["ideal"]
         yield {
             "name": f"tpu {name}",
             "function": name,
             "rule": oracle.rule,
             "shape": list(images.shape),
             "dtype": dtype,
-            "ideal_megabytes": ideal / 1e6,
-            "moved_over_ideal": round(moved / ideal, 2),
-            "temporaries_over_ideal": round(memory.temp_size_in_bytes / ideal, 2),
+            "ideal_megabytes": ideal,
+            "moved_over_ideal": round(megabytes["moved"] / ideal, 2),
+            "temporaries_over_ideal": round(megabytes["temporary"] / ideal, 2),
         }
 
 
 def table(rows: Sequence[Row], races: Sequence[Row]) -> list[str]:
     """Markdown: every function of pictures, of these rows and those of `benchmarks.ops`."""
-    lines = [
-        "| function | oracle | cases | levels unequal | float32 | gradient | TPU | CPU |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    lines = []
     oracles, programs, speeds = (
         _by_function(rows, "oracle"),
         _by_function(rows, "tpu"),
@@ -131,8 +119,9 @@ def table(rows: Sequence[Row], races: Sequence[Row]) -> list[str]:
         else:
             cells = [f"`{ELSEWHERE[function]}.py`", *"–––––"]
         cells.append("; ".join(speeds.get(function, [])) or "–")
-        lines.append(f"| {' | '.join((f'`{function}`', *cells))} |")
-    return lines
+        lines.append((f"`{function}`", *cells))
+    titles = ("cases", "levels unequal", "float32", "gradient", "TPU", "CPU")
+    return markdown(("function", "oracle", *titles), lines)
 
 
 def committed_table(rows: Sequence[Row]) -> list[str]:

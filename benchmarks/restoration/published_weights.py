@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.harness.report import RESULTS, Report, ReportOptions, Row, read_rows, run_benchmark
 from benchmarks.harness.tables import markdown
-from benchmarks.restoration.published_networks import NETWORKS, options_of, own_class, save
+from tests.oracles.restorers import NETWORKS, options_of, own_class, save
 
 RECORD = RESULTS / "published_weights.json"
 Engine = Literal["jax", "torch"]

@@ -4,8 +4,8 @@ import time
 from dataclasses import dataclass
 
 from benchmarks.harness.report import Report, ReportOptions, run_benchmark
-from benchmarks.restoration.published_networks import published
 from jaxsr.restoration.receptive_field import measure_reach
+from tests.oracles.restorers import published
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,7 +13,7 @@ class Options(ReportOptions):
     """Options of the run."""
 
     only: tuple[str, ...] = ("Compact", "SPAN", "RRDBNet", "RCAN", "SwinIR-M", "HAT", "DAT")
-    """Networks to read, of `published_networks`."""
+    """Networks to read, of `tests/oracles/restorers.py`."""
 
 
 def measure(options: Options) -> None:

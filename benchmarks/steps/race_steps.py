@@ -78,7 +78,7 @@ class Workload:
 def race_steps(
     benchmark: str, options: OptionsT, workload: Callable[[OptionsT], Workload], **notes: Any
 ) -> None:
-    """Times every contender's steps, prints a table, and writes the report.
+    """Times every contender's steps, prints them, and writes the report.
 
     Args:
       benchmark: its name in the JSON.
@@ -87,10 +87,9 @@ def race_steps(
       **notes: further entries of the JSON.
     """
     report = Report(benchmark, options, **notes)
-    rows = race_rows(options, workload)
-    for row in rows:
+    for row in race_rows(options, workload):
         report.add(row)
-    _print([row for row in rows if "error" not in row])
+        print({name: value for name, value in row.items() if name != "kinds"}, flush=True)
 
 
 def race_rows(options: OptionsT, workload: Callable[[OptionsT], Workload]) -> list[Row]:
@@ -318,14 +317,3 @@ def _device_peak(name: str, options: RaceOptions) -> int | None:
     import torch
 
     return round(torch.cuda.max_memory_allocated() / 2**20)
-
-
-def _print(rows: list[dict[str, Any]]) -> None:
-    print(f"{'contender':<20}{'images/s':>10}{'ms/step':>10}{'ratio':>8}{'first s':>9}{'MiB':>7}")
-    for row in rows:
-        ratio = row["ratio_to_best_torch"]
-        print(
-            f"{row['contender']:<20}{row['images_per_s']:>10.2f}{row['step_ms_median']:>10.1f}"
-            f"{ratio if ratio is None else round(ratio, 2)!s:>8}{row['first_step_s']:>9.1f}"
-            f"{row['peak_device_mib'] or row['peak_host_mib']:>7}"
-        )

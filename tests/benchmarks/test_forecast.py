@@ -6,7 +6,6 @@ import pytest
 
 from benchmarks.ahead import forecast
 from benchmarks.ahead.forecast_programs import Figures, continued
-from benchmarks.harness.report import read_rows
 
 V5E, _, H100 = forecast.SYSTEMS
 NOTHING = Figures(flops=0, bytes=0, arguments=0, temporaries=0, gathered=0, reduced=0)
@@ -59,8 +58,7 @@ def test_efficiency_is_what_communication_leaves():
 
 def test_committed_programs_give_the_whole_table():
     """The work of a model, counted by hand, against its program of so many layers."""
-    rows = {row["program"]: row for row in read_rows(forecast.RECORD)}
-    by_name = {(m, s.name): f for m, s, f in forecast.models(rows)}
+    by_name = {(m, s.name): f for m, s, f in forecast.models()}
     assert len(by_name) == 9
     parameters = 32 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336) + 4096 * 128256
     attention = 32 * 2 * 2 * 4096**2 * 4096
@@ -72,6 +70,6 @@ def test_committed_programs_give_the_whole_table():
     assert llama.gathered == pytest.approx(3 * 2 * parameters, rel=0.25)
     transformer = by_name["SR transformer", "H100"]
     assert transformer.reduced == pytest.approx(4 * 14 * 12 * 768**2, rel=0.01)
-    text = "\n".join(forecast.table(forecast.forecasts(rows)))
+    text = "\n".join(forecast.table(forecast.forecasts()))
     assert text.count("\n") == 2 + 9 - 1
     assert text in (forecast.RESULTS.parents[1] / "docs" / "scale.md").read_text()

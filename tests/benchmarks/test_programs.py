@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+import benchmarks
 from benchmarks.harness import report as _results
 from benchmarks.harness.processes import Worker
 from benchmarks.harness.report import RESULTS, SCHEMA, Report, ReportOptions, read_rows
@@ -30,11 +31,10 @@ from jaxsr.errors import InputError, UserError
 from tests.oracles.hostile.files import KINDS
 
 FILES = sorted(RESULTS.glob("*.json"))
-NAMES = sorted(
-    path.parent.name if path.stem == "__main__" else path.stem
-    for path in RESULTS.parent.rglob("*.py")
-    if "    run_benchmark(" in path.read_text()
-)
+PROGRAMS = [
+    path for path in RESULTS.parent.rglob("*.py") if "    run_benchmark(" in path.read_text()
+]
+NAMES = sorted(path.parent.name if path.stem == "__main__" else path.stem for path in PROGRAMS)
 ENVIRONMENT = {"commit", "versions", "machine", "load_average_before", "load_average_after"}
 
 
@@ -52,6 +52,23 @@ def test_committed_results_have_the_schema(path):
     assert document["rows"]
     for row in (document, *document["rows"]):
         assert set(row.get("environment", ENVIRONMENT)) == ENVIRONMENT
+
+
+def test_every_program_is_found_by_its_name_alone():
+    assert len(NAMES) == len(set(NAMES))
+    rooms = {path.parent.name for path in PROGRAMS if path.stem != "__main__"}
+    assert rooms == {*benchmarks.ROOMS}
+
+
+def test_texts_name_programs_that_exist():
+    root = RESULTS.parents[1]
+    texts = [*root.glob("*.md"), *root.glob("docs/*.md"), *root.glob("examples/*/README.md")]
+    texts += [path for top in ("jaxsr", "interop", "ops") for path in root.glob(f"{top}/**/*.py")]
+    texts += [root / "benchmarks" / "README.md", *root.glob("jaxsr/**/*.md")]
+    for path in texts:
+        if path.name != "CHANGELOG.md":  # which names what there was
+            named = set(re.findall(r"\bbenchmarks\.([a-z_]+)", path.read_text()))
+            assert named <= {*NAMES}, f"{path} names {named - {*NAMES}}"
 
 
 @pytest.mark.parametrize("name", NAMES)

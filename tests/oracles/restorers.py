@@ -100,8 +100,8 @@ NETWORKS: Mapping[str, tuple[str, Options, Options]] = {
                {"width": 32, "middle_blk_num": 12, "enc_blk_nums": [2, 2, 4, 8],
                 "dec_blk_nums": [2] * 4},
                {"width": 8, "enc_blk_nums": [1, 1], "dec_blk_nums": [1, 1]}),
-    "RLFN": ("benchmarks.restoration.published_networks:RLFN", {}, {"features": 16, "blocks": 2}),
-    "CARN": ("benchmarks.restoration.published_networks:CARN", {}, {"features": 16}),
+    "RLFN": ("tests.oracles.restorers:RLFN", {}, {"features": 16, "blocks": 2}),
+    "CARN": ("tests.oracles.restorers:CARN", {}, {"features": 16}),
 }  # fmt: skip
 """Name -> class (below `spandrel.architectures` unless it is ours), its published and its small
 sizes."""
@@ -110,7 +110,7 @@ sizes."""
 def own_class(name: str) -> str | None:
     """What `--model` must be, where spandrel does not know the weights."""
     spec = NETWORKS[name][0]
-    return spec if spec.startswith("benchmarks.") else None
+    return spec if spec.startswith("tests.") else None
 
 
 def options_of(name: str, *, small: bool) -> Options:
