@@ -21,7 +21,7 @@ from benchmarks.harness import report as _results
 from benchmarks.harness.processes import Worker
 from benchmarks.harness.report import RESULTS, SCHEMA, Report, ReportOptions, read_rows
 from benchmarks.harness.turns import take_turns, time_calls
-from benchmarks.reliability import __main__ as reliability
+from benchmarks.reliability import repeat as reliability
 from benchmarks.reliability.hostile_inputs import Options as HostileOptions
 from benchmarks.reliability.hostile_inputs import measure_kind
 from benchmarks.reliability.kills import Options as KillsOptions
@@ -351,7 +351,6 @@ class Branches(nn.Module):
         return x if x.mean() > 0 else -x
 
 if __name__ == "__main__":
-    from benchmarks.reliability import __main__ as reliability
     from benchmarks.zoo import checks as zoo
     from benchmarks.zoo.models import Entry
 
