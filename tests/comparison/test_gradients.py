@@ -44,6 +44,7 @@ def workload(train=False):
     )  # fmt: skip
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("train", [False, True])
 def test_gradients_of_every_operation_agree(train):
     comparison, *_ = compare_engines(workload(train), TORCH, JAX, gradients=True)

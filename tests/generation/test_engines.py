@@ -259,8 +259,8 @@ def wide_engines(wide_heads):
     ("kind", "padding", "options"),
     [
         ("own", "right", GREEDY),
-        ("own", "left", LOOKUP),
         ("transformers", "left", GREEDY),
+        pytest.param("own", "left", LOOKUP, marks=pytest.mark.slow),
         pytest.param("own", "left", GREEDY, marks=pytest.mark.slow),
         pytest.param("own", "right", LOOKUP, marks=pytest.mark.slow),
         pytest.param("transformers", "left", LOOKUP, marks=pytest.mark.slow),

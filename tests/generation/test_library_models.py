@@ -110,15 +110,9 @@ def test_the_cache_goes_into_the_argument_that_forward_names(name, hf_model):
     LibraryLM(model).check_continues()
 
 
-@pytest.mark.parametrize(
-    ("family", "rows"),
-    [
-        ("gemma2", 2),
-        pytest.param("gemma2", 1, marks=pytest.mark.slow),
-        pytest.param("falcon_h1", 2, marks=pytest.mark.slow),
-        pytest.param("falcon_h1", 1, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [2, 1])
+@pytest.mark.parametrize("family", ["gemma2", "falcon_h1"])
 def test_padding_on_the_right_and_batches_of_one_change_nothing(family, rows, models, engines):
     network, reference = models(family)
     assert tokens_of(complete(engines(family), PROMPTS, GREEDY, batch_size=rows)) == reference
@@ -346,7 +340,11 @@ def with_longrope(family):
 
 @pytest.mark.parametrize(
     ("family", "engine"),
-    [("phi3", JaxEngine), ("phi3", TorchEngine), ("phimoe", TorchEngine)],  # a Python branch in JAX
+    [
+        ("phi3", TorchEngine),
+        pytest.param("phi3", JaxEngine, marks=pytest.mark.slow),
+        ("phimoe", TorchEngine),  # a Python branch in JAX
+    ],
 )
 @pytest.mark.parametrize("deterministic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_short_texts_beside_long_ones_under_longrope(family, engine, deterministic):
@@ -378,6 +376,7 @@ def test_an_output_that_passes_longropes_short_context_is_refused():
         continue_from(engine, snapshot, SamplingOptions(max_new_tokens=13))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("family", "fields"),
     [

@@ -251,6 +251,7 @@ def test_penalties_in_a_batch_are_those_of_transformers(kind, family, engines, m
     assert reference != [expected(model, prompt, eos_token_id=stops)[0] for prompt in prompts]
 
 
+@pytest.mark.slow
 def test_no_sampling_value_compiles_again(engines, prompts):
     engine = engines("jax", "llama")
     complete(engine, prompts[:2], GREEDY, batch_size=2)
@@ -266,12 +267,13 @@ def test_no_sampling_value_compiles_again(engines, prompts):
     assert {*engine._programs} == programs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("second", "family"),
     [
         ("torch", "llama"),
-        pytest.param("jax", "llama", marks=pytest.mark.slow),
-        pytest.param("jax", "falcon_h1", marks=pytest.mark.slow),
+        ("jax", "llama"),
+        ("jax", "falcon_h1"),
     ],
 )
 def test_penalties_go_on_after_a_resume(family, second, engines, models, prompts, tmp_path):

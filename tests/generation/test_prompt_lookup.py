@@ -144,9 +144,8 @@ def library(tmp_path_factory):
 OF_LIBRARY = dataclasses.replace(LOOKUP, max_new_tokens=23)
 
 
-@pytest.mark.parametrize(
-    "family", [FAMILIES[0], *(pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES[1:])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 def test_networks_of_transformers_have_their_tokens(family, library):
     network, prompts, reference = library(family)
     network.check_verifies()

@@ -83,7 +83,7 @@ def test_canny_is_opencvs(shape, size, euclidean):
     assert shape != (33, 37) or 0.05 < got.mean() < 0.5
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "uint16"])
 def test_canny_of_other_dtypes_is_that_of_levels(dtype):
     images = photos(dtype)

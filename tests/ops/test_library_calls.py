@@ -440,6 +440,7 @@ WINDOWS: dict[str, Callable[..., jax.Array]] = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", WINDOWS)
 def test_floats_that_are_not_finite_and_derivatives_are_those_of_xla(name, monkeypatch):
     function = WINDOWS[name]

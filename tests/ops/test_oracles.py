@@ -34,7 +34,7 @@ def test_every_function_has_an_oracle_or_a_file():
     assert functions.isdisjoint(ELSEWHERE)
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     ("oracle", "dtype"), [pytest.param(*case, id=f"{case[0].name}-{case[1]}") for case in CASES]
 )

@@ -129,7 +129,7 @@ def test_the_literatures_y_channel_convention(border):
     np.testing.assert_allclose(psnr(*scaled, data_range=255, **options), want, atol=1e-4)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", [psnr, ssim])
 def test_layouts_and_vmap_agree(metric):
     noisy, clean = pair()
