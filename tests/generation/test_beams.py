@@ -130,6 +130,7 @@ def test_padding_and_deterministic_products_make_no_difference(kind, engines, mo
 
 
 # A window, and a recurrence: the states of a beam are those of the beam that it goes on from.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family",
     ["gemma2", pytest.param("falcon_h1", marks=pytest.mark.slow)],

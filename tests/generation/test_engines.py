@@ -454,6 +454,16 @@ def test_decode_loop_updates_its_cache_in_place(engines, prompts):
 
 def test_one_decode_program_serves_prompts_and_limits_of_a_cache_size(network):
     engine = JaxEngine(network("llama"))
+    for prompt, new in ((5, 4), (5, 90), (100, 30)):
+        complete(engine, [[7] * prompt], SamplingOptions(max_new_tokens=new))
+    kinds = Counter(key[0] for key in engine._programs)
+    assert kinds["prefill"] == 2  # buckets of 16 and 128 tokens
+    assert kinds["decode"] == kinds["first_token"] == 1
+
+
+@pytest.mark.slow
+def test_another_cache_size_is_another_decode_program(network):
+    engine = JaxEngine(network("llama"))
     for prompt, new in ((5, 4), (40, 4), (5, 90), (100, 30)):
         complete(engine, [[7] * prompt], SamplingOptions(max_new_tokens=new))
     kinds = Counter(key[0] for key in engine._programs)

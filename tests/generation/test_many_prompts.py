@@ -228,6 +228,7 @@ PENALTIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "family"),
     [

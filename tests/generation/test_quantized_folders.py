@@ -156,7 +156,7 @@ def make_folder(family, case, tmp_path):
     return folder, model
 
 
-@pytest.mark.sample(14)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2"])
 @torch.no_grad()

@@ -63,7 +63,7 @@ def test_laplacian_is_scipys_at_every_border():
         np.testing.assert_allclose(got, want, atol=1e-6)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("shape", "size", "euclidean"),
     [((33, 37), 3, False), ((33, 37), 5, True), ((1, 1), 3, True), ((2, 9), 5, False)],

@@ -109,6 +109,7 @@ def test_any_mesh(noise):
     assert (np.asarray(noise(jax.random.key(1), images)) != np.asarray(meshed)).any()
 
 
+@pytest.mark.slow
 def test_gradients():
     slope = jax.grad(lambda x: ops.sensor_noise(KEY, x, shot=0.0, read=0.0).sum())(flat())
     np.testing.assert_array_equal(slope, 1)

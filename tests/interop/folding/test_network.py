@@ -350,7 +350,7 @@ STAY = (
 )  # fmt: skip
 
 
-@pytest.mark.sample(15)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     "folding",
     [LaneFolding({4: 8, 64: 2}, fewest_lanes=16), CHANNELS_LAST],
