@@ -134,7 +134,8 @@ def _serve(
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the signal's default
         resource.setrlimit(resource.RLIMIT_CPU, (processor_s, processor_s + 10))
     if memory_gib is not None:
-        resource.setrlimit(resource.RLIMIT_AS, (int(memory_gib * 2**30),) * 2)
+        size = int(memory_gib * 2**30)
+        resource.setrlimit(resource.RLIMIT_AS, (size, size))
     if log is not None:
         with log.open("a") as output:  # of the libraries
             os.dup2(output.fileno(), 1)
