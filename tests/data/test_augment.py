@@ -182,7 +182,6 @@ def test_draws_of_the_paper_have_the_ranges_and_rates_it_names():
     assert abs((np.asarray(p.corner)[full, 1] / room[full, 1]).mean() - 0.5) < 0.03
 
 
-@pytest.mark.slow
 def test_whole_numbers_are_drawn_alike_where_jax_has_64_bits():
     keys, size = jax.random.split(jax.random.key(2), 8), jnp.full((8, 2), 40, jnp.int32)
     masks = jnp.ones((8, 40, 40), jnp.uint8)

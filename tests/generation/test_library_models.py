@@ -82,7 +82,7 @@ def tokens_of(run):
 
 @pytest.mark.parametrize(
     "family",
-    [FAMILIES[0], *(pytest.param(n, marks=pytest.mark.slow) for n in (*FAMILIES[1:], *MORE))],
+    [*FAMILIES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)],
 )
 def test_tokens_are_those_of_transformers(family, models, engines):
     run = complete(engines(family), PROMPTS, GREEDY, batch_size=2, padding="left")

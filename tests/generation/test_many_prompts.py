@@ -228,7 +228,6 @@ PENALTIES = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "family"),
     [

@@ -54,7 +54,6 @@ def test_thresholds_and_classes_are_opencvs():
         assert (np.diff(scores[case][got]) < 0).all()
 
 
-@pytest.mark.slow
 def test_few_results_are_the_first_ones():
     boxes, scores = drawn()
     every = ops.nms(boxes, scores, 0.5).indices
