@@ -49,9 +49,7 @@ def _turns(lib: Library) -> dict[str, Peer | None]:
 
 
 def _paddings(lib: Library) -> dict[str, Peer | None]:
-    return {
-        "OpenCV": each(lambda x: lib.cv2.copyMakeBorder(x, *(16,) * 4, lib.cv2.BORDER_REFLECT)),
-    }
+    return {"OpenCV": each(lambda x: lib.cv2.copyMakeBorder(x, *(16,) * 4, lib.cv2.BORDER_REFLECT))}
 
 
 def _crops(lib: Library) -> dict[str, Peer | None]:
