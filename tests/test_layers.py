@@ -135,3 +135,19 @@ def test_commands_parse_and_call():
     for path in sorted((ROOT / "jaxsr").glob("*.py")):
         if path.stem not in ("__init__", *RANK):
             assert len(path.read_text().splitlines()) < 60, path.name
+
+
+def test_tests_and_benchmarks_share_oracles_alone():
+    """Only the tests of the benchmarks import them, and benchmarks import no test."""
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        if path.parent != ROOT / "tests" / "benchmarks":
+            used = {name for name in imports(path) if name.split(".")[0] == "benchmarks"}
+            assert not used, f"{path} imports {used}"
+    for path in sorted((ROOT / "benchmarks").rglob("*.py")):
+        used = {name for name in imports(path) if name.split(".")[0] == "tests"}
+        used = {name for name in used if not name.startswith("tests.oracles.")}
+        assert not used, f"{path} imports {used}"
+    for path in sorted((ROOT / "tests" / "oracles").rglob("*.py")):
+        used = {name for name in imports(path) if name.split(".")[0] == "tests"}
+        used = {name for name in used if not name.startswith("tests.oracles.")}
+        assert not used, f"{path} imports {used}"

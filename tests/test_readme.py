@@ -24,6 +24,7 @@ def test_readme_is_short():
     assert len(lines) <= 150
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_blocks_run_in_order(tmp_path):
     (tmp_path / "docs").mkdir()

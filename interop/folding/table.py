@@ -1,4 +1,4 @@
-"""Columns to fold by most channels: made by benchmarks/lane_folding_table.py."""
+"""Columns to fold by most channels: made by `benchmarks.lane_folding_table`."""
 
 FOLDS = {
     "v5e": {2: 64, 4: 32, 8: 16, 16: 8, 24: 4, 28: 4, 32: 4, 48: 2, 64: 2},

@@ -44,6 +44,7 @@ def workload(train=False):
     )  # fmt: skip
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("train", [False, True])
 def test_gradients_of_every_operation_agree(train):
     comparison, *_ = compare_engines(workload(train), TORCH, JAX, gradients=True)
@@ -134,6 +135,7 @@ def test_a_stored_trace_feeds_the_other_sides_operations(subject, tmp_path):
     assert compare_stored(stored, made, JAX, reference=True)[0].agree
 
 
+@pytest.mark.slow
 def test_engines_takes_a_trace_as_its_first_side(tmp_path, capsys):
     trace, out = str(tmp_path / "trace"), tmp_path / "out"
     span = ("--model", "span", "--size", "16")

@@ -5,9 +5,9 @@ import torch
 
 pytest.importorskip("transformers")
 
-from benchmarks._tiny_language_models import PROMPTS, reference_tokens, tiny_model
 from jaxsr.comparison.workload import LanguageWorkload
 from jaxsr.models.hugging_face.network import LibraryLM
+from tests.oracles.language_models.tiny import PROMPTS, reference_tokens, tiny_model
 
 
 @pytest.mark.parametrize("family", ["gemma2", "mamba2"])

@@ -78,6 +78,7 @@ def _clear(native, scaled, corner=0, crop=64):
     return (2 * row + 1) * native % (2 * scaled) != 0
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("mirror", [False, True])
 @pytest.mark.parametrize(
     ("native", "scaled", "corner", "radius"),

@@ -77,6 +77,7 @@ def test_both_orders_are_drawn_and_every_kind_comes_once(levels):
     assert (damaged != levels).any((1, 2, 3)).all()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("jpeg", "again"),
     [(None, 0.0), (None, 0.5), pytest.param((40, 95), 0.5, marks=pytest.mark.slow)],

@@ -51,6 +51,7 @@ def test_they_find_the_ynn_fusion_when_it_is_on():
         assert "1 of 32769 values" in str(listed["vmapped product squared and summed"].problem)
 
 
+@pytest.mark.slow
 def test_fused_products_alone_have_none_of_its_faults(monkeypatch):
     (finding,) = check_product_fusion()
     assert finding.status == "ok" and finding.detail.startswith(f"{len(YNN)} of {len(YNN)} ")

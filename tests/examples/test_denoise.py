@@ -33,7 +33,7 @@ def by_own_loop(out, *, steps, devices):
     return losses, out / "denoiser.safetensors"
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("devices", [1, 8])
 @pytest.mark.parametrize("train", [by_task, by_own_loop])
 def test_the_same_losses_and_weights(plain, tmp_path, monkeypatch, train, devices):

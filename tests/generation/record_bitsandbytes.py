@@ -10,7 +10,7 @@ kernel for GPUs.
 import json
 from pathlib import Path
 
-import bitsandbytes
+import bitsandbytes  # pyright: ignore[reportMissingImports]
 import torch
 
 TARGET = Path(__file__).with_name("bitsandbytes_four_bits.json")

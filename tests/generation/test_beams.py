@@ -8,7 +8,6 @@ import torch
 
 pytest.importorskip("transformers")
 
-from benchmarks._tiny_language_models import tiny_model
 from jaxsr.errors import DeviceError, InputError
 from jaxsr.generation.generate_loop import complete, continue_from
 from jaxsr.generation.jax_decoder import JaxDecoder
@@ -16,6 +15,7 @@ from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.stop_text import StopText
 from jaxsr.generation.torch_decoder import TorchDecoder
 from jaxsr.models.hugging_face.network import LibraryLM
+from tests.oracles.language_models.tiny import tiny_model
 
 BEAMS = SamplingOptions(max_new_tokens=12, num_beams=3, num_return_sequences=3)
 LENGTHS = (9, 3, 17)
@@ -130,6 +130,7 @@ def test_padding_and_deterministic_products_make_no_difference(kind, engines, mo
 
 
 # A window, and a recurrence: the states of a beam are those of the beam that it goes on from.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family",
     ["gemma2", pytest.param("falcon_h1", marks=pytest.mark.slow)],

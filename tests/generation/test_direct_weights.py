@@ -8,10 +8,10 @@ import torch
 
 pytest.importorskip("transformers")
 
-from benchmarks._tiny_language_models import tiny_model
 from jaxsr.models.hugging_face.network import LibraryLM
 from jaxsr.models.language_models import load_language_model, load_shapes
 from jaxsr.models.llama.quantized import QuantizedLinear
+from tests.oracles.language_models.tiny import tiny_model
 
 TOKENS = torch.arange(5, 12)[None]
 

@@ -11,7 +11,6 @@ import torch
 
 pytest.importorskip("transformers")
 
-from benchmarks._tiny_language_models import reference_tokens, tiny_model
 from jaxsr.errors import InputError
 from jaxsr.generation.config import GenerateConfig
 from jaxsr.generation.decoder import UNFILLED
@@ -22,6 +21,7 @@ from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.sharding import tensor_mesh
 from jaxsr.models.hugging_face.network import LibraryLM
 from jaxsr.models.llama.tokenizer import load_tokenizer
+from tests.oracles.language_models.tiny import reference_tokens, tiny_model
 
 # A run of five tokens is cut at the end: 1 + 4 * 5 + 3.
 DRAFTED = SamplingOptions(max_new_tokens=24, num_draft_tokens=4)

@@ -259,8 +259,8 @@ def wide_engines(wide_heads):
     ("kind", "padding", "options"),
     [
         ("own", "right", GREEDY),
-        ("own", "left", LOOKUP),
         ("transformers", "left", GREEDY),
+        pytest.param("own", "left", LOOKUP, marks=pytest.mark.slow),
         pytest.param("own", "left", GREEDY, marks=pytest.mark.slow),
         pytest.param("own", "right", LOOKUP, marks=pytest.mark.slow),
         pytest.param("transformers", "left", LOOKUP, marks=pytest.mark.slow),
@@ -453,6 +453,16 @@ def test_decode_loop_updates_its_cache_in_place(engines, prompts):
 
 
 def test_one_decode_program_serves_prompts_and_limits_of_a_cache_size(network):
+    engine = JaxDecoder(network("llama"))
+    for prompt, new in ((5, 4), (5, 90), (100, 30)):
+        complete(engine, [[7] * prompt], SamplingOptions(max_new_tokens=new))
+    kinds = Counter(key[0] for key in engine._programs)
+    assert kinds["prefill"] == 2  # buckets of 16 and 128 tokens
+    assert kinds["decode"] == kinds["first_token"] == 1
+
+
+@pytest.mark.slow
+def test_another_cache_size_is_another_decode_program(network):
     engine = JaxDecoder(network("llama"))
     for prompt, new in ((5, 4), (40, 4), (5, 90), (100, 30)):
         complete(engine, [[7] * prompt], SamplingOptions(max_new_tokens=new))

@@ -11,7 +11,6 @@ pytest.importorskip("gguf")
 
 import gguf
 
-from benchmarks._tiny_language_models import tiny_model
 from jaxsr.errors import InputError
 from jaxsr.generation.generate_loop import complete
 from jaxsr.generation.jax_decoder import JaxDecoder
@@ -23,6 +22,7 @@ from jaxsr.models.llama.gguf_architectures import ARCHITECTURES
 from jaxsr.models.llama.packed import BlockEmbedding, BlockLinear
 from tests.generation import gguf_writer
 from tests.generation.gguf_writer import K, load_values, write_gguf
+from tests.oracles.language_models.tiny import tiny_model
 
 TOKENS = torch.arange(4, 20)[None]
 

@@ -11,7 +11,6 @@ import torch
 
 pytest.importorskip("transformers")
 
-from benchmarks._tiny_language_models import NEW_TOKENS, PROMPTS, reference_tokens, tiny_model
 from jaxsr.errors import InputError
 from jaxsr.generation.cache_file import load_snapshot, save_snapshot
 from jaxsr.generation.generate_loop import complete, continue_from
@@ -23,6 +22,7 @@ from jaxsr.models.hugging_face.network import LibraryLM
 from jaxsr.models.language_models import load_language_model
 from jaxsr.models.llama.loading import fingerprint
 from jaxsr.models.llama.quantized import QuantizedLinear
+from tests.oracles.language_models.tiny import NEW_TOKENS, PROMPTS, reference_tokens, tiny_model
 
 GREEDY = SamplingOptions(max_new_tokens=NEW_TOKENS)
 
@@ -81,7 +81,8 @@ def tokens_of(run):
 
 
 @pytest.mark.parametrize(
-    "family", [*FAMILIES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)]
+    "family",
+    [*FAMILIES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)],
 )
 def test_tokens_are_those_of_transformers(family, models, engines):
     run = complete(engines(family), PROMPTS, GREEDY, batch_size=2, padding="left")
@@ -110,15 +111,9 @@ def test_the_cache_goes_into_the_argument_that_forward_names(name, hf_model):
     LibraryLM(model).check_continues()
 
 
-@pytest.mark.parametrize(
-    ("family", "rows"),
-    [
-        ("gemma2", 2),
-        pytest.param("gemma2", 1, marks=pytest.mark.slow),
-        pytest.param("falcon_h1", 2, marks=pytest.mark.slow),
-        pytest.param("falcon_h1", 1, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [2, 1])
+@pytest.mark.parametrize("family", ["gemma2", "falcon_h1"])
 def test_padding_on_the_right_and_batches_of_one_change_nothing(family, rows, models, engines):
     network, reference = models(family)
     assert tokens_of(complete(engines(family), PROMPTS, GREEDY, batch_size=rows)) == reference
@@ -347,10 +342,10 @@ def with_longrope(family):
 @pytest.mark.parametrize(
     ("family", "engine"),
     [
-        ("phi3", JaxDecoder),
         ("phi3", TorchDecoder),
-        ("phimoe", TorchDecoder),
-    ],  # a Python branch in JAX
+        pytest.param("phi3", JaxDecoder, marks=pytest.mark.slow),
+        ("phimoe", TorchDecoder),  # a Python branch in JAX
+    ],
 )
 @pytest.mark.parametrize("deterministic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_short_texts_beside_long_ones_under_longrope(family, engine, deterministic):
@@ -382,6 +377,7 @@ def test_an_output_that_passes_longropes_short_context_is_refused():
         continue_from(engine, snapshot, SamplingOptions(max_new_tokens=13))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("family", "fields"),
     [

@@ -8,7 +8,6 @@ import torch
 
 pytest.importorskip("transformers")
 
-from benchmarks._tiny_language_models import tiny_model
 from jaxsr.generation import generate_loop, packed_rounds
 from jaxsr.generation.cache_file import load_snapshot, merged, save_snapshot
 from jaxsr.generation.generate_loop import complete, continue_from
@@ -19,6 +18,7 @@ from jaxsr.generation.stop_text import StopText
 from jaxsr.generation.torch_decoder import TorchDecoder
 from jaxsr.models.hugging_face.network import LibraryLM
 from jaxsr.models.llama.loading import fingerprint
+from tests.oracles.language_models.tiny import tiny_model
 
 # Llama by our own network. By that of transformers: a window, attention and a recurrence, a
 # recurrence alone.
@@ -251,6 +251,7 @@ def test_penalties_in_a_batch_are_those_of_transformers(kind, family, engines, m
     assert reference != [expected(model, prompt, eos_token_id=stops)[0] for prompt in prompts]
 
 
+@pytest.mark.slow
 def test_no_sampling_value_compiles_again(engines, prompts):
     engine = engines("jax", "llama")
     complete(engine, prompts[:2], GREEDY, batch_size=2)
@@ -266,12 +267,13 @@ def test_no_sampling_value_compiles_again(engines, prompts):
     assert {*engine._programs} == programs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("second", "family"),
     [
         ("torch", "llama"),
-        pytest.param("jax", "llama", marks=pytest.mark.slow),
-        pytest.param("jax", "falcon_h1", marks=pytest.mark.slow),
+        ("jax", "llama"),
+        ("jax", "falcon_h1"),
     ],
 )
 def test_penalties_go_on_after_a_resume(family, second, engines, models, prompts, tmp_path):

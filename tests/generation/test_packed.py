@@ -26,6 +26,7 @@ GREEDY = SamplingOptions(max_new_tokens=12)
 PROMPTS = [[5, 9, 31, 14], [61, 12]]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: gguf.GGMLQuantizationType(kind).name)
 def test_blocks_mean_what_the_gguf_package_says(kind):
     block, number = FORMATS[kind], gguf.GGMLQuantizationType(kind)

@@ -122,8 +122,8 @@ FAMILIES += ("bloom", "gpt2", "gpt_oss", "falcon", "gptj", "phi3", "cohere2", "g
 def library(tmp_path_factory):
     """`library(family)`: the network, prompts and transformers' tokens."""
     pytest.importorskip("transformers")
-    from benchmarks._tiny_language_models import reference_tokens, tiny_model
     from jaxsr.models.hugging_face.network import LibraryLM
+    from tests.oracles.language_models.tiny import reference_tokens, tiny_model
 
     folder, rng = tmp_path_factory.mktemp("configurations"), np.random.default_rng(0)
     # Longer than windows, growing past them, and one that repeats itself.
@@ -144,9 +144,8 @@ def library(tmp_path_factory):
 OF_LIBRARY = dataclasses.replace(LOOKUP, max_new_tokens=23)
 
 
-@pytest.mark.parametrize(
-    "family", [FAMILIES[0], *(pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES[1:])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 def test_networks_of_transformers_have_their_tokens(family, library):
     network, prompts, reference = library(family)
     network.check_verifies()
@@ -177,8 +176,8 @@ def test_their_saved_batches_go_on(library):
 
 def test_states_are_refused_by_name(tmp_path):
     pytest.importorskip("transformers")
-    from benchmarks._tiny_language_models import tiny_model
     from jaxsr.models.hugging_face.network import LibraryLM
+    from tests.oracles.language_models.tiny import tiny_model
 
     network = LibraryLM(tiny_model("mamba", tmp_path))
     message = "mamba keeps states of convolutions or recurrences, from which proposed tokens cannot"
@@ -190,8 +189,8 @@ def test_states_are_refused_by_name(tmp_path):
 
 def test_code_that_sees_other_tokens_is_refused(tmp_path, monkeypatch):
     pytest.importorskip("transformers")
-    from benchmarks._tiny_language_models import tiny_model
     from jaxsr.models.hugging_face import network as library_network
+    from tests.oracles.language_models.tiny import tiny_model
 
     network = library_network.LibraryLM(tiny_model("gpt2", tmp_path))
     network.check_verifies()

@@ -9,7 +9,6 @@ import torch
 pytest.importorskip("transformers")
 from safetensors.torch import load_file, save_file
 
-from benchmarks._tiny_language_models import tiny_model
 from jaxsr.errors import InputError
 from jaxsr.generation.generate_loop import complete
 from jaxsr.generation.jax_decoder import JaxDecoder
@@ -17,6 +16,7 @@ from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.torch_decoder import TorchDecoder
 from jaxsr.models.language_models import load_language_model
 from jaxsr.models.llama.group_formats import four_bit_layer
+from tests.oracles.language_models.tiny import tiny_model
 
 TOKENS = torch.arange(4, 12)[None]
 GENERATOR = torch.Generator().manual_seed(0)
@@ -203,7 +203,7 @@ def make_folder(family, case, tmp_path):
     return folder, model
 
 
-@pytest.mark.sample(14)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2"])
 @torch.no_grad()

@@ -10,6 +10,7 @@ from jaxsr.models.llama.quantized import quantize
 from jaxsr.models.llama.transposed import arranged, linear_weights, transpose, untie_head
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("family", ["llama", "llama-plain", "qwen3"])
 @pytest.mark.parametrize("scheme", [None, "int8"])
 @pytest.mark.parametrize("rows", [1, 4, 16])

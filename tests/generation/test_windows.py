@@ -8,7 +8,6 @@ import torch
 
 pytest.importorskip("transformers")
 
-from benchmarks import _tiny_language_models as tiny
 from jaxsr.generation.decoder import ending_at, from_slot_zero
 from jaxsr.generation.generate_loop import complete, continue_from
 from jaxsr.generation.jax_decoder import JaxDecoder
@@ -17,6 +16,7 @@ from jaxsr.generation.sharding import tensor_mesh
 from jaxsr.generation.stop_text import StopText
 from jaxsr.generation.torch_decoder import TorchDecoder
 from jaxsr.models.hugging_face.network import LibraryLM
+from tests.oracles.language_models import tiny
 
 WINDOW = 8  # of `tiny_model`
 GREEDY = SamplingOptions(max_new_tokens=20)

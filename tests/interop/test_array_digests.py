@@ -18,6 +18,7 @@ def crc(array: np.ndarray) -> str:
     return f"{zlib.crc32(data) ^ zlib.crc32(bytes(len(data))):08x}"
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.int8])
 @pytest.mark.parametrize("shape", [(8,), (8, 6), (6, 8), (4, 8, 2, 2), (3, 5, 8)])
 def test_any_sharding_gives_the_digest_of_the_bytes(shape, dtype):

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 
 from jaxsr.interop import explain
 from jaxsr.interop._core import dispatch
-from tests.interop.conformance import functions, layers, modules, programs  # noqa: F401
-from tests.interop.conformance.registry import CASES, TORCH, run_jaxsr
+from tests.oracles.conformance import functions, layers, modules, programs  # noqa: F401
+from tests.oracles.conformance.registry import CASES, TORCH, run_jaxsr
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def operators():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dispatch.Trace, "dispatch", record)
-        patch.setattr("tests.interop.conformance.registry._run_pure", _trace_only)
+        patch.setattr("tests.oracles.conformance.registry._run_pure", _trace_only)
         for case in CASES.values():
             if case.refused is None:
                 run_jaxsr(case)

@@ -1,11 +1,11 @@
-"""torch's own database of operators and samples (OpInfo), by `benchmarks.opinfo`."""
+"""torch's own database of operators and samples (OpInfo), as `benchmarks.opinfo` runs it."""
 
 import pytest
 
 pytest.importorskip("expecttest", reason="torch's operator database imports expecttest")
 
-from benchmarks._operator_samples import operators, pairs
-from benchmarks.opinfo import run_pair
+from tests.oracles.operators.row import run_pair
+from tests.oracles.operators.samples import operators, pairs
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of samples: layouts in beta state
 

@@ -214,6 +214,7 @@ def _changed(x, y, mask):
     return (rows + y[mask]).sum()
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_depends_on_the_number_of_rows_is_refused(name):
     jm = to_jax(Call(REFUSED[name]))

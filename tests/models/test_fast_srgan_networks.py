@@ -35,6 +35,7 @@ def test_parameters_number_as_published():
     assert count(Discriminator(FastSRGANConfig())) == 4_684_033
 
 
+@pytest.mark.sample(18)
 @pytest.mark.parametrize("fields", CONFIGURATIONS, ids=lambda f: "-".join(map(str, f.values())))
 def test_every_configuration_gives_the_scaled_shape(fields):
     config = FastSRGANConfig(width=8, depth=2, **fields)
@@ -86,6 +87,7 @@ def test_no_checkerboard_at_the_start():
     assert (out.amax((2, 3)) - out.amin((2, 3))).max() > 1e-3
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("block", ["residual", "mobile"])
 @pytest.mark.parametrize(("scale", "norm"), [(1, "none"), (2, "none"), (4, "none"), (4, "batch")])
 @pytest.mark.parametrize("predict", ["image", "residual"])

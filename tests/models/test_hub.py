@@ -172,6 +172,7 @@ def test_small_files_have_gits_digest(tmp_path):
     assert _digest(tmp_path / name) == name
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("fault", ["altered", "cut"])
 def test_what_does_not_arrive_whole_is_not_used(hub, fault):
     Hub.fault = fault

@@ -59,6 +59,7 @@ def test_every_picture_gets_the_answer_that_it_gets_alone(engine, heads):
                 )
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("factor", [1, 2, 4, 8])
 @pytest.mark.parametrize("size", [(1, 1), (1, 5), (7, 2), (13, 16)])
 def test_enlarging_is_torchs_within_the_extent_and_nothing_beyond(factor, size):

@@ -94,6 +94,7 @@ def test_a_mosaic_keeps_the_filters_colours(pattern):
         np.testing.assert_array_equal(back, flat)
 
 
+@pytest.mark.slow
 def test_layouts_and_gradients():
     images = np.random.default_rng(1).random((4, 6, 8, 3), np.float32)
 

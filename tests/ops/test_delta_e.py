@@ -41,6 +41,7 @@ def test_against_scikit_image(method, reference, dtype):
     np.testing.assert_array_equal(got[:3], 0)
 
 
+@pytest.mark.slow
 def test_layouts_batches_and_symmetry():
     first, second = pairs()
     want = ops.delta_e(first, second)

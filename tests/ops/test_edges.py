@@ -63,7 +63,7 @@ def test_laplacian_is_scipys_at_every_border():
         np.testing.assert_allclose(got, want, atol=1e-6)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("shape", "size", "euclidean"),
     [((33, 37), 3, False), ((33, 37), 5, True), ((1, 1), 3, True), ((2, 9), 5, False)],
@@ -83,7 +83,7 @@ def test_canny_is_opencvs(shape, size, euclidean):
     assert shape != (33, 37) or 0.05 < got.mean() < 0.5
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "uint16"])
 def test_canny_of_other_dtypes_is_that_of_levels(dtype):
     images = photos(dtype)

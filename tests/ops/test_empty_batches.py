@@ -11,7 +11,7 @@ from jaxsr import ops
 FRAMES, MASKS = (0, 12, 14, 3), (0, 12, 14, 1)
 
 
-@pytest.mark.sample(18)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8])
 @pytest.mark.parametrize(
     ("function", "shape"),

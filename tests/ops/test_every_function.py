@@ -137,7 +137,7 @@ def in_float(x):
     return np.asarray(x.astype(jnp.float32))
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_jit_vmap_mesh_and_layout_make_no_difference(name, dtype):
     function, _ = FUNCTIONS[name]
@@ -245,7 +245,7 @@ NOT_LINEAR = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if name not in NOT_LINEAR])
 def test_linear_functions_have_the_gradient_of_linear_ones(name):
     """`vdot(f(x), y) = vdot(x, grad)`, as each is linear in its pictures."""

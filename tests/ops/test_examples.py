@@ -10,7 +10,7 @@ from jaxsr import ops
 FUNCTIONS = [name for name in ops.__all__ if not isinstance(getattr(ops, name), type)]
 
 
-@pytest.mark.sample(16)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.usefixtures("unchecked_types")
 def test_example(name):

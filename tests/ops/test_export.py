@@ -12,7 +12,7 @@ from tests.ops.test_every_function import FUNCTIONS, WITH_ARGUMENTS, in_float
 from tests.ops.test_promotion import case
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", [*FUNCTIONS, *WITH_ARGUMENTS])
 def test_a_symbolic_batch(name):
     function, arrays = case(name)

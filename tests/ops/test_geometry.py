@@ -53,7 +53,7 @@ def test_rot90_and_transpose(turns, dtype):
     np.testing.assert_array_equal(ops.transpose(images), np.asarray(images).swapaxes(1, 2))
 
 
-@pytest.mark.sample(15)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
 @pytest.mark.parametrize("border", NUMPY_BORDERS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -32,7 +32,7 @@ def pillows(function, images):
     return np.stack([np.asarray(function(Image.fromarray(image))) for image in images])
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_uint8_is_pillows(shape):
     images = levels(shape)
@@ -58,7 +58,7 @@ def test_colours_are_stretched_channel_by_channel():
         np.testing.assert_array_equal(got, pillows(getattr(ImageOps, function), images))
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint16"])
 def test_other_dtypes_are_equalised_in_256_levels(dtype):
     images = levels((37, 40))

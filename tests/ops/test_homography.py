@@ -34,6 +34,7 @@ def test_perspective_matrix_matches_opencv():
         np.testing.assert_allclose(moved(ours, points), moved(theirs, points), atol=3e-4)
 
 
+@pytest.mark.slow
 def test_gradients():
     """A small move of a corner moves the matrix as the gradient says, in float64."""
     with jax.enable_x64(True):

@@ -108,6 +108,7 @@ def test_opencvs_floats():
         np.testing.assert_allclose(back, images, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_a_nan_stays_in_its_pixel_and_grey_has_a_gradient():
     image = np.full((3, 3), 0.5, np.float32)
     image[1, 2] = np.nan

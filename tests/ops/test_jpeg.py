@@ -58,6 +58,7 @@ def test_pillows_bound_on_foreign_files_is_not_ours(monkeypatch):
     np.testing.assert_array_equal(ops.jpeg(image, 70), expected)
 
 
+@pytest.mark.slow
 def test_grey_and_layouts():
     images = pictures(19, 30)
     grey = jax.jit(ops.jpeg)(images[..., :1], 60)

@@ -358,7 +358,7 @@ def test_equal_under_jit_vmap_and_a_mesh(name):
     np.testing.assert_array_equal(compiled(*placed), expected)
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("size", [(1, 1), (1, 9), (200, 310)])
 def test_other_sizes(name, size):
@@ -368,7 +368,7 @@ def test_other_sizes(name, size):
     )
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", CASES)
 def test_pictures_in_several_threads(name, monkeypatch):
     for limit in ("_LEAST_CALL_S", "_LEAST_SHARED_S"):
@@ -379,7 +379,7 @@ def test_pictures_in_several_threads(name, monkeypatch):
         np.testing.assert_array_equal(case.ours(images, *case.parameters), expected)
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", CASES)
 def test_where_the_library_is_not_called(name, monkeypatch):
     case, images = CASES[name], pictures(name)
@@ -440,6 +440,7 @@ WINDOWS: dict[str, Callable[..., jax.Array]] = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", WINDOWS)
 def test_floats_that_are_not_finite_and_derivatives_are_those_of_xla(name, monkeypatch):
     function = WINDOWS[name]

@@ -319,6 +319,7 @@ def test_video_shapes_share_one_box_and_vmap_gives_each_clip_its_own():
         np.testing.assert_allclose(apart.frames[k], alone.frames, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_channels_first():
     frames, masks = clip()
     first = [np.moveaxis(x, -1, 1) for x in (frames, masks)]

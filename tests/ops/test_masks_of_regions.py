@@ -76,7 +76,7 @@ def labels_of(drawn, **options):
     return ops.connected_components(drawn, **options).labels
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [ops.distance_transform, labels_of])
 def test_layouts_dtypes_and_batches(function):
     drawn = masks((CASES, 5, 7))[20:40, ..., None]

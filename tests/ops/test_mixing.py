@@ -96,7 +96,7 @@ def test_shares_of_mixup_are_beta(alpha):
     assert kstest(share[share < 1], beta(alpha, alpha).cdf).pvalue > 1e-3
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STEPS)
 def test_any_mesh_and_layout(name):
     """Shards of an even number of pictures do not communicate."""

@@ -75,6 +75,7 @@ def test_the_papers_five_scales():
     np.testing.assert_allclose(ops.ms_ssim(noisy, clean), want, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_layouts_meshes_and_gradient():
     noisy, clean = pairs((19, 22), count=8)
     metric = jax.jit(

@@ -27,6 +27,7 @@ def flat(dtype="float32", side=40):
     return jnp.asarray(np.round(levels) if scale > 1 else levels, dtype)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("draw", ["normal", "uniform"])
 def test_numbers_are_those_of_jax(draw):
     ours, theirs = getattr(_random, draw), getattr(jax.random, draw)
@@ -86,7 +87,7 @@ def test_salt_and_pepper(dtype):
     assert abs((theirs != flat()).mean() - replaced[3].mean()) < 0.03
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "noise",
     [
@@ -108,6 +109,7 @@ def test_any_mesh(noise):
     assert (np.asarray(noise(jax.random.key(1), images)) != np.asarray(meshed)).any()
 
 
+@pytest.mark.slow
 def test_gradients():
     slope = jax.grad(lambda x: ops.sensor_noise(KEY, x, shot=0.0, read=0.0).sum())(flat())
     np.testing.assert_array_equal(slope, 1)

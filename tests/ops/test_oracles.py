@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks._ops_oracle_list import ORACLES
-from benchmarks._ops_oracles import Oracle, gradient_error, in_float64, judge, pictures
-from benchmarks.ops_functions import ELSEWHERE, KERNELS
 from jaxsr import ops
 from jaxsr.ops._cpu_calls import SWITCH
+from tests.oracles.images.coverage import ELSEWHERE, KERNELS
+from tests.oracles.images.every import ORACLES
+from tests.oracles.images.oracle import Oracle, gradient_error, in_float64, judge, pictures
 
 RULES = {oracle.name: oracle for oracle in ORACLES}
 CASES = [(oracle, dtype) for oracle in ORACLES for dtype in oracle.dtypes]
@@ -34,7 +34,7 @@ def test_every_function_has_an_oracle_or_a_file():
     assert functions.isdisjoint(ELSEWHERE)
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     ("oracle", "dtype"), [pytest.param(*case, id=f"{case[0].name}-{case[1]}") for case in CASES]
 )
@@ -44,7 +44,7 @@ def test_sixty_cases(kernels: str, oracle: Oracle, dtype: str):
     assert judgement.wrong <= oracle.ties * judgement.values
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "name", [o.name for o in ORACLES if o.derivative and "float32" in o.dtypes]
 )

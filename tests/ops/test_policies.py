@@ -120,6 +120,7 @@ def test_draws_are_uniform():
     assert np.unique(np.abs(turns)).size == 31
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "dtype"),
     [

@@ -57,6 +57,7 @@ def test_augmentation_with_float64(policy):
     assert jax.tree.leaves(shapes)[0].dtype == np.float32
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("gamma", [0.3, 1.0, 2.2])
 def test_gamma_has_a_slope_everywhere(gamma):
     """Values below 0 count as 0, where torchvision's power of a clipped image has no slope."""

@@ -129,7 +129,7 @@ def test_the_literatures_y_channel_convention(border):
     np.testing.assert_allclose(psnr(*scaled, data_range=255, **options), want, atol=1e-4)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", [psnr, ssim])
 def test_layouts_and_vmap_agree(metric):
     noisy, clean = pair()
@@ -153,6 +153,7 @@ def test_bfloat16_is_measured_in_float32():
         np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_ssim_gradient_matches_finite_differences():
     noisy, clean = (jnp.asarray(x) for x in pair((1, 16, 16, 1), np.float32))
     slope = jax.grad(lambda x: ssim(x, clean).sum())(noisy)

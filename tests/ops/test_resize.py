@@ -153,7 +153,7 @@ def _compiled(convention: str, method: str, size: tuple[int, int]) -> Callable:
     return jax.jit(partial(resize, size=size, method=method, convention=convention))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.float16, np.uint8])
 @pytest.mark.parametrize("convention", CONVENTIONS)
 def test_layouts_batches_and_vmap_agree(convention, dtype):

@@ -50,6 +50,7 @@ def test_ssim_is_scikit_images(dtype):
     np.testing.assert_allclose(ops.ssim(images, references, data_range=white), want, atol=1e-5)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("size", [(1, 1), (5, 7)])
 @pytest.mark.parametrize("pattern", ["RGGB", "BGGR", "GRBG", "GBRG"])
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
@@ -75,6 +76,7 @@ def test_normalise_and_its_inverse_are_torchs_arithmetic(size):
     assert apart.max() <= 1 and apart.mean() < 1e-2
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
 def test_masks_pasted_back_are_opencvs(dtype):
     frames, patches = pictures((9, 12, 3), dtype), pictures((4, 5, 3), dtype, seed=1)
@@ -88,6 +90,7 @@ def test_masks_pasted_back_are_opencvs(dtype):
     np.testing.assert_array_equal(outside, frames)
 
 
+@pytest.mark.slow
 def test_noise_has_scikit_images_deviation():
     grey = jnp.full((CASES, 31, 33, 1), 0.5, jnp.float32)
     ours = {

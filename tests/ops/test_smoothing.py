@@ -60,7 +60,7 @@ def test_bilateral_is_opencvs(dtype, shape):
     assert dtype != "uint8" or (difference > 0).mean() < 1e-3
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "uint16"])
 def test_bilateral_of_other_dtypes(dtype):
     images, peak = photos(dtype), PEAKS.get(dtype, 1)
@@ -73,7 +73,7 @@ def test_bilateral_of_other_dtypes(dtype):
     np.testing.assert_array_equal(alone[..., 1:2], grey)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("guides", "dtype"), [(1, "bfloat16"), (1, "uint8"), (3, "float32"), (3, "uint16")]
 )
@@ -89,6 +89,7 @@ def test_guided_is_kornias(guides, dtype):
     np.testing.assert_allclose(exactly(got), want, atol=rounding(dtype, 2e-6))
 
 
+@pytest.mark.slow
 def test_guided_by_itself_with_an_eps_for_each_picture():
     image = photos()[:4, ..., :1]
     eps = np.geomspace(1e-4, 1, 4).astype(np.float32)

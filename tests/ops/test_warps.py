@@ -170,7 +170,7 @@ def test_warp_perspective_matches_scikit_image(dtype):
     assert (off > rounding + 1e-3).mean() < 1e-3
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("border", ["constant", "edge"])
 def test_rotate_matches_scikit_image(border):
     images = pictures((9, 11, 2))
@@ -183,7 +183,7 @@ def test_rotate_matches_scikit_image(border):
     np.testing.assert_allclose(got, np.stack(want), atol=ATOL)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("turns", [-3, -1, 0, 1, 2, 5])
 @pytest.mark.parametrize("dtype", ["float32", "uint8", "uint16"])
 def test_quarter_turns_are_exact(turns, dtype):
@@ -258,6 +258,7 @@ def test_the_blocks_of_tpus_match_scipy(order, monkeypatch):
     np.testing.assert_allclose(got, np.moveaxis(np.array(want), 1, -1), atol=ATOL)
 
 
+@pytest.mark.slow
 def test_derivatives_of_pictures_in_levels():
     """The angle's derivative is none of theirs, in either direction."""
     levels = pictures((21, 5, 1), "uint8")[0]

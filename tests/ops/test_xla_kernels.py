@@ -38,6 +38,7 @@ def random_images(rng, dtype, count, channels):
     return (levels * (WHITE[dtype] / 255)).astype(dtype)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", WHITE)
 @pytest.mark.parametrize("border", SCIPY_MODES)
 def test_warps_by_matrices_of_one_decimal_are_scipys(border, dtype):
@@ -93,7 +94,7 @@ def test_positions_that_the_callers_program_computes():
         np.testing.assert_allclose(np.asarray(warped(slope), np.float64), expected, atol=0.52)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", [*FUNCTIONS, *WITH_ARGUMENTS])
 def test_a_program_computes_what_its_steps_compute(name):
     """One step at a time nothing is computed twice."""

@@ -16,12 +16,12 @@ import pytest
 import torch
 from PIL import Image
 
-from benchmarks._hostile_seeds import mutated, pictures, tiffs
 from jaxsr.data.picture_file import ENDINGS
 from jaxsr.restoration import restore_files
 from jaxsr.restoration.made_by import RECORD
 from jaxsr.restoration.pictures import Picture, PictureError, read_picture
 from jaxsr.restore import main
+from tests.oracles.hostile.files import mutated, pictures, tiffs
 from tests.restoration import networks
 
 MODEL = ("--model", "tests.restoration.networks:Small", "--engine", "torch", "--platform", "cpu")

@@ -136,6 +136,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("axis", [2, 3])
 @pytest.mark.parametrize("name", CASES)
 def test_ranges_hold_what_a_change_reaches(name, axis):

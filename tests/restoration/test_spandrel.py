@@ -12,6 +12,7 @@ from jaxsr.models.libraries import import_library
 from jaxsr.models.load import load_model
 from jaxsr.restoration.models import find_model
 from jaxsr.restore import main, restore
+from tests.oracles.restorers import published
 
 try:
     spandrel = import_library("spandrel")
@@ -20,42 +21,12 @@ except InputError as error:
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.meshgrid")
 
-SWIN = {"img_size": 16, "embed_dim": 12, "depths": [2], "num_heads": [2], "mlp_ratio": 2,
-        "resi_connection": "1conv"}  # fmt: skip
-NETWORKS = {
-    "Compact": ("Compact.__arch.SRVGG:SRVGGNetCompact",
-                {"num_feat": 16, "num_conv": 4, "upscale": 2}),
-    "ESRGAN": ("ESRGAN.__arch.RRDB:RRDBNet",
-               {"in_nc": 3, "out_nc": 3, "num_filters": 16, "num_blocks": 1, "scale": 4}),
-    "Real-ESRGAN x2": ("ESRGAN.__arch.RRDB:RRDBNet",
-                       {"in_nc": 12, "out_nc": 3, "num_filters": 16, "num_blocks": 1, "scale": 4,
-                        "shuffle_factor": 2}),
-    "SPAN": ("SPAN.__arch.span:SPAN",
-             {"num_in_ch": 3, "num_out_ch": 3, "feature_channels": 16, "upscale": 2}),
-    "RCAN": ("RCAN.__arch.rcan_arch:RCAN",
-             {"scale": 2, "n_resgroups": 1, "n_resblocks": 1, "n_feats": 16, "reduction": 4}),
-    "SwinIR": ("SwinIR.__arch.SwinIR:SwinIR",
-               {**SWIN, "upscale": 2, "window_size": 8, "upsampler": "pixelshuffledirect"}),
-    "HAT": ("HAT.__arch.HAT:HAT",
-            {**SWIN, "upscale": 2, "in_chans": 3, "window_size": 8, "compress_ratio": 3,
-             "squeeze_factor": 3, "upsampler": "pixelshuffle"}),
-    "DAT": ("DAT.__arch.DAT:DAT",
-            {"upscale": 2, "in_chans": 3, "img_size": 16, "split_size": [8, 8], "depth": [2],
-             "embed_dim": 32, "num_heads": [2], "expansion_factor": 2,
-             "resi_connection": "1conv"}),
-    "DRUNet": ("DRUNet.__arch.network_unet:DRUNet",
-               {"in_nc": 4, "out_nc": 3, "nc": [8, 8, 8, 8], "nb": 2}),
-    "FDnCNN": ("DnCNN.__arch.network_dncnn:DnCNN",
-               {"in_nc": 4, "out_nc": 3, "nc": 16, "nb": 9, "act_mode": "R", "mode": "FDnCNN"}),
-    "DnCNN": ("DnCNN.__arch.network_dncnn:DnCNN", {"in_nc": 3, "out_nc": 3, "nc": 16, "nb": 4}),
-}  # fmt: skip
-EXACT = {"Compact", "ESRGAN", "Real-ESRGAN x2", "SPAN", "SwinIR", "DRUNet", "FDnCNN", "DnCNN"}
+EXACT = {"Compact", "RRDBNet", "RRDBNet x2", "SPAN", "SwinIR-M", "DRUNet", "FDnCNN", "DnCNN"}
+NAMES = sorted(EXACT | {"RCAN", "HAT", "DAT"})
 
 
 def network(name):
-    place, options = NETWORKS[name]
-    torch.manual_seed(0)
-    return build_network(f"spandrel.architectures.{place}", options)
+    return published(name, small=True)
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +48,12 @@ def by_spandrel(path, image):
 @pytest.mark.parametrize(
     ("name", "engine"),
     [
-        *((name, "torch") for name in NETWORKS),
-        *((name, "jax") for name in ("Compact", "SPAN", "Real-ESRGAN x2", "DRUNet", "FDnCNN")),
-        *(pytest.param(name, "jax", marks=pytest.mark.slow) for name in ("RCAN", "SwinIR", "HAT")),
+        *((name, "torch") for name in NAMES),
+        *((name, "jax") for name in ("Compact", "SPAN", "RRDBNet x2", "DRUNet", "FDnCNN")),
+        *(
+            pytest.param(name, "jax", marks=pytest.mark.slow)
+            for name in ("RCAN", "SwinIR-M", "HAT")
+        ),
     ],
 )
 def test_a_published_layout_restores_as_spandrel_itself(weights, name, engine):
@@ -100,7 +74,7 @@ def test_tiles_change_nothing(weights, name):
     assert np.abs(tiled - by_spandrel(path, image)).max() <= 0.505
 
 
-@pytest.mark.parametrize("name", sorted(NETWORKS.keys() - EXACT))
+@pytest.mark.parametrize("name", sorted({*NAMES} - EXACT))
 def test_what_sees_the_whole_picture_is_named(weights, name, tmp_path, capsys):
     from PIL import Image
 
@@ -118,7 +92,7 @@ def test_a_tile_smaller_than_the_margins_is_raised(weights, tmp_path, capsys):
 
     Image.new("RGB", (40, 24)).save(tmp_path / "a.png")
     words = [str(tmp_path / "a.png"), "--out", str(tmp_path / "out"), "--engine", "torch"]
-    assert main([*words, "--model", str(weights("ESRGAN")), "--tile", "8"]) == 0
+    assert main([*words, "--model", str(weights("RRDBNet")), "--tile", "8"]) == 0
     assert "take the place of --tile 8" in capsys.readouterr().out
 
 
@@ -130,7 +104,7 @@ BSRGAN = ("conv_first", r"RRDB_trunk.\1.RDB\2.conv\3", "trunk_conv", "upconv", "
     ("first", "dense", "body", "up", "high"), [REAL_ESRGAN, BSRGAN], ids=["Real-ESRGAN", "BSRGAN"]
 )
 def test_all_names_of_esrgan_are_one_network(tmp_path, first, dense, body, up, high):
-    old = network("ESRGAN").eval()
+    old = network("RRDBNet").eval()
     names = {r"0": first, r"1\.sub\.(\d+)\.RDB(\d)\.conv(\d)\.0": dense, r"1\.sub\.1": body,
              "3": f"{up}1", "6": f"{up}2", "8": high, "10": "conv_last"}  # fmt: skip
     state = {}

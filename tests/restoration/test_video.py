@@ -138,8 +138,8 @@ def test_playlists_open_no_other_files(tmp_path, name, text):
 
 
 def test_frames_larger_than_the_limit_are_refused(tmp_path):
-    from benchmarks._hostile_seeds import videos
     from jaxsr.data.video import UnreadableVideo, open_video
+    from tests.oracles.hostile.files import videos
 
     path = tmp_path / "a.mp4"
     path.write_bytes(videos()["a.mp4"])

@@ -453,6 +453,7 @@ def _index_first(path: Path) -> bytes:
 ENDINGS = {"MPEG-TS": "ts", "MPEG-PS": "mpg"}
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize(
     ("key", "container"),
     [(key, container) for key in CASES for container in key[0].split(", ")],

@@ -112,6 +112,7 @@ def test_a_terminal_gets_a_sign_that_moves_and_vanishes():
     assert shown(received) == "one star"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("cached", [True, False])
 def test_what_is_compiled_is_said(tmp_path, cached):
     variables = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path)} if cached else {}
@@ -120,6 +121,7 @@ def test_what_is_compiled_is_said(tmp_path, cached):
     assert not [line for line in lines if "Compiling" in line or "DEBUG" in line]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("code", [SLOW, COMPILES])
 def test_quiet_says_nothing(code):
     assert run(code, "--quiet").stderr == ""

@@ -92,6 +92,7 @@ def test_the_same_steps_as_plain_torch(folder, mesh):
             np.testing.assert_allclose(weights[key], tensor.numpy(), atol=1e-4, err_msg=name)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("task", ["PenalisedGan", "Forces"])
 def test_losses_of_gradients_are_the_same_on_both_engines_and_a_mesh(folder, task):
     runs = {}

@@ -55,6 +55,7 @@ def test_prepare_is_compiled_into_the_step_of_both_engines_and_a_mesh():
             assert a["network/noise"] == pytest.approx(b["network/noise"], rel=1e-5), options
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["jax", pytest.param("torch", marks=pytest.mark.slow)])
 def test_a_run_with_prepare_goes_on_bit_for_bit(engine):
     words = [f"{HERE}:Denoise", "--engine", engine]

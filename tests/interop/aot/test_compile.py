@@ -350,7 +350,7 @@ def test_preparing_a_batch_sends_nothing_and_multiplies_levels(four, bicubic):
     assert ahead.products == {"bf16": 4}  # two axes, two digits each
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_gradients_are_summed_in_float32_with_statistics_of_the_whole_batch(four, dtype):
     ahead, learned = compiled_step(four[0], batch_norm="global", dtype=dtype)

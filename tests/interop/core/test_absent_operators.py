@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import torch
 import torch.distributed.tensor
@@ -44,6 +46,7 @@ print("computed")
 """
 
 
+@pytest.mark.slow
 def test_the_rest_works():
     command = [sys.executable, "-c", PROGRAM]
     run = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -151,6 +151,7 @@ FORMS = [
 ]
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
 def test_rows_shifted_in_place_are_those_before_the_write(form, dtype):

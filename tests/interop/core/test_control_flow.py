@@ -15,7 +15,7 @@ from torch.nn.attention import flex_attention as flex
 
 from jaxsr.interop import to_jax
 from jaxsr.interop.errors import UnsupportedTorchError
-from tests.interop.core.test_forward_gradients import Code, mlp, points
+from tests.interop.core.test_forward_gradients import Code, jitted_and_eager, mlp, points
 
 
 def branches(network: Any, x: torch.Tensor) -> torch.Tensor:
@@ -73,8 +73,7 @@ def plain(program: Callable, network: Any, x: torch.Tensor) -> torch.Tensor:
     return x * count
 
 
-@pytest.mark.parametrize("jit", [True, False], ids=["jit", "eager"])
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize(("program", "jit"), jitted_and_eager(PROGRAMS))
 def test_programs(program: Callable, jit: bool) -> None:
     for scale in (0.5, 2.0):
         x = points(5, 3) * scale
@@ -139,6 +138,7 @@ class Attention(nn.Module):
         return scores.softmax(-1) @ v.repeat_interleave(2, 1)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("score_mod", "mask_mod"),
     [(None, None), (relative, None), (None, causal), (relative, causal), ("learnt", causal)],

@@ -35,7 +35,13 @@ MODULES = {
 }
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=pytest.mark.slow if n in ("lstm", "transformer") else ())
+        for n in MODULES
+    ],
+)
 def test_value_and_gradient_are_those_of_one_device(name):
     torch.manual_seed(0)
     make, shape = MODULES[name]

@@ -1,6 +1,6 @@
 """`torch.autograd.grad` in the traced code, against torch: values, and gradients through them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import jax
@@ -35,6 +35,15 @@ def mlp() -> nn.Sequential:
 
 def points(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def jitted_and_eager(programs: Iterable[Any]) -> list[Any]:
+    """Each program under jit and step by step, of which by default the first alone."""
+    eager = [
+        pytest.param(each, False, marks=pytest.mark.slow if place else ())
+        for place, each in enumerate(programs)
+    ]
+    return [*((each, True) for each in programs), *eager]
 
 
 def assert_as_torch(
@@ -115,8 +124,7 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("jit", [True, False], ids=["jit", "eager"])
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(("name", "jit"), jitted_and_eager(PROGRAMS))
 def test_programs(name: str, jit: bool) -> None:
     function, inputs = PROGRAMS[name]
     assert_as_torch(function, mlp(), *inputs, jit=jit)
@@ -141,6 +149,7 @@ LAYERS = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("layers", LAYERS)
 def test_second_derivatives_of_layers(layers: str) -> None:
     torch.manual_seed(0)

@@ -10,7 +10,13 @@ from torch import func
 
 from jaxsr.interop import to_jax
 from jaxsr.interop.errors import UnsupportedTorchError
-from tests.interop.core.test_forward_gradients import Code, assert_as_torch, mlp, points
+from tests.interop.core.test_forward_gradients import (
+    Code,
+    assert_as_torch,
+    jitted_and_eager,
+    mlp,
+    points,
+)
 
 
 def laplacian(network: Any, x: torch.Tensor) -> torch.Tensor:
@@ -67,8 +73,7 @@ def of_parameters(network: Any, x: torch.Tensor) -> torch.Tensor:
 PROGRAMS = [laplacian, grads_of_arguments, products, jacobians, of_parameters]
 
 
-@pytest.mark.parametrize("jit", [True, False], ids=["jit", "eager"])
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize(("program", "jit"), jitted_and_eager(PROGRAMS))
 def test_programs(program: Callable, jit: bool) -> None:
     assert_as_torch(program, mlp(), points(4, 3), jit=jit)
 

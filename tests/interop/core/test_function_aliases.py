@@ -113,6 +113,7 @@ class Net(nn.Module):
         return self.function(x * self.weight).sin()
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", ALIASES)
 def test_gradients_through_an_alias(name):
     net = Net(ALIASES[name])

@@ -44,6 +44,7 @@ class Reads(nn.Module):
         return sum(outputs[i] for i in self.which)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("function", [_Two, _TwoOfZeros])
 @pytest.mark.parametrize("which", [(0,), (1,), (0, 1)])
 @pytest.mark.parametrize("form", ["plain", "jit outside", "jit inside", "vmap"])

@@ -418,6 +418,7 @@ def count_in_a_library(monkeypatch):
     monkeypatch.setattr(np.linalg, "jaxsr_test_count", 0, raising=False)
 
 
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("name", STATE)
 def test_state_is_refused_with_its_path(name):
     code, path = STATE[name]

@@ -151,6 +151,7 @@ def _move(module: nn.Module) -> None:
             parameter.mul_(1.5).add_(0.1)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", RIGHT)
 def test_values_follow_the_weights(name):
     net, reference = Net(*RIGHT[name]), Net(*RIGHT[name])

@@ -84,6 +84,7 @@ SWALLOWED = {
 }
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", SWALLOWED)
 def test_what_code_catches_is_refused(name):
     jm = to_jax(Net(SWALLOWED[name]))

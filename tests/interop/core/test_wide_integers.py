@@ -80,6 +80,7 @@ def _written(x, write):
     return x
 
 
+@pytest.mark.sample(14)
 @pytest.mark.parametrize("name", CASES)
 def test_equals_torch(name):
     function, x = CASES[name]
@@ -214,6 +215,7 @@ ORDERS = {
 }
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.uint8, torch.float32])
 @pytest.mark.parametrize("name", ORDERS)
 def test_orders_of_the_greatest_and_least_numbers(name, dtype):

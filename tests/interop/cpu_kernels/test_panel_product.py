@@ -114,6 +114,7 @@ def test_scores_that_are_no_numbers_are_not_hidden(queries):
     assert jnp.isnan(panel_product.attention(q, k.at[0, 0, 3, 0].set(jnp.inf), v, sees)[0]).all()
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("rows", [1, 2, 11])
 @pytest.mark.parametrize("run", [16, 32, 256])
 @pytest.mark.parametrize("bits", [4, 8])

@@ -38,7 +38,7 @@ def _channels_last(x):
     return x.movedim(1, -1).contiguous().movedim(-1, 1)
 
 
-@pytest.mark.sample(18)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("block_bytes", [1, 4000, 3 << 20], ids=["rows", "parts", "whole"])
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_the_gradient_is_torchs(name, block_bytes, monkeypatch):

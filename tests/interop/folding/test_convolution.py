@@ -33,7 +33,7 @@ def close(got, want, dtype, size):
     assert (np.abs(got - want) <= 4 * unit * (size + 1e-3)).all(), np.abs(got - want).max()
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "width", [1, 8, 13, *(pytest.param(width, marks=pytest.mark.slow) for width in (7, 12))]
 )

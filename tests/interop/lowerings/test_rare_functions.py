@@ -87,6 +87,7 @@ CASES = {
 }
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", CASES)
 def test_equals_torch(name):
     module = Function(CASES[name])

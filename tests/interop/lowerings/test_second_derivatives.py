@@ -49,6 +49,7 @@ FUNCTIONS: dict[str, Callable] = {
 }
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_second_derivatives(name: str) -> None:
     def loss(_: nn.Module, x: torch.Tensor) -> torch.Tensor:

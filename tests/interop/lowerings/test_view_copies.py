@@ -35,6 +35,7 @@ class Function(nn.Module):
         return copy
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", CASES)
 def test_equals_torch(name):
     x = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)

@@ -96,7 +96,7 @@ def test_every_way_computes_the_same_sums(case, way, axis):
 RULES = [(name, method) for name, rules in CONVENTIONS.items() for method in rules.methods]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8])
 @pytest.mark.parametrize("rule", RULES, ids="-".join)
 def test_a_resize_is_its_definition_axis_by_axis(rule, dtype):

@@ -41,6 +41,7 @@ def opencv(image, size, method="bilinear", **options):
     return jax.jit(lambda x: resize(x, size, method=method, convention="opencv", **options))(image)
 
 
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 @pytest.mark.parametrize(("dtype", "method"), CALLED)
 @pytest.mark.parametrize(

@@ -1,0 +1,7 @@
+"""`python -m benchmarks.gpu`."""
+
+from benchmarks.gpu.run import Options, measure
+from benchmarks.harness.report import run_benchmark
+
+if __name__ == "__main__":
+    run_benchmark(measure, Options)
