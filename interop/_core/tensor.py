@@ -22,6 +22,7 @@ import torch
 from jax import lax
 
 from jaxsr.interop._core.deferred import ChannelArray, DeferredArray
+from jaxsr.interop._core.differentiated import asked_by_user, is_differentiated
 from jaxsr.interop._core.dtypes import constant_to_jax
 from jaxsr.interop._core.trace_scope import Region, running_trace
 from jaxsr.interop.errors import GradientInForwardError, UnsupportedTorchError
@@ -336,6 +337,8 @@ class JaxTensor(torch.Tensor):
 
     @property
     def requires_grad(self) -> bool:  # type: ignore[override]
+        if not self.needs_grad and asked_by_user():
+            self.needs_grad = is_differentiated(self)
         return self.needs_grad
 
     @requires_grad.setter
@@ -347,7 +350,9 @@ class JaxTensor(torch.Tensor):
             if (trace := running_trace()) is not None:
                 trace.make_leaf(self)
             self.is_marked_leaf = True
-        self.is_frozen = not requires_grad and (self.needs_grad or self.is_frozen)
+        # A parameter's, an input's or a leaf's gradient ends; others have none to begin with.
+        has_gradient = self.needs_grad or self.is_frozen or self.is_marked_leaf
+        self.is_frozen = not requires_grad and has_gradient
         self.needs_grad = requires_grad
         return self
 
@@ -360,7 +365,7 @@ class JaxTensor(torch.Tensor):
 
     @property
     def is_leaf(self) -> bool:  # type: ignore[override]
-        return not self.needs_grad or self.is_marked_leaf
+        return self.is_marked_leaf or not self.requires_grad
 
     @property
     def grad_fn(self) -> "GraphNode | None":  # type: ignore[override]

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from jaxsr.interop._core.dtypes import cast, to_jax_dtype, wide_dtype
+from jaxsr.interop._core.dtypes import cast, nan_where, to_jax_dtype, wide_dtype
+from jaxsr.interop._core.index_bounds import check_values, place_in_code
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import handles
 from jaxsr.interop._core.schema import name_of
@@ -51,7 +52,7 @@ def _draw(
     if name == "normal":
         first = int(isinstance(args[0], JaxTensor))
         mean, std = arg(first, "mean", 0.0), arg(first + 1, "std", 1.0)
-        return mean + std * _normal(key, shape, dtype)
+        return mean + nan_where(jnp.asarray(std) < 0, std * _normal(key, shape, dtype))
     if name == "exponential":
         return jax.random.exponential(key, shape, wide_dtype(dtype)) / arg(1, "lambd", 1.0)
     if name == "cauchy":
@@ -66,8 +67,13 @@ def _draw(
         # The dispatcher leaves out arguments that equal the schema's default.
         p = arg(1, "p", 0.5 if func is aten.bernoulli_.float else None)
         p = args[0].array() if p is None else p
-        p = p.array() if isinstance(p, JaxTensor) else p
-        return jax.random.bernoulli(key, p, shape)
+        p = jnp.asarray(p.array() if isinstance(p, JaxTensor) else p)
+        refused = ~((p >= 0) & (p <= 1))  # of NaN as well
+        draws = jax.random.bernoulli(key, p, shape)
+        if jnp.issubdtype(dtype, jnp.inexact):
+            return nan_where(refused, draws.astype(dtype))
+        check_values(f"bernoulli{place_in_code()} draws with probabilities outside [0, 1]", refused)
+        return draws
     raise UnsupportedTorchError(f"{name_of(func)} has no JAX counterpart; draw it with torch.rand")
 
 
@@ -124,7 +130,8 @@ def _normal_of_tensors(
     mean, std = (p.array() if isinstance(p, JaxTensor) else p for p in parameters)
     dtype = to_jax_dtype(meta.dtype)
     noise = _normal(trace.next_key(), tuple(meta.shape), dtype)
-    return trace.wrap_like(jax.lax.stop_gradient(cast(mean + std * noise, dtype)), meta, False)
+    value = mean + nan_where(jnp.asarray(std) < 0, std * noise)
+    return trace.wrap_like(jax.lax.stop_gradient(cast(value, dtype)), meta, False)
 
 
 _RANDINT = [
@@ -156,9 +163,17 @@ def _multinomial(trace: Trace, func: torch._ops.OpOverload, args: tuple, kwargs:
     names = ("self", "num_samples", "replacement")
     call = {**dict(zip(names, args, strict=False)), **kwargs}
     weights, count = call["self"], call["num_samples"]
-    logits = jnp.log(weights.array())
+    array, replacement = weights.array(), call.get("replacement", False)
+    logits = jnp.log(array)
     key = trace.next_key()
-    if call.get("replacement", False):
+    least = 1 if replacement else count
+    refused = ~((array >= 0) & jnp.isfinite(array)).all(-1) | ((array > 0).sum(-1) < least)
+    check_values(
+        f"multinomial{place_in_code()} draws {count} by weights that are negative, infinite or NaN,"
+        " or too few of them above 0",
+        refused,
+    )
+    if replacement:
         draws = jax.random.categorical(key, logits, axis=-1, shape=(count, *logits.shape[:-1]))
         value = jnp.moveaxis(draws, 0, -1)
     else:

@@ -29,11 +29,12 @@ def _gaussian_nll(
     eps: float = 1e-6,
     reduction: str = "mean",
 ) -> torch.Tensor:
-    """torch's formula without its check that every variance is positive."""
+    """torch's formula; a negative variance, which it refuses, gives NaN."""
     if isinstance(var, float):
         var = var * torch.ones_like(input)
     elif var.size() != input.size() and input.size()[:-1] == var.size():
         var = var.unsqueeze(-1)
+    var = torch.where(var < 0, torch.nan, var)
     floor = var.detach().clamp(min=eps)
     var = floor + var - var.detach()
     loss = 0.5 * (torch.log(var) + (input - target) ** 2 / var)
@@ -261,8 +262,9 @@ _INSTEAD = {
 """What asks for the value, and what to write in its place."""
 
 
-@overrides(*(getattr(torch.Tensor, name) for name in _INSTEAD))
-def _value(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> Any:
+@overrides(*(getattr(torch.Tensor, name) for name in _INSTEAD if name != "__bool__"))
+def value_in_python(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> Any:
+    """A tensor's value for code that asks. Who asks for its truth: `value_checks.py`."""
     try:
         return func(*args, **kwargs)
     except UnsupportedTorchError as error:

@@ -16,6 +16,7 @@ from jaxsr.interop.folding.policy import Choice, choose_folding
 from jaxsr.interop.lowerings.fusion import fused
 from jaxsr.interop.mesh import batch_sharding, make_mesh, platform_name, replicated
 from jaxsr.interop.module import Arrays, to_jax
+from jaxsr.interop.out_of_memory import check_program_fits
 from jaxsr.interop.torch_evaluation import in_mode
 from jaxsr.models.outputs import answer_of
 from jaxsr.runtime.options import ComputeOptions
@@ -85,9 +86,18 @@ class JaxRunner:
 
     def submit(self, batch: np.ndarray, **named: np.ndarray) -> Collect:
         """See `Runner.submit`."""
-        self.programs.add(batch.shape)
+        placed = jax.device_put((batch, named), self._rows)
         with naming_torch():
-            result = self._run(self._state, *jax.device_put((batch, named), self._rows))
+            if batch.shape not in self.programs:
+                program = self._run.lower(self._state, *placed).compile()
+                what = f"the values of the network on {batch.shape[0]} inputs of shape "
+                what += "x".join(map(str, batch.shape[1:]))
+                devices = self._mesh.local_devices
+                check_program_fits(
+                    program, devices, what, advice="use smaller batches, tiles or pictures"
+                )
+            result = self._run(self._state, *placed)
+        self.programs.add(batch.shape)
         return lambda: np.asarray(result)
 
     def lower(

@@ -17,7 +17,7 @@ from jax.typing import ArrayLike
 from jaxsr.errors import InputError
 from jaxsr.interop import mesh as meshes
 from jaxsr.interop.annotations import PyTree
-from jaxsr.interop.errors import IndexOutsideError
+from jaxsr.interop.errors import RefusedValueError
 from jaxsr.interop.hooks import collecting_indices
 from jaxsr.interop.out_of_memory import check_program_fits
 from jaxsr.interop.sharding_rules import check_rules
@@ -172,10 +172,8 @@ class JaxEngine:
         """One step; metrics may still be on their way."""
         step, placed = self.compiled(phase), self.place(batch)
         if phase not in self._fits:
-            devices = self.mesh.local_devices
-            if devices[0].platform == "cpu":  # others say so themselves, and end no process
-                program = step.lower(self._state, placed).compile()  # which the call then runs
-                check_program_fits(program, "the values of a step", devices=len(devices))
+            program = step.lower(self._state, placed).compile()
+            check_program_fits(program, self.mesh.local_devices, "the values of a step")
             self._fits.add(phase)
         self._state, metrics = step(self._state, placed)
         self._step += 1
@@ -299,7 +297,7 @@ class _JaxNetwork:
         result, indices = jax.device_get(run(params, buffers, placed, seed))
         for rule, index in indices.items():
             if index:
-                raise IndexOutsideError.of(rule, int(index))
+                raise RefusedValueError.of(rule, int(index))
         return result
 
 
