@@ -28,6 +28,7 @@ from jaxsr.interop._core.dtypes import as_carried, as_int64, cast, is_differenti
 from jaxsr.interop._core.entry_points import ANY_FLEX_ATTENTION, entry_point, replaced
 from jaxsr.interop._core.function_entry import traced_apply
 from jaxsr.interop._core.host_draws import refusing_seeds
+from jaxsr.interop._core.index_bounds import check_values, place_in_code
 from jaxsr.interop._core.other_modes import check_mode, check_recomputation
 from jaxsr.interop._core.tensor import Cell, JaxTensor
 from jaxsr.interop._core.trace import Trace
@@ -428,8 +429,10 @@ def patched(trace: Trace) -> Generator[None]:
         cond: torch.Tensor | bool,
         message: Callable[[], str] | None = None,
     ) -> None:
-        # A compiled program cannot raise; what is known is checked.
-        if not (isinstance(cond, JaxTensor) and cond.const is None):
+        if isinstance(cond, JaxTensor) and cond.const is None:
+            what = f": {message()}" if message is not None else ""
+            check_values(f"torch._check{place_in_code()} fails{what}", ~cond.array().all())
+        else:
             check(error_type, cond, message)
 
     # torch wraps the function so as to hide it from its compiler, and keeps what it really calls

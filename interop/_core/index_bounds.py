@@ -3,11 +3,12 @@
 Arrays whose values are known are held to the rule at once. Inside a compiled program nothing can
 be raised: under `collecting_indices` each operation leaves the worst of its values, an int32, for
 the program to return. `OPERATIONS` is the only table of what takes indices, from where to where,
-and of integer divisors. What a lowering itself finds it hands to `check_values`; where the result
-has floats, the lowering makes them NaN instead.
+and of other values that are refused. What a lowering itself finds it hands to `check_values`; where
+the result has floats, the lowering makes them NaN instead.
 """
 
 import linecache
+import math
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -76,7 +77,7 @@ def _filled(x: torch.Tensor, dim: int, index: torch.Tensor, *_: object) -> list[
     return [Use(index, x.shape[dim] if x.dim() else 1, negative=True)]
 
 
-def _taken(x: torch.Tensor, index: torch.Tensor) -> list[Use]:
+def _taken(x: torch.Tensor, index: torch.Tensor, *_: object) -> list[Use]:
     return [Use(index, x.numel(), negative=True)]
 
 
@@ -95,25 +96,37 @@ def _axes(
     return uses
 
 
+def _labels(x: torch.Tensor, target: torch.Tensor, *_: object) -> list[Use]:
+    return [Use(target, x.shape[-1], ignored=-1)]
+
+
+def _places(x: torch.Tensor, indices: torch.Tensor, size: Sequence[int], *_: object) -> list[Use]:
+    return [Use(indices, math.prod(size))]
+
+
 def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> list[Use]:
     return [Use(tensor, num_classes)] if num_classes > 0 else []
 
 
-class Divisor(NamedTuple):
-    """Integers that integers are divided by."""
+class Refused(NamedTuple):
+    """Values that an operation refuses."""
 
-    value: torch.Tensor
+    what: str
+    """What it does where there is one, after its name."""
+    tensors: Sequence[torch.Tensor]
+    mask: Callable[..., Any]
+    """Where they are refused, of their arrays, which may be those of NumPy."""
 
 
-def _divisors(x: Any, divisor: Any, rounding_mode: str | None = "floor") -> list[Divisor]:
+def _divisors(x: Any, divisor: Any, rounding_mode: str | None = "floor") -> list[Refused]:
     is_whole = rounding_mode is not None and not any(map(_is_inexact, (x, divisor)))
     if is_whole and not isinstance(divisor, torch.Tensor):
         with plain_torch():
             divisor = torch.tensor(divisor)
-    return [Divisor(divisor)] if is_whole else []
+    return [Refused("divides integers by 0", (divisor,), lambda d: d == 0)] if is_whole else []
 
 
-def _quotients(x: Any, divisor: Any, *, rounding_mode: str | None = None) -> list[Divisor]:
+def _quotients(x: Any, divisor: Any, *, rounding_mode: str | None = None) -> list[Refused]:
     return _divisors(x, divisor, rounding_mode)
 
 
@@ -123,13 +136,48 @@ def _is_inexact(value: Any) -> bool:
     return isinstance(value, (float, complex))
 
 
-OPERATIONS: Mapping[Callable, Callable[..., Sequence[Use | Divisor]]] = {
+def _scattered(x: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> list[Refused]:
+    shape, numbers = torch.broadcast_shapes(x.shape, mask.shape), source.numel()
+    copies = math.prod(shape) // max(mask.numel(), 1)
+    what = f"has {numbers} numbers for more places"
+    return [Refused(what, (mask,), lambda m: m.sum() * copies > numbers)]
+
+
+def _repeats(repeats: torch.Tensor, *, output_size: int | None = None) -> list[Refused]:
+    what = f"repeats by negative numbers, or others than output_size={output_size} in sum"
+    counts = Refused(what, (repeats,), lambda n: (n < 0).any() | (n.sum() != output_size))
+    return [] if output_size is None else [counts]
+
+
+def _power(x: torch.Tensor, exponent: Any) -> list[Refused]:
+    is_refused = isinstance(exponent, int) and exponent < 0 and not _is_inexact(x)
+    return [Refused("raises integers to a negative power", (), np.ones(1, bool).copy)] * is_refused
+
+
+def _bags(
+    weight: torch.Tensor, index: torch.Tensor, offsets: torch.Tensor, *_: object, **__: object
+) -> list[Use | Refused]:
+    count = index.shape[0]
+    what = f"takes offsets that do not begin at 0, or are beyond its {count} indices"
+    outside = Refused(what, (offsets,), lambda o: (o[:1] != 0).any() | (o > count).any())
+    return [*_rows_of_table(weight, index), outside]
+
+
+OPERATIONS: Mapping[Callable, Callable[..., Sequence[Use | Refused]]] = {
     aten.embedding: _rows_of_table,
-    aten._embedding_bag: _rows_of_table,
-    aten._embedding_bag_forward_only: _rows_of_table,
+    aten._embedding_bag: _bags,
+    aten._embedding_bag_forward_only: _bags,
+    aten.masked_scatter: _scattered,
+    aten.masked_scatter_: _scattered,
+    aten.repeat_interleave: _repeats,
     aten.nll_loss_forward: _classes,
     aten.nll_loss2d_forward: _classes,
     aten.multi_margin_loss: _margin_classes,
+    aten.multilabel_margin_loss_forward: _labels,
+    aten.max_unpool2d: _places,
+    aten.max_unpool3d: _places,
+    aten.put: _taken,
+    aten.put_: _taken,
     aten.take: _taken,
     aten.index: _axes,
     aten.index_put: _axes,
@@ -145,6 +193,8 @@ OPERATIONS: Mapping[Callable, Callable[..., Sequence[Use | Divisor]]] = {
     aten.index_fill: _filled,
     aten.index_fill_: _filled,
     F.one_hot: _one_hot,
+    aten.pow: _power,
+    aten.pow_: _power,
     aten.div: _quotients,
     aten.div_: _quotients,
     **dict.fromkeys(
@@ -194,20 +244,17 @@ def worse(one: jax.Array, other: jax.Array) -> jax.Array:
 
 @contextmanager
 def checked_indices(func: Callable, args: Sequence, kwargs: Mapping) -> Generator[None]:
-    """Around an operator or torch function: its indices and divisors are checked, or collected.
+    """Around an operator or torch function: its values are checked, or collected.
 
     Raises:
-      RefusedValueError: one whose value is known is out of range, or 0.
+      RefusedValueError: one that is known is refused.
     """
     uses_of = OPERATIONS.get(getattr(func, "overloadpacket", func))
     if uses_of is None or _CHECKED.get():
         yield
         return
     for use in uses_of(*args, **kwargs):
-        if isinstance(use, Divisor):
-            _look_at_divisor(func, use.value)
-        else:
-            _look(func, use)
+        (_look if isinstance(use, Refused) else look_at_index)(func, use)
     token = _CHECKED.set(True)
     try:
         yield
@@ -215,7 +262,8 @@ def checked_indices(func: Callable, args: Sequence, kwargs: Mapping) -> Generato
         _CHECKED.reset(token)
 
 
-def _look(func: Callable, use: Use) -> None:
+def look_at_index(func: Callable, use: Use) -> None:
+    """Checks, or collects, indices that an operation takes."""
     index = use.index
     if not isinstance(index, JaxTensor):
         if isinstance(index, torch.Tensor):
@@ -236,19 +284,20 @@ def _look(func: Callable, use: Use) -> None:
     _collect(_rule(func, use), array, partial(_worst, use=use), _CATCHING)
 
 
-def _look_at_divisor(func: Callable, divisor: torch.Tensor) -> None:
-    if not isinstance(divisor, JaxTensor):
-        with plain_torch():
-            has_zero = np.asarray((divisor.detach() == 0).any().cpu())
-    elif divisor.selection is not None:
+def _look(func: Callable, use: Refused) -> None:
+    if any(isinstance(t, JaxTensor) and t.selection is not None for t in use.tensors):
         return  # rows that do not count may hold anything
-    elif divisor.const is not None:
-        with plain_torch():
-            has_zero = np.asarray((divisor.const == 0).any())
-    else:
-        has_zero = divisor.array() == 0
     name = getattr(func, "overloadpacket", func).__name__.strip("_")
-    check_values(f"{name}{place_in_code()} divides integers by 0", has_zero)
+    refused = use.mask(*map(_values, use.tensors))
+    check_values(f"{name}{place_in_code()} {use.what}", refused)
+
+
+def _values(tensor: torch.Tensor) -> Any:
+    plain = tensor.const if isinstance(tensor, JaxTensor) else tensor
+    if plain is None:
+        return tensor.array()  # pyright: ignore[reportAttributeAccessIssue]
+    with plain_torch():
+        return plain.detach().cpu().numpy()
 
 
 def check_values(rule: str, refused: Any) -> None:
@@ -256,14 +305,14 @@ def check_values(rule: str, refused: Any) -> None:
 
     Args:
       rule: what torch refuses, as a sentence.
-      refused: whether it does, an array of bools.
+      refused: whether it does, of JAX or NumPy.
 
     Raises:
       RefusedValueError: it does, and the values are known.
     """
     if isinstance(refused, jax.core.Tracer):
         _collect(rule, refused, _any, _CATCHING_VALUES)
-    elif (isinstance(refused, np.ndarray) or refused.is_fully_addressable) and refused.any():
+    elif getattr(refused, "is_fully_addressable", True) and refused.any():
         error = RefusedValueError(rule)
         error.located = True  # pyright: ignore[reportAttributeAccessIssue]
         raise error

@@ -15,6 +15,7 @@ from jaxsr.interop._core.registry import handles
 from jaxsr.interop._core.schema import name_of
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace import Trace
+from jaxsr.interop._core.trace_scope import plain_torch
 from jaxsr.interop.errors import UnsupportedTorchError
 
 
@@ -110,6 +111,9 @@ def _random_in_place(
     trace: Trace, func: torch._ops.OpOverload, args: tuple, kwargs: dict
 ) -> JaxTensor:
     target = args[0]
+    if not any(isinstance(a, torch.Tensor) for a in (*args[1:], *kwargs.values())):
+        with plain_torch():
+            func(torch.empty(0, dtype=target.dtype), *args[1:], **kwargs)  # or torch's own error
     dtype = to_jax_dtype(target.dtype)
     value = _draw(func, trace.next_key(), tuple(target.shape), dtype, args, kwargs)
     # A draw has no gradient to what it overwrites.
@@ -166,11 +170,9 @@ def _multinomial(trace: Trace, func: torch._ops.OpOverload, args: tuple, kwargs:
     array, replacement = weights.array(), call.get("replacement", False)
     logits = jnp.log(array)
     key = trace.next_key()
-    least = 1 if replacement else count
-    refused = ~((array >= 0) & jnp.isfinite(array)).all(-1) | ((array > 0).sum(-1) < least)
+    refused = ~((array >= 0) & jnp.isfinite(array)).all(-1) | ~(array > 0).any(-1)
     check_values(
-        f"multinomial{place_in_code()} draws {count} by weights that are negative, infinite or NaN,"
-        " or too few of them above 0",
+        f"multinomial{place_in_code()} draws by weights that are negative, infinite, NaN or all 0",
         refused,
     )
     if replacement:

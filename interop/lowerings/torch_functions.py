@@ -103,6 +103,8 @@ def _fake_quantized_channels(
     quant_max: int,
 ) -> torch.Tensor:
     shape = [-1 if i == axis % input.ndim else 1 for i in range(input.ndim)]
+    refused = (zero_point < quant_min) | (zero_point > quant_max)  # torch raises
+    scale = torch.where(refused.any(), torch.nan, scale)
     scale, zero_point = scale.reshape(shape), zero_point.reshape(shape)
     return _fake_quantized(input, scale, zero_point, quant_min, quant_max)
 
@@ -128,7 +130,7 @@ def _cov(
     fweights: Any = None,
     aweights: Any = None,
 ) -> torch.Tensor:
-    """torch's formula without its checks of the weights' values."""
+    """torch's formula; negative weights, which it refuses, give NaN."""
     rows = input if input.dim() == 2 else input.reshape(1, -1)
     weights = fweights
     if aweights is not None:
@@ -136,6 +138,9 @@ def _cov(
     columns = rows.shape[1]
     if columns == 0:
         return torch.cov(input)
+    if weights is not None:
+        refused = [(w < 0).any() for w in (fweights, aweights) if w is not None]
+        rows = torch.where(torch.stack(refused).any(), torch.nan, rows)
     if weights is None:
         mean, total = rows.mean(1, keepdim=True), columns
     else:
