@@ -77,7 +77,7 @@ def _filled(x: torch.Tensor, dim: int, index: torch.Tensor, *_: object) -> list[
     return [Use(index, x.shape[dim] if x.dim() else 1, negative=True)]
 
 
-def _taken(x: torch.Tensor, index: torch.Tensor, *_: object) -> list[Use]:
+def _taken(x: torch.Tensor, index: torch.Tensor, *_: object, **__: object) -> list[Use]:
     return [Use(index, x.numel(), negative=True)]
 
 
@@ -96,11 +96,11 @@ def _axes(
     return uses
 
 
-def _labels(x: torch.Tensor, target: torch.Tensor, *_: object) -> list[Use]:
+def _labels(x: torch.Tensor, target: torch.Tensor, *_: object, **__: object) -> list[Use]:
     return [Use(target, x.shape[-1], ignored=-1)]
 
 
-def _places(x: torch.Tensor, indices: torch.Tensor, size: Sequence[int], *_: object) -> list[Use]:
+def _places(x: torch.Tensor, indices: torch.Tensor, size: Sequence[int], **_: object) -> list[Use]:
     return [Use(indices, math.prod(size))]
 
 
@@ -118,7 +118,9 @@ class Refused(NamedTuple):
     """Where they are refused, of their arrays, which may be those of NumPy."""
 
 
-def _divisors(x: Any, divisor: Any, rounding_mode: str | None = "floor") -> list[Refused]:
+def _divisors(
+    x: Any, divisor: Any, rounding_mode: str | None = "floor", **_: object
+) -> list[Refused]:
     is_whole = rounding_mode is not None and not any(map(_is_inexact, (x, divisor)))
     if is_whole and not isinstance(divisor, torch.Tensor):
         with plain_torch():
@@ -126,7 +128,9 @@ def _divisors(x: Any, divisor: Any, rounding_mode: str | None = "floor") -> list
     return [Refused("divides integers by 0", (divisor,), lambda d: d == 0)] if is_whole else []
 
 
-def _quotients(x: Any, divisor: Any, *, rounding_mode: str | None = None) -> list[Refused]:
+def _quotients(
+    x: Any, divisor: Any, *, rounding_mode: str | None = None, **_: object
+) -> list[Refused]:
     return _divisors(x, divisor, rounding_mode)
 
 
@@ -136,20 +140,24 @@ def _is_inexact(value: Any) -> bool:
     return isinstance(value, (float, complex))
 
 
-def _scattered(x: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> list[Refused]:
+def _scattered(
+    x: torch.Tensor, mask: torch.Tensor, source: torch.Tensor, **_: object
+) -> list[Refused]:
     shape, numbers = torch.broadcast_shapes(x.shape, mask.shape), source.numel()
     copies = math.prod(shape) // max(mask.numel(), 1)
     what = f"has {numbers} numbers for more places"
     return [Refused(what, (mask,), lambda m: m.sum() * copies > numbers)]
 
 
-def _repeats(repeats: torch.Tensor, *, output_size: int | None = None) -> list[Refused]:
+def _repeats(
+    repeats: torch.Tensor, *, output_size: int | None = None, **_: object
+) -> list[Refused]:
     what = f"repeats by negative numbers, or others than output_size={output_size} in sum"
     counts = Refused(what, (repeats,), lambda n: (n < 0).any() | (n.sum() != output_size))
     return [] if output_size is None else [counts]
 
 
-def _power(x: torch.Tensor, exponent: Any) -> list[Refused]:
+def _power(x: Any, exponent: Any, **_: object) -> list[Refused]:
     is_refused = isinstance(exponent, int) and exponent < 0 and not _is_inexact(x)
     return [Refused("raises integers to a negative power", (), np.ones(1, bool).copy)] * is_refused
 

@@ -33,6 +33,11 @@ BACKWARD_IN_FORWARD = (
     "return the loss and let the training step differentiate it"
 )
 
+OTHER_CLASS = (
+    "a tensor of a trace becomes one of a subclass of torch.Tensor (as_subclass, _make_subclass, "
+    "MyTensor(x)), whose methods the trace would not keep; use functions of plain tensors"
+)
+
 _IN_ORDER = {"memory_format": torch.contiguous_format}
 
 
@@ -265,6 +270,9 @@ class JaxTensor(torch.Tensor):
         args: tuple = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        trace = running_trace()
+        if trace is not None and trace.is_tracing_thread():  # modes are off where torch does this
+            raise UnsupportedTorchError(OTHER_CLASS)
         raise UnsupportedTorchError(
             f"{func} met a tensor of a traced module outside JaxModule.apply; "
             "it was kept from a trace that has ended (a closure, a global, a hook's list)"
@@ -454,6 +462,11 @@ class JaxTensor(torch.Tensor):
 
     def backward(self, *args: object, **kwargs: object) -> None:
         raise GradientInForwardError(BACKWARD_IN_FORWARD)
+
+    def as_subclass(self, cls: type) -> torch.Tensor:  # type: ignore[override]
+        if cls is torch.Tensor:
+            return self.view_as(self)
+        raise UnsupportedTorchError(OTHER_CLASS)
 
     def set_const(self, const: torch.Tensor) -> "JaxTensor":
         self.cell_const = const
