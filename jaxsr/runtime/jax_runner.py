@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxsr.errors import counted
 from jaxsr.interop.aot.compile import Ahead, abstract, compile_ahead
 from jaxsr.interop.aot.topology import Topology
 from jaxsr.interop.errors import GradientInForwardError, UnsupportedTorchError
@@ -90,7 +91,7 @@ class JaxRunner:
         with naming_torch():
             if batch.shape not in self.programs:
                 program = self._run.lower(self._state, *placed).compile()
-                what = f"the values of the network on {batch.shape[0]} inputs of shape "
+                what = f"the values of the network on {counted(batch.shape[0], 'input')} of shape "
                 what += "x".join(map(str, batch.shape[1:]))
                 devices = self._mesh.local_devices
                 check_program_fits(
