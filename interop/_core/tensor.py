@@ -273,6 +273,12 @@ class JaxTensor(torch.Tensor):
         trace = running_trace()
         if trace is not None and trace.is_tracing_thread():  # modes are off where torch does this
             raise UnsupportedTorchError(OTHER_CLASS)
+        if trace is not None:
+            error = UnsupportedTorchError(
+                f"{func} in a thread that forward starts; call it in forward's own thread"
+            )
+            trace.refusals.append(error)  # Python prints what ends a thread, and goes on
+            raise error
         raise UnsupportedTorchError(
             f"{func} met a tensor of a traced module outside JaxModule.apply; "
             "it was kept from a trace that has ended (a closure, a global, a hook's list)"
