@@ -262,7 +262,10 @@ def checked_indices(func: Callable, args: Sequence, kwargs: Mapping) -> Generato
         yield
         return
     for use in uses_of(*args, **kwargs):
-        (_look if isinstance(use, Refused) else look_at_index)(func, use)
+        if isinstance(use, Refused):
+            _look(func, use)
+        else:
+            look_at_index(func, use)
     token = _CHECKED.set(True)
     try:
         yield

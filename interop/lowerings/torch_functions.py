@@ -24,7 +24,7 @@ from jaxsr.interop.errors import UnsupportedTorchError
 def _gaussian_nll(
     input: torch.Tensor,
     target: torch.Tensor,
-    var: torch.Tensor | float,
+    var: Any,
     full: bool = False,
     eps: float = 1e-6,
     reduction: str = "mean",
