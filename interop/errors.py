@@ -33,13 +33,23 @@ class LongLoopWarning(UserWarning):
     """
 
 
-class IndexOutsideError(InputError, IndexError):
-    """An index or a class label that is not one of those there are; torch's is an IndexError."""
+class RefusedValueError(InputError):
+    """A value that an operation of torch refuses when it meets it, such as an integer divisor 0."""
 
-    @classmethod
-    def of(cls, rule: str, index: int) -> "IndexOutsideError":
-        """The error about an index that breaks a rule."""
-        return cls(f"{rule}, got {index}")
+    @staticmethod
+    def of(rule: str, worst: int) -> "RefusedValueError":
+        """The error about values that break a rule; see `index_bounds.collecting_indices`."""
+        if INDEX_RULE in rule:
+            return IndexOutsideError(f"{rule}, got {worst}")
+        return RefusedValueError(rule)
+
+
+INDEX_RULE = " takes indices from "
+"""What is in a rule about indices, whose worst value says which one breaks it."""
+
+
+class IndexOutsideError(RefusedValueError, IndexError):
+    """An index or a class label that is not one of those there are; torch's is an IndexError."""
 
 
 class InputTypeError(UserError, TypeError):

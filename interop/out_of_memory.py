@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -160,20 +160,27 @@ def check_fits(least_bytes: int, what: str, *, advice: str = LESS_MEMORY) -> Non
         )
 
 
-def check_program_fits(compiled: Any, what: str, *, devices: int = 1) -> None:
+def check_program_fits(
+    compiled: Any, devices: Sequence[Any], what: str, *, advice: str = LESS_MEMORY
+) -> None:
     """Refuses a program for the CPU whose values the machine's memory cannot hold.
 
+    Other devices say so themselves, and end no process.
+
     Args:
-      compiled: by `jax.jit(f).lower(...).compile()`. Its arguments are in memory already.
+      compiled: by `jax.jit(f).lower(...).compile()`. Its arguments are in memory already. Where
+        the same arguments are given to `jax.jit(f)` afterwards, it is what runs.
+      devices: of this machine that run it; simulated ones have values of their own.
       what: it computes, in the plural.
-      devices: simulated on this machine, each of which has values of its own.
+      advice: what takes less.
 
     Raises:
       OutOfMemoryError: less memory is free.
     """
-    if (sizes := compiled.memory_analysis()) is not None:
+    sizes = compiled.memory_analysis() if devices[0].platform == "cpu" else None
+    if sizes is not None:
         results = max(sizes.output_size_in_bytes - sizes.alias_size_in_bytes, 0)
-        check_fits(devices * (sizes.temp_size_in_bytes + results), what)
+        check_fits(len(devices) * (sizes.temp_size_in_bytes + results), what, advice=advice)
 
 
 def _shown(size: int) -> str:

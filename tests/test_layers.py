@@ -40,6 +40,7 @@ INTEROP_OF_MODELS = {
     "jaxsr.interop.host_arrays",
     "jaxsr.interop.install",
     "jaxsr.interop.module_copy",
+    "jaxsr.interop.out_of_memory",
     "jaxsr.interop.python_state",
     "jaxsr.interop.train.objective",
     "jaxsr.interop.sealed_json",

@@ -31,7 +31,9 @@ def to_tensor(trace: Trace, x: Any, compute: np.dtype | None) -> Any:
         return private_copy(x)
     if compute is not None and jnp.issubdtype(x.dtype, jnp.floating):
         x = x.astype(compute)
-    return trace.wrap(x)
+    tensor = trace.wrap(x)
+    tensor.is_marked_leaf = True
+    return tensor
 
 
 def to_arrays(trace: Trace, result: Any) -> Any:

@@ -19,6 +19,7 @@ import torch.utils.checkpoint
 from jax.custom_derivatives import SymbolicZero
 from torch.autograd.function import Function
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from jaxsr.interop._core import control_flow, func_derivatives
 from jaxsr.interop._core.attributes import describe_change
@@ -27,6 +28,8 @@ from jaxsr.interop._core.dtypes import as_carried, as_int64, cast, is_differenti
 from jaxsr.interop._core.entry_points import ANY_FLEX_ATTENTION, entry_point, replaced
 from jaxsr.interop._core.function_entry import traced_apply
 from jaxsr.interop._core.host_draws import refusing_seeds
+from jaxsr.interop._core.index_bounds import check_values, place_in_code
+from jaxsr.interop._core.other_modes import check_mode, check_recomputation
 from jaxsr.interop._core.tensor import Cell, JaxTensor
 from jaxsr.interop._core.trace import Trace
 from jaxsr.interop._core.trace_scope import Region, plain_torch
@@ -363,25 +366,30 @@ _TRANSFORMATIONS: Mapping[str, Callable] = {
 
 
 @contextmanager
-def _refusing_saved_tensors_hooks(trace: Trace) -> Generator[None]:
-    """Refuses `torch.autograd.graph.saved_tensors_hooks`, but for moving them to another device."""
-    kind = torch.autograd.graph.saved_tensors_hooks
+def _checked_entry(trace: Trace, kind: Any, check: Callable[[Any], None]) -> Generator[None]:
+    """Calls `check` with each context manager of a kind that the traced code enters."""
     enter = kind.__enter__
 
-    def refused(self: torch.autograd.graph.saved_tensors_hooks) -> None:
-        if trace.is_tracing_thread() and not isinstance(self, torch.autograd.graph.save_on_cpu):
-            raise UnsupportedTorchError(
-                "torch.autograd.graph.saved_tensors_hooks changes what the backward pass reads, "
-                "which JAX keeps itself; leave it out, or write a torch.autograd.Function that "
-                "saves what the hook made"
-            )
-        enter(self)
+    def checked(self: Any) -> Any:
+        if trace.is_tracing_thread():
+            check(self)
+        return enter(self)
 
-    kind.__enter__ = refused
+    kind.__enter__ = checked
     try:
         yield
     finally:
         kind.__enter__ = enter
+
+
+def _check_hooks(hooks: torch.autograd.graph.saved_tensors_hooks) -> None:
+    """Refuses them, but for moving tensors to another device."""
+    if not isinstance(hooks, torch.autograd.graph.save_on_cpu):
+        raise UnsupportedTorchError(
+            "torch.autograd.graph.saved_tensors_hooks changes what the backward pass reads, "
+            "which JAX keeps itself; leave it out, or write a torch.autograd.Function that "
+            "saves what the hook made"
+        )
 
 
 @contextmanager
@@ -401,6 +409,7 @@ def patched(trace: Trace) -> Generator[None]:
                 "torch.utils.checkpoint with context_fn (selective recomputation); drop it, or use "
                 "to_jax(remat=...)"
             )
+        check_recomputation()
         kwargs = {k: v for k, v in kwargs.items() if k not in _CHECKPOINT_OPTIONS}
         return checkpointed(function)(*args, **kwargs)
 
@@ -420,8 +429,10 @@ def patched(trace: Trace) -> Generator[None]:
         cond: torch.Tensor | bool,
         message: Callable[[], str] | None = None,
     ) -> None:
-        # A compiled program cannot raise; what is known is checked.
-        if not (isinstance(cond, JaxTensor) and cond.const is None):
+        if isinstance(cond, JaxTensor) and cond.const is None:
+            what = f": {message()}" if message is not None else ""
+            check_values(f"torch._check{place_in_code()} fails{what}", ~cond.array().all())
+        else:
             check(error_type, cond, message)
 
     # torch wraps the function so as to hide it from its compiler, and keeps what it really calls
@@ -435,7 +446,8 @@ def patched(trace: Trace) -> Generator[None]:
     try:
         with (
             traced_apply(),
-            _refusing_saved_tensors_hooks(trace),
+            _checked_entry(trace, torch.autograd.graph.saved_tensors_hooks, _check_hooks),
+            _checked_entry(trace, TorchDispatchMode, check_mode),
             refusing_seeds(trace),
             replaced({**functions, **ANY_FLEX_ATTENTION, "checks of values": traced_check}),
         ):

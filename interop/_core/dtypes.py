@@ -95,6 +95,11 @@ def is_nan(x: jax.Array) -> jax.Array:
     return lax.ne(x, x)
 
 
+def nan_where(refused: jax.Array, x: jax.Array) -> jax.Array:
+    """`x`, and NaN for what torch refuses: a compiled program cannot raise."""
+    return jnp.where(refused, jnp.asarray(jnp.nan, x.dtype), x)
+
+
 def is_differentiable(meta: torch.Tensor) -> bool:
     """Whether torch gives a tensor like this one a gradient."""
     return meta.dtype.is_floating_point or meta.dtype.is_complex

@@ -188,7 +188,7 @@ class FunctionalModule:
             """The method's result in a trace, whose tensors are in their places."""
             args, kw = map_leaves(lambda x: to_tensor(trace, x, compute_dtype), (inputs, kwargs))
             with (
-                remembering_refusals() as refusals,
+                remembering_refusals() as trace.refusals,
                 refusing_host_draws(self.module) as drawn,
                 watching(self.module, args, kw),
             ):
@@ -196,8 +196,8 @@ class FunctionalModule:
                 result = getattr(self.module, method if method != "forward" else "__call__")(
                     *args, **kw
                 )
-            if refusals:  # which the module's code has caught
-                raise refusals[0]
+            if trace.refusals:  # which the module's code has caught
+                raise trace.refusals[0]
             trace.host_draws = drawn
             return to_arrays(trace, result)
 

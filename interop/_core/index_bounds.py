@@ -1,15 +1,19 @@
-"""Indices and class labels outside their range, which torch refuses and XLA clamps or leaves out.
+"""Values that torch refuses when it meets them, and XLA clamps, leaves out or computes with.
 
-Arrays whose values are known are held to the range at once. Inside a compiled program nothing can
-be raised: under `collecting_indices` each operation leaves the worst of its indices, an int32, for
-the program to return. `OPERATIONS` is the only table of what takes indices and from where to where.
+Arrays whose values are known are held to the rule at once. Inside a compiled program nothing can
+be raised: under `collecting_indices` each operation leaves the worst of its values, an int32, for
+the program to return. `OPERATIONS` is the only table of what takes indices, from where to where,
+and of other values that are refused. What a lowering itself finds it hands to `check_values`; where
+the result has floats, the lowering makes them NaN instead.
 """
 
 import linecache
+import math
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -25,7 +29,7 @@ from jaxsr.interop._core.stack_frames import users_frame
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace_scope import Region, plain_torch
 from jaxsr.interop.below_modes import run_below
-from jaxsr.interop.errors import IndexOutsideError, UnsupportedTorchError
+from jaxsr.interop.errors import INDEX_RULE, RefusedValueError, UnsupportedTorchError
 from jaxsr.interop.mode_methods import DispatchMode, FunctionMode, Options
 
 
@@ -73,7 +77,7 @@ def _filled(x: torch.Tensor, dim: int, index: torch.Tensor, *_: object) -> list[
     return [Use(index, x.shape[dim] if x.dim() else 1, negative=True)]
 
 
-def _taken(x: torch.Tensor, index: torch.Tensor) -> list[Use]:
+def _taken(x: torch.Tensor, index: torch.Tensor, *_: object, **__: object) -> list[Use]:
     return [Use(index, x.numel(), negative=True)]
 
 
@@ -92,17 +96,96 @@ def _axes(
     return uses
 
 
+def _labels(x: torch.Tensor, target: torch.Tensor, *_: object, **__: object) -> list[Use]:
+    return [Use(target, x.shape[-1], ignored=-1)]
+
+
+def _places(x: torch.Tensor, indices: torch.Tensor, size: Sequence[int], **_: object) -> list[Use]:
+    return [Use(indices, math.prod(size))]
+
+
 def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> list[Use]:
     return [Use(tensor, num_classes)] if num_classes > 0 else []
 
 
-OPERATIONS: Mapping[Callable, Callable[..., list[Use]]] = {
+class Refused(NamedTuple):
+    """Values that an operation refuses."""
+
+    what: str
+    """What it does where there is one, after its name."""
+    tensors: Sequence[torch.Tensor]
+    mask: Callable[..., Any]
+    """Where they are refused, of their arrays, which may be those of NumPy."""
+
+
+def _divisors(
+    x: Any, divisor: Any, rounding_mode: str | None = "floor", **_: object
+) -> list[Refused]:
+    is_whole = rounding_mode is not None and not any(map(_is_inexact, (x, divisor)))
+    if is_whole and not isinstance(divisor, torch.Tensor):
+        with plain_torch():
+            divisor = torch.tensor(divisor)
+    return [Refused("divides integers by 0", (divisor,), lambda d: d == 0)] if is_whole else []
+
+
+def _quotients(
+    x: Any, divisor: Any, *, rounding_mode: str | None = None, **_: object
+) -> list[Refused]:
+    return _divisors(x, divisor, rounding_mode)
+
+
+def _is_inexact(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.is_floating_point() or value.is_complex()
+    return isinstance(value, (float, complex))
+
+
+def _scattered(
+    x: torch.Tensor, mask: torch.Tensor, source: torch.Tensor, **_: object
+) -> list[Refused]:
+    shape, numbers = torch.broadcast_shapes(x.shape, mask.shape), source.numel()
+    copies = math.prod(shape) // max(mask.numel(), 1)
+    what = f"has {numbers} numbers for more places"
+    return [Refused(what, (mask,), lambda m: m.sum() * copies > numbers)]
+
+
+def _repeats(
+    repeats: torch.Tensor, *, output_size: int | None = None, **_: object
+) -> list[Refused]:
+    what = f"repeats by negative numbers, or others than output_size={output_size} in sum"
+    counts = Refused(what, (repeats,), lambda n: (n < 0).any() | (n.sum() != output_size))
+    return [] if output_size is None else [counts]
+
+
+def _power(x: Any, exponent: Any, **_: object) -> list[Refused]:
+    is_refused = isinstance(exponent, int) and exponent < 0 and not _is_inexact(x)
+    return [Refused("raises integers to a negative power", (), np.ones(1, bool).copy)] * is_refused
+
+
+def _bags(
+    weight: torch.Tensor, index: torch.Tensor, offsets: torch.Tensor, *_: object, **__: object
+) -> list[Use | Refused]:
+    count = index.shape[0]
+    what = f"takes offsets that do not begin at 0, or are beyond its {count} indices"
+    outside = Refused(what, (offsets,), lambda o: (o[:1] != 0).any() | (o > count).any())
+    return [*_rows_of_table(weight, index), outside]
+
+
+OPERATIONS: Mapping[Callable, Callable[..., Sequence[Use | Refused]]] = {
     aten.embedding: _rows_of_table,
-    aten._embedding_bag: _rows_of_table,
-    aten._embedding_bag_forward_only: _rows_of_table,
+    aten._embedding_bag: _bags,
+    aten._embedding_bag_forward_only: _bags,
+    aten.masked_scatter: _scattered,
+    aten.masked_scatter_: _scattered,
+    aten.repeat_interleave: _repeats,
     aten.nll_loss_forward: _classes,
     aten.nll_loss2d_forward: _classes,
     aten.multi_margin_loss: _margin_classes,
+    aten.multilabel_margin_loss_forward: _labels,
+    aten.max_unpool2d: _places,
+    aten.max_unpool3d: _places,
+    aten.put: _taken,
+    aten.put_: _taken,
     aten.take: _taken,
     aten.index: _axes,
     aten.index_put: _axes,
@@ -118,11 +201,25 @@ OPERATIONS: Mapping[Callable, Callable[..., list[Use]]] = {
     aten.index_fill: _filled,
     aten.index_fill_: _filled,
     F.one_hot: _one_hot,
+    aten.pow: _power,
+    aten.pow_: _power,
+    aten.div: _quotients,
+    aten.div_: _quotients,
+    **dict.fromkeys(
+        (
+            aten.floor_divide, aten.floor_divide_, aten.remainder, aten.remainder_, aten.fmod,
+            aten.fmod_,
+        ),
+        _divisors,
+    ),
 }  # fmt: skip
-"""By operator, or torch function that is computed as a whole: the indices among its arguments."""
+"""By operator, or torch function that is computed as a whole: what is checked of its arguments."""
 
 _CATCHING = frozenset({"IndexError", "LookupError"})
 """Errors that code catches when it counts on torch's error of an index."""
+
+_CATCHING_VALUES = frozenset({"RuntimeError", "ValueError", "ZeroDivisionError"})
+"""What code catches that counts on torch's error of another value."""
 
 _COLLECTED: ContextVar[dict[str, jax.Array] | None] = ContextVar(
     "jaxsr_interop_indices", default=None
@@ -133,12 +230,12 @@ _CHECKED: ContextVar[bool] = ContextVar("jaxsr_interop_indices_checked", default
 
 @contextmanager
 def collecting_indices() -> Generator[dict[str, jax.Array]]:
-    """Gathers the worst index of every operation that `JaxModule.apply` traces in this block.
+    """Gathers the worst value of every operation that `JaxModule.apply` traces in this block.
 
     Yields:
-      By words that name the operation, its place and its rule: 0 where all indices are in range,
-      else the one that is furthest outside, an int32. Operations inside `jax.checkpoint`,
-      `torch.vmap` and an `autograd.Function` are left out.
+      By words that name the operation, its place and its rule, an int32: 0 where all values keep
+      the rule, else 1, or of indices the one that is furthest outside. Operations inside
+      `jax.checkpoint`, `torch.vmap` and an `autograd.Function` are left out.
     """
     collected: dict[str, jax.Array] = {}
     token = _COLLECTED.set(collected)
@@ -155,17 +252,20 @@ def worse(one: jax.Array, other: jax.Array) -> jax.Array:
 
 @contextmanager
 def checked_indices(func: Callable, args: Sequence, kwargs: Mapping) -> Generator[None]:
-    """Around an operator or torch function: its indices are checked, or collected.
+    """Around an operator or torch function: its values are checked, or collected.
 
     Raises:
-      IndexOutsideError: one whose value is known is out of range.
+      RefusedValueError: one that is known is refused.
     """
     uses_of = OPERATIONS.get(getattr(func, "overloadpacket", func))
     if uses_of is None or _CHECKED.get():
         yield
         return
     for use in uses_of(*args, **kwargs):
-        _look(func, use)
+        if isinstance(use, Refused):
+            _look(func, use)
+        else:
+            look_at_index(func, use)
     token = _CHECKED.set(True)
     try:
         yield
@@ -173,7 +273,8 @@ def checked_indices(func: Callable, args: Sequence, kwargs: Mapping) -> Generato
         _CHECKED.reset(token)
 
 
-def _look(func: Callable, use: Use) -> None:
+def look_at_index(func: Callable, use: Use) -> None:
+    """Checks, or collects, indices that an operation takes."""
     index = use.index
     if not isinstance(index, JaxTensor):
         if isinstance(index, torch.Tensor):
@@ -191,20 +292,63 @@ def _look(func: Callable, use: Use) -> None:
         if array.is_fully_addressable:
             _check(func, use, np.asarray(array))
         return
-    if place := try_around(_CATCHING):
+    _collect(_rule(func, use), array, partial(_worst, use=use), _CATCHING)
+
+
+def _look(func: Callable, use: Refused) -> None:
+    if any(isinstance(t, JaxTensor) and t.selection is not None for t in use.tensors):
+        return  # rows that do not count may hold anything
+    name = getattr(func, "overloadpacket", func).__name__.strip("_")
+    refused = use.mask(*map(_values, use.tensors))
+    check_values(f"{name}{place_in_code()} {use.what}", refused)
+
+
+def _values(tensor: torch.Tensor) -> Any:
+    plain = tensor.const if isinstance(tensor, JaxTensor) else tensor
+    if plain is None:
+        return tensor.array()  # pyright: ignore[reportAttributeAccessIssue]
+    with plain_torch():
+        return plain.detach().cpu().numpy()
+
+
+def check_values(rule: str, refused: Any) -> None:
+    """Holds values to a rule of torch's, or collects them.
+
+    Args:
+      rule: what torch refuses, as a sentence.
+      refused: whether it does, of JAX or NumPy.
+
+    Raises:
+      RefusedValueError: it does, and the values are known.
+    """
+    if isinstance(refused, jax.core.Tracer):
+        _collect(rule, refused, _any, _CATCHING_VALUES)
+    elif getattr(refused, "is_fully_addressable", True) and refused.any():
+        error = RefusedValueError(rule)
+        error.located = True  # pyright: ignore[reportAttributeAccessIssue]
+        raise error
+
+
+def _any(refused: jax.Array) -> jax.Array:
+    return refused.any().astype(jnp.int32)
+
+
+def _collect(
+    rule: str, array: jax.Array, worst: Callable[[jax.Array], jax.Array], catching: frozenset[str]
+) -> None:
+    if place := try_around(catching):
         raise UnsupportedTorchError(
-            f"{_rule(func, use)}, inside `try` at {place}: whether one is outside depends on "
-            "values, and a compiled program raises no IndexError; use torch.where and clamp"
+            f"{rule}, inside `try` at {place}: whether torch raises depends on values, and a "
+            "compiled program raises nothing; use torch.where and clamp"
         )
     collected = _COLLECTED.get()
     if collected is None or Region.current() is not None:
         return
-    rule = _rule(func, use)
-    worst = _worst(array, use)
-    collected[rule] = worse(collected[rule], worst) if rule in collected else worst
+    found = worst(array)
+    collected[rule] = worse(collected[rule], found) if rule in collected else found
 
 
-def _worst(array: jax.Array, use: Use) -> jax.Array:
+def _worst(array: jax.Array, *, use: Use) -> jax.Array:
     outside = _outside(array, use)
     values = jnp.where(outside, array, 0).astype(jnp.int32)
     return worse(values.max(initial=0), values.min(initial=0))
@@ -218,7 +362,7 @@ def _outside(array: Any, use: Use) -> Any:
 def _check(func: Callable, use: Use, values: np.ndarray) -> None:
     outside = values[_outside(values, use)]
     if outside.size:
-        error = IndexOutsideError.of(_rule(func, use), int(outside.flat[0]))
+        error = RefusedValueError.of(_rule(func, use), int(outside.flat[0]))
         error.located = True  # pyright: ignore[reportAttributeAccessIssue]
         raise error
 
@@ -231,10 +375,10 @@ def _rule(func: Any, use: Use) -> str:
     )
     first = -use.size if use.negative else 0
     ignored = "" if use.ignored is None else f" or ignore_index={use.ignored}"
-    return f"{name}{_place()} takes indices from {first} to {use.size - 1}{ignored}"
+    return f"{name}{place_in_code()}{INDEX_RULE}{first} to {use.size - 1}{ignored}"
 
 
-def _place() -> str:
+def place_in_code() -> str:
     """The innermost line that is neither of torch nor of this package."""
     if (frame := users_frame(sys._getframe(1))) is None:
         return ""

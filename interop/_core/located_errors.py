@@ -13,14 +13,17 @@ from torch.utils import _pytree as pytree
 
 from jaxsr.interop._core.selections import REFUSAL, RowCount
 from jaxsr.interop._core.stack_frames import is_outside_frameworks
+from jaxsr.interop._core.tensor import OTHER_CLASS
 from jaxsr.interop._core.trace import Trace
 from jaxsr.interop.errors import UnsupportedTorchError
 
 _BASES = nn.Module.__mro__
-_NO_DATA = "its data is not allocated yet"
-_READS_VALUES = (
-    "torch reads the values of a traced tensor here; use torch.stack, or torch.tensor of a list"
-)
+_IN_C = {
+    "its data is not allocated yet": "torch reads the values of a traced tensor here; use "
+    "torch.stack, or torch.tensor of a list",
+    "Creating a new Tensor subclass": OTHER_CLASS,
+}
+"""Reasons of what constructors in C raise, by their words."""
 
 
 def located(error: Exception, module: nn.Module, names: Mapping[int, str]) -> Exception:
@@ -43,8 +46,9 @@ def located(error: Exception, module: nn.Module, names: Mapping[int, str]) -> Ex
         isinstance(error, TypeError) and RowCount.__name__ in text
     ):  # torch takes whole numbers alone
         error = UnsupportedTorchError(text := f"shape[0] {REFUSAL}")
-    if isinstance(error, RuntimeError) and _NO_DATA in text:  # a constructor in C
-        error = UnsupportedTorchError(text := _READS_VALUES)
+    for words, reason in _IN_C.items():
+        if isinstance(error, RuntimeError) and words in text:
+            error = UnsupportedTorchError(text := reason)
     if not isinstance(error, UnsupportedTorchError):
         text = f"{type(error).__name__}: {text}"
     message = f"{_submodule(frames, module, names)}{_place(frames)}: {text}"

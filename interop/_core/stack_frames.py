@@ -1,6 +1,7 @@
 """Tells frames of the user's code from those of torch, JAX, Python and this package."""
 
 import functools
+import sys
 import sysconfig
 import types
 from pathlib import Path
@@ -18,6 +19,14 @@ _PACKAGES = (
 # As imported and without links: `jaxsr/interop` is a link in the repository.
 _FRAMEWORKS = tuple(f"{p}/" for folder in _PACKAGES for p in (folder, folder.resolve()))
 _STANDARD_LIBRARY = f"{sysconfig.get_paths()['stdlib']}/"
+
+
+def code_around() -> types.FrameType:
+    """The frame of the code that called something of this package, which then called this."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("jaxsr."):
+        frame = frame.f_back
+    return frame
 
 
 def users_frame(frame: types.FrameType | None) -> types.FrameType | None:

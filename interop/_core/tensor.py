@@ -22,6 +22,7 @@ import torch
 from jax import lax
 
 from jaxsr.interop._core.deferred import ChannelArray, DeferredArray
+from jaxsr.interop._core.differentiated import asked_by_user, is_differentiated
 from jaxsr.interop._core.dtypes import constant_to_jax
 from jaxsr.interop._core.trace_scope import Region, running_trace
 from jaxsr.interop.errors import GradientInForwardError, UnsupportedTorchError
@@ -30,6 +31,11 @@ from jaxsr.interop.python_values import attributes_of
 BACKWARD_IN_FORWARD = (
     "backward() inside forward; take the gradient with torch.autograd.grad(outputs, inputs), or "
     "return the loss and let the training step differentiate it"
+)
+
+OTHER_CLASS = (
+    "a tensor of a trace becomes one of a subclass of torch.Tensor (as_subclass, _make_subclass, "
+    "MyTensor(x)), whose methods the trace would not keep; use functions of plain tensors"
 )
 
 _IN_ORDER = {"memory_format": torch.contiguous_format}
@@ -264,6 +270,15 @@ class JaxTensor(torch.Tensor):
         args: tuple = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        trace = running_trace()
+        if trace is not None and trace.is_tracing_thread():  # modes are off where torch does this
+            raise UnsupportedTorchError(OTHER_CLASS)
+        if trace is not None:
+            error = UnsupportedTorchError(
+                f"{func} in a thread that forward starts; call it in forward's own thread"
+            )
+            trace.refusals.append(error)  # Python prints what ends a thread, and goes on
+            raise error
         raise UnsupportedTorchError(
             f"{func} met a tensor of a traced module outside JaxModule.apply; "
             "it was kept from a trace that has ended (a closure, a global, a hook's list)"
@@ -336,6 +351,8 @@ class JaxTensor(torch.Tensor):
 
     @property
     def requires_grad(self) -> bool:  # type: ignore[override]
+        if not self.needs_grad and asked_by_user():
+            self.needs_grad = is_differentiated(self)
         return self.needs_grad
 
     @requires_grad.setter
@@ -347,7 +364,9 @@ class JaxTensor(torch.Tensor):
             if (trace := running_trace()) is not None:
                 trace.make_leaf(self)
             self.is_marked_leaf = True
-        self.is_frozen = not requires_grad and (self.needs_grad or self.is_frozen)
+        # A parameter's, an input's or a leaf's gradient ends; others have none to begin with.
+        has_gradient = self.needs_grad or self.is_frozen or self.is_marked_leaf
+        self.is_frozen = not requires_grad and has_gradient
         self.needs_grad = requires_grad
         return self
 
@@ -360,7 +379,7 @@ class JaxTensor(torch.Tensor):
 
     @property
     def is_leaf(self) -> bool:  # type: ignore[override]
-        return not self.needs_grad or self.is_marked_leaf
+        return self.is_marked_leaf or not self.requires_grad
 
     @property
     def grad_fn(self) -> "GraphNode | None":  # type: ignore[override]
@@ -449,6 +468,11 @@ class JaxTensor(torch.Tensor):
 
     def backward(self, *args: object, **kwargs: object) -> None:
         raise GradientInForwardError(BACKWARD_IN_FORWARD)
+
+    def as_subclass(self, cls: type) -> torch.Tensor:  # type: ignore[override]
+        if cls is torch.Tensor:
+            return self.view_as(self)
+        raise UnsupportedTorchError(OTHER_CLASS)
 
     def set_const(self, const: torch.Tensor) -> "JaxTensor":
         self.cell_const = const

@@ -47,6 +47,8 @@ class Trace(ABC):
         """The globals of the code that runs, for `tensor_types.answering_types`."""
         self.thread: int | None = None
         """The thread that is being traced; None before and after."""
+        self.refusals: list[UnsupportedTorchError] = []
+        """What has been refused so far, whoever caught it."""
         self.host_draws: list[str] = []
         """Generators of Python and NumPy that the code drew from."""
         self.gradients = gradients or Gradients()

@@ -5,10 +5,11 @@ from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 
 import torch
-from torch.overrides import _get_current_function_mode
-from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from jaxsr.interop._core.autograd_function import patched
+from jaxsr.interop._core.other_modes import check_modes_around
 from jaxsr.interop._core.tensor_types import answering_types
 from jaxsr.interop._core.trace import Trace
 from jaxsr.interop._core.trace_scope import running, running_trace
@@ -30,9 +31,9 @@ def resumed(trace: Trace) -> Generator[Trace]:
             yield trace
         return
     with ExitStack() as stack:  # within torch.autograd.grad its modes are off
-        if _get_current_function_mode() is not outer.function_mode:
+        if outer.function_mode not in _get_current_function_mode_stack():
             stack.enter_context(outer.function_mode)
-        if _get_current_dispatch_mode() is not outer.dispatch_mode:
+        if outer.dispatch_mode not in _get_current_dispatch_mode_stack():
             stack.enter_context(outer.dispatch_mode)
         stack.enter_context(torch.enable_grad())
         yield outer
@@ -47,6 +48,8 @@ def session(trace: Trace, *, compiling: bool = True) -> Generator[None]:
       compiling: what `torch.compiler.is_compiling()` answers.
     """
     with _LOCK, ExitStack() as stack:
+        if running_trace() is None:
+            check_modes_around()
         stack.callback(torch.set_default_dtype, torch.get_default_dtype())
         stack.callback(
             torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled()
@@ -54,10 +57,6 @@ def session(trace: Trace, *, compiling: bool = True) -> Generator[None]:
         # Libraries skip their checks of values, as that a mask is all ones, while torch compiles.
         stack.callback(setattr, torch.compiler, "_is_compiling_flag", torch.compiler.is_compiling())
         torch.compiler._is_compiling_flag = compiling  # pyright: ignore[reportPrivateUsage]
-        # And torch's distributions check their arguments' values.
-        distribution = torch.distributions.Distribution
-        stack.callback(distribution.set_default_validate_args, distribution._validate_args)  # pyright: ignore[reportPrivateUsage]
-        distribution.set_default_validate_args(False)
         torch.set_default_dtype(torch.float32)
         # Fused CPU kernels that torch would pick from Python or C++ have no aten lowering.
         torch.backends.mha.set_fastpath_enabled(False)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import torch
 import torch.nn.functional as F
 
+from jaxsr.interop._core.dtypes import nan_where
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import handles, overrides
 from jaxsr.interop._core.tensor import JaxTensor
@@ -76,6 +77,8 @@ def ctc_loss(
       input_lengths, target_lengths: (N,).
       blank: class that separates symbols.
       zero_infinity: targets that do not fit their input give 0, without a gradient.
+
+    Lengths that torch refuses give NaN.
     """
     if targets.ndim == 1:
         starts = jnp.cumsum(target_lengths) - target_lengths
@@ -85,7 +88,10 @@ def ctc_loss(
     values: jax.Array = _losses(  # pyright: ignore[reportAssignmentType]
         log_probs, (targets, input_lengths, target_lengths), blank, zero_infinity
     )
-    return jnp.where(jnp.isfinite(values), values, 0.0) if zero_infinity else values
+    values = jnp.where(jnp.isfinite(values), values, 0.0) if zero_infinity else values
+    lengths = (input_lengths, log_probs.shape[0]), (target_lengths, targets.shape[1])
+    refused = [(length < 0) | (length > most) for length, most in lengths]
+    return nan_where(refused[0] | refused[1], values)
 
 
 _Labels = tuple[jax.Array, jax.Array, jax.Array]

@@ -16,6 +16,7 @@ from jax.typing import ArrayLike
 
 from jaxsr.interop._core import torchax
 from jaxsr.interop._core.dtypes import is_differentiable
+from jaxsr.interop._core.index_bounds import Use, look_at_index
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import decomposes, lowers, overrides
 from jaxsr.interop._core.tensor import JaxTensor, View, straight_through
@@ -75,6 +76,7 @@ def _selected(trace: Trace, x: JaxTensor, key: Any) -> JaxTensor | None:
         elif not isinstance(item, int) or isinstance(item, bool):
             dim += 1
     for place, index in reversed(places):
+        look_at_index(torch.Tensor.select, Use(index, view.shape[place], negative=True))
         view = _select(trace, view, place, index.array())
     return view
 

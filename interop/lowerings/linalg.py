@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jax import lax
 from torch.utils import _pytree as pytree
 
-from jaxsr.interop._core.dtypes import widened, x64
+from jaxsr.interop._core.dtypes import nan_where, widened, x64
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import lowers, overrides
 from jaxsr.interop._core.tensor import JaxTensor, straight_through
@@ -188,7 +188,7 @@ def matrix_exp(a: jax.Array) -> jax.Array:
 def solve_ex(
     a: jax.Array, b: jax.Array, *, left: bool = True, check_errors: bool = False
 ) -> tuple[jax.Array, ...]:
-    del check_errors  # a singular matrix gives inf or NaN, as on an accelerator
+    del check_errors
     vector = b.ndim == 1 or (b.ndim == a.ndim - 1 and b.shape == a.shape[:-1])
     rhs = b[..., None] if vector else b
     if a.size and rhs.size:
@@ -198,6 +198,8 @@ def solve_ex(
         out = jnp.zeros((*shape, *rhs.shape[-2:]), rhs.dtype)
     lu, pivots, _ = packed_lu(a)
     info = _info(lu)
+    # Of a singular matrix some numbers would be finite.
+    out = nan_where((info > 0)[..., None, None], out) if a.size else out
     return (out[..., 0] if vector else out), lu, pivots + 1, info
 
 
@@ -212,7 +214,8 @@ def _info(lu: jax.Array) -> jax.Array:
 @lowers(aten.linalg_inv_ex.default)
 def inv_ex(a: jax.Array, check_errors: bool = False) -> tuple[jax.Array, ...]:
     del check_errors
-    return jnp.linalg.inv(a) if a.size else a, _info(packed_lu(a)[0])
+    info = _info(packed_lu(a)[0])
+    return nan_where((info > 0)[..., None, None], jnp.linalg.inv(a)) if a.size else a, info
 
 
 def _of_triangle(a: jax.Array, uplo: str) -> jax.Array:

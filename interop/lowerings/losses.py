@@ -31,6 +31,7 @@ def binary_cross_entropy(
     p: jax.Array, target: jax.Array, weight: jax.Array | None = None, reduction: int = 1
 ) -> jax.Array:
     losses = _bce(widened(p), target.astype(widened(p).dtype))
+    losses = losses * jnp.where((p < 0) | (p > 1), jnp.nan, 1)  # torch raises; so for the slope
     return reduced(losses if weight is None else losses * weight, reduction).astype(p.dtype)
 
 

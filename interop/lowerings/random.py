@@ -8,12 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from jaxsr.interop._core.dtypes import cast, to_jax_dtype, wide_dtype
+from jaxsr.interop._core.dtypes import cast, nan_where, to_jax_dtype, wide_dtype
+from jaxsr.interop._core.index_bounds import check_values, place_in_code
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import handles
 from jaxsr.interop._core.schema import name_of
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace import Trace
+from jaxsr.interop._core.trace_scope import plain_torch
 from jaxsr.interop.errors import UnsupportedTorchError
 
 
@@ -51,7 +53,7 @@ def _draw(
     if name == "normal":
         first = int(isinstance(args[0], JaxTensor))
         mean, std = arg(first, "mean", 0.0), arg(first + 1, "std", 1.0)
-        return mean + std * _normal(key, shape, dtype)
+        return mean + nan_where(jnp.asarray(std) < 0, std * _normal(key, shape, dtype))
     if name == "exponential":
         return jax.random.exponential(key, shape, wide_dtype(dtype)) / arg(1, "lambd", 1.0)
     if name == "cauchy":
@@ -66,8 +68,13 @@ def _draw(
         # The dispatcher leaves out arguments that equal the schema's default.
         p = arg(1, "p", 0.5 if func is aten.bernoulli_.float else None)
         p = args[0].array() if p is None else p
-        p = p.array() if isinstance(p, JaxTensor) else p
-        return jax.random.bernoulli(key, p, shape)
+        p = jnp.asarray(p.array() if isinstance(p, JaxTensor) else p)
+        refused = ~((p >= 0) & (p <= 1))  # of NaN as well
+        draws = jax.random.bernoulli(key, p, shape)
+        if jnp.issubdtype(dtype, jnp.inexact):
+            return nan_where(refused, draws.astype(dtype))
+        check_values(f"bernoulli{place_in_code()} draws with probabilities outside [0, 1]", refused)
+        return draws
     raise UnsupportedTorchError(f"{name_of(func)} has no JAX counterpart; draw it with torch.rand")
 
 
@@ -104,6 +111,9 @@ def _random_in_place(
     trace: Trace, func: torch._ops.OpOverload, args: tuple, kwargs: dict
 ) -> JaxTensor:
     target = args[0]
+    if not any(isinstance(a, torch.Tensor) for a in (*args[1:], *kwargs.values())):
+        with plain_torch():
+            func(torch.empty(0, dtype=target.dtype), *args[1:], **kwargs)  # or torch's own error
     dtype = to_jax_dtype(target.dtype)
     value = _draw(func, trace.next_key(), tuple(target.shape), dtype, args, kwargs)
     # A draw has no gradient to what it overwrites.
@@ -124,7 +134,8 @@ def _normal_of_tensors(
     mean, std = (p.array() if isinstance(p, JaxTensor) else p for p in parameters)
     dtype = to_jax_dtype(meta.dtype)
     noise = _normal(trace.next_key(), tuple(meta.shape), dtype)
-    return trace.wrap_like(jax.lax.stop_gradient(cast(mean + std * noise, dtype)), meta, False)
+    value = mean + nan_where(jnp.asarray(std) < 0, std * noise)
+    return trace.wrap_like(jax.lax.stop_gradient(cast(value, dtype)), meta, False)
 
 
 _RANDINT = [
@@ -156,9 +167,15 @@ def _multinomial(trace: Trace, func: torch._ops.OpOverload, args: tuple, kwargs:
     names = ("self", "num_samples", "replacement")
     call = {**dict(zip(names, args, strict=False)), **kwargs}
     weights, count = call["self"], call["num_samples"]
-    logits = jnp.log(weights.array())
+    array, replacement = weights.array(), call.get("replacement", False)
+    logits = jnp.log(array)
     key = trace.next_key()
-    if call.get("replacement", False):
+    refused = ~((array >= 0) & jnp.isfinite(array)).all(-1) | ~(array > 0).any(-1)
+    check_values(
+        f"multinomial{place_in_code()} draws by weights that are negative, infinite, NaN or all 0",
+        refused,
+    )
+    if replacement:
         draws = jax.random.categorical(key, logits, axis=-1, shape=(count, *logits.shape[:-1]))
         value = jnp.moveaxis(draws, 0, -1)
     else:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from jax import lax
 
-from jaxsr.interop._core.dtypes import to_jax_dtype, widened
+from jaxsr.interop._core.dtypes import nan_where, to_jax_dtype, widened
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import lowers
 from jaxsr.interop._core.tensor import straight_through
@@ -223,9 +223,10 @@ def std_mean(
 def histc(x: jax.Array, bins: int = 100, min: float = 0, max: float = 0) -> jax.Array:
     """Counts by torch's rule for places: an edge, too, is found by one division."""
     x = x.reshape(-1)
-    low, high = jnp.asarray(min, x.dtype), jnp.asarray(max, x.dtype)
+    low, high, refused = jnp.asarray(min, x.dtype), jnp.asarray(max, x.dtype), False
     if min == max and x.size:
         low, high = x.min(), x.max()
+        refused = ~(jnp.isfinite(low) & jnp.isfinite(high))
         low, high = jnp.where(low == high, low - 1, low), jnp.where(low == high, high + 1, high)
     # The barrier keeps XLA from multiplying by an inverse of the width, which moves edges.
     width = jnp.broadcast_to(high - low, x.shape)
@@ -233,7 +234,8 @@ def histc(x: jax.Array, bins: int = 100, min: float = 0, max: float = 0) -> jax.
     place = (scaled / width).astype(jnp.int32)
     inside = (x >= low) & (x <= high)
     counts = jnp.zeros(bins, x.dtype)
-    return counts.at[jnp.minimum(place, bins - 1)].add(inside.astype(x.dtype))
+    counts = counts.at[jnp.minimum(place, bins - 1)].add(inside.astype(x.dtype))
+    return nan_where(refused, counts)
 
 
 @lowers(aten._is_all_true.default)

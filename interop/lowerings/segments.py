@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxsr.interop._core.dtypes import nan_where
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import lowers
 
@@ -30,7 +31,7 @@ def segment_reduce(
     unsafe: bool = False,
     initial: float | None = None,
 ) -> jax.Array:
-    del indices, unsafe
+    del indices, unsafe  # lengths that torch refuses give NaN
     if lengths is None:
         assert offsets is not None  # torch takes one of them
         lengths = jnp.diff(offsets)
@@ -39,5 +40,6 @@ def segment_reduce(
     count = lengths.shape[0]
     rows = jnp.repeat(jnp.arange(count), lengths, total_repeat_length=data.shape[0])
     out = _REDUCE[reduce](data, rows, count, indices_are_sorted=True)
-    # The mean of none is NaN.
-    return out / lengths.reshape(-1, *[1] * (data.ndim - 1)) if reduce == "mean" else out
+    if reduce == "mean":  # of none it is NaN
+        out = out / lengths.reshape(-1, *[1] * (data.ndim - 1))
+    return nan_where((lengths < 0).any() | (lengths.sum() != data.shape[0]), out)

@@ -24,16 +24,17 @@ from jaxsr.interop.errors import UnsupportedTorchError
 def _gaussian_nll(
     input: torch.Tensor,
     target: torch.Tensor,
-    var: torch.Tensor | float,
+    var: Any,
     full: bool = False,
     eps: float = 1e-6,
     reduction: str = "mean",
 ) -> torch.Tensor:
-    """torch's formula without its check that every variance is positive."""
+    """torch's formula; a negative variance, which it refuses, gives NaN."""
     if isinstance(var, float):
         var = var * torch.ones_like(input)
     elif var.size() != input.size() and input.size()[:-1] == var.size():
         var = var.unsqueeze(-1)
+    var = torch.where(var < 0, torch.nan, var)
     floor = var.detach().clamp(min=eps)
     var = floor + var - var.detach()
     loss = 0.5 * (torch.log(var) + (input - target) ** 2 / var)
@@ -102,6 +103,8 @@ def _fake_quantized_channels(
     quant_max: int,
 ) -> torch.Tensor:
     shape = [-1 if i == axis % input.ndim else 1 for i in range(input.ndim)]
+    refused = (zero_point < quant_min) | (zero_point > quant_max)  # torch raises
+    scale = torch.where(refused.any(), torch.nan, scale)
     scale, zero_point = scale.reshape(shape), zero_point.reshape(shape)
     return _fake_quantized(input, scale, zero_point, quant_min, quant_max)
 
@@ -127,7 +130,7 @@ def _cov(
     fweights: Any = None,
     aweights: Any = None,
 ) -> torch.Tensor:
-    """torch's formula without its checks of the weights' values."""
+    """torch's formula; negative weights, which it refuses, give NaN."""
     rows = input if input.dim() == 2 else input.reshape(1, -1)
     weights = fweights
     if aweights is not None:
@@ -135,6 +138,9 @@ def _cov(
     columns = rows.shape[1]
     if columns == 0:
         return torch.cov(input)
+    if weights is not None:
+        refused = [(w < 0).any() for w in (fweights, aweights) if w is not None]
+        rows = torch.where(torch.stack(refused).any(), torch.nan, rows)
     if weights is None:
         mean, total = rows.mean(1, keepdim=True), columns
     else:
@@ -261,8 +267,9 @@ _INSTEAD = {
 """Functions that ask for the value, and the way to write each without it."""
 
 
-@overrides(*(getattr(torch.Tensor, name) for name in _INSTEAD))
-def _value(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> Any:
+@overrides(*(getattr(torch.Tensor, name) for name in _INSTEAD if name != "__bool__"))
+def value_in_python(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> Any:
+    """A tensor's value for code that asks. Who asks for its truth: `value_checks.py`."""
     try:
         return func(*args, **kwargs)
     except UnsupportedTorchError as error:

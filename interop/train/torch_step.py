@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from jaxsr.interop._core.index_bounds import checked_torch
 from jaxsr.interop._core.tensors_made import tensors_made
 from jaxsr.interop.eager_control_flow import eager_control_flow
-from jaxsr.interop.errors import IndexOutsideError, InputError, UserError
+from jaxsr.interop.errors import InputError, RefusedValueError, UserError
 from jaxsr.interop.torch_evaluation import evaluated
 from jaxsr.interop.train.objective import checked_loss
 from jaxsr.interop.train.optimizers import make_schedule
@@ -166,7 +166,7 @@ class TorchStep:
 
         Raises:
           NonFiniteError: a loss or gradient is not finite; the state is as it was before.
-          IndexOutsideError: an index or a class label is out of range; likewise.
+          RefusedValueError: torch refuses a value, as an index out of range; likewise.
         """
         if not self._check_finite:
             return self._train_step(phase_name, batch)
@@ -193,7 +193,7 @@ class TorchStep:
                 shared = getattr(self.objective, phase.share)(tensors)
                 for player in phase.players:
                     getattr(self.objective, player.loss)(shared, tensors)
-        except IndexOutsideError:
+        except RefusedValueError:
             raise
         except Exception:  # the caller raises that of the step
             return

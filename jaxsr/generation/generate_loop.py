@@ -21,7 +21,7 @@ import numpy as np
 
 from jaxsr.errors import InputError
 from jaxsr.generation.decoder import BatchDecoder, BatchSnapshot
-from jaxsr.generation.options import SamplingOptions
+from jaxsr.generation.options import LESS_MEMORY, SamplingOptions
 from jaxsr.generation.packed_rounds import PackedRounds
 from jaxsr.generation.padding import Padding, cache_slots
 from jaxsr.generation.prompt_pool import Request
@@ -31,7 +31,6 @@ from jaxsr.interop.out_of_memory import check_fits
 
 # Prompts for each row from which on feeding them together is worth its programs' compiling.
 _LEAST_TURNS = 4
-_LESS = "use fewer --num-beams, a smaller --batch-size or fewer --max-new-tokens"
 
 
 def check_prompts(prompts: Sequence[Sequence[int]], options: SamplingOptions, config: Any) -> None:
@@ -166,7 +165,7 @@ def complete(
     if engine.device.startswith("cpu"):
         rows = together * options.num_beams
         what = f"caches of {rows} outputs ({together} prompts, {options.num_beams} beams)"
-        check_fits(rows * slots * _slot_bytes(config), what, advice=_LESS)
+        check_fits(rows * slots * _slot_bytes(config), what, advice=LESS_MEMORY)
     requests = _requests_of(prompts, options, seeds, deterministic=deterministic)
     rounds = Rounds(engine, options, stop_ids, stop_text, chunk, on_tokens, on_done)
     alone = deterministic or keep_snapshots or options.num_beams > 1

@@ -19,12 +19,14 @@ from jaxsr.generation import sharding
 from jaxsr.generation.cache_layouts import OwnLayout
 from jaxsr.generation.hugging_face_layouts import LibraryLayout
 from jaxsr.generation.jax_steps import Steps
+from jaxsr.generation.options import LESS_MEMORY
 from jaxsr.generation.packed_layers import Packed, lower_packed_product, use_kernels, use_panels
 from jaxsr.generation.stored_programs import stored, structure
 from jaxsr.generation.stored_weights import StoredWeights
 from jaxsr.interop.cpu_kernels import packed_product, panel_product
 from jaxsr.interop.cpu_kernels.choice import attends_compiled
 from jaxsr.interop.mesh import place
+from jaxsr.interop.out_of_memory import check_program_fits
 from jaxsr.models.llama.host_weights import without_values
 from jaxsr.models.llama.int8_matmul import multiply_integers
 from jaxsr.models.llama.network import Attention, CausalLM, take_fewer_kernels
@@ -165,7 +167,10 @@ class JaxNetwork:
         self, name: str, lowered: Any, options: dict[str, str | bool] | None
     ) -> Callable[..., Any]:
         """The compiled form of a lowered program; `name` is for reports."""
-        return lowered.compile(options)
+        program = lowered.compile(options)
+        devices = self.mesh.local_devices
+        check_program_fits(program, devices, f"the values of {name}", advice=LESS_MEMORY)
+        return program
 
     @property
     def _options_of_decode(self) -> dict[str, str | bool] | None:

@@ -28,6 +28,12 @@ _SAME_NAMES = (
     "length_penalty",
     "num_return_sequences",
 )
+LESS_MEMORY = (
+    "use a smaller --batch-size, fewer --num-beams, fewer tokens, --dtype bfloat16, "
+    "--quantize int8, or more devices (--mesh)"
+)
+"""What takes less memory, for errors."""
+
 _ONLY_DRAWN = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 # Fields that change which tokens come out, with the values that change nothing.
 _NOT_COMPUTED: Mapping[str, tuple[Any, ...]] = {

@@ -17,7 +17,7 @@ from jaxsr.generation.config import GenerateConfig
 from jaxsr.generation.decoder import UNFILLED
 from jaxsr.generation.draft_model import load_draft
 from jaxsr.generation.generate_loop import complete, continue_from
-from jaxsr.generation.options import SamplingOptions
+from jaxsr.generation.options import LESS_MEMORY, SamplingOptions
 from jaxsr.generation.prompts import Prompt, write_rows
 from jaxsr.generation.rounds import Completion, GenerationRun
 from jaxsr.generation.row_file import RowFile
@@ -31,8 +31,6 @@ from jaxsr.models.llama.tokenizer import load_tokenizer
 from jaxsr.models.load import load_model
 from jaxsr.runtime.allocator import release_freed_memory
 from jaxsr.runtime.setup import compiled_folder
-
-_LESS = "use --dtype bfloat16, --quantize int8, fewer tokens, or more devices (--mesh)"
 
 
 class Session:
@@ -144,7 +142,9 @@ class Session:
                     for row in early
                     if row["batch_size"] == batch_size and row["index"] >= skip
                 }
-                with naming_out_of_memory(rows=batch_size, option="--batch-size", advice=_LESS):
+                with naming_out_of_memory(
+                    rows=batch_size, option="--batch-size", advice=LESS_MEMORY
+                ):
                     self._run(prompts, ids, batch_size, skip, early_rows)
 
     def _run(

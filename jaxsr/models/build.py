@@ -12,7 +12,8 @@
 import inspect
 import pkgutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,8 +21,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.parameter import is_lazy
 
 from jaxsr.errors import InputError, UserError, first_of, one_line
+from jaxsr.interop.out_of_memory import check_fits, free_memory_bytes
+from jaxsr.models.claims import check_claims
 from jaxsr.models.hub import is_hub_name
 from jaxsr.models.libraries import import_beside_torch, import_library
 from jaxsr.models.registry import perturb
@@ -64,12 +69,13 @@ def build_network(
     library, _, entry = name.partition(":")
     config = _config_file(name)
     try:
-        if config is not None:
-            network = _transformers(config, options)
-        elif library in LIBRARIES:
-            network = LIBRARIES[library](entry, options)
-        else:
-            network = _user_class(name, options, option)
+        with _within_memory(f"{option} {name}"):
+            if config is not None:
+                network = _transformers(config, options)
+            elif library in LIBRARIES:
+                network = LIBRARIES[library](entry, options)
+            else:
+                network = _user_class(name, options, option)
     except UserError:
         raise
     except Exception as error:
@@ -81,6 +87,26 @@ def build_network(
         raise InputError(f"{option} {name} made a {type(network).__name__}, not a torch module")
     check_parameters(network, f"{option} {name}")
     return network
+
+
+@contextmanager
+def _within_memory(what: str) -> Generator[None]:
+    """Refuses parameters that memory cannot hold, before they get values."""
+    free, total = free_memory_bytes(), 0
+
+    def count(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        nonlocal total
+        if parameter is None or is_lazy(parameter) or parameter.device.type == "meta":
+            return
+        total += parameter.numel() * parameter.element_size()
+        if total > free:
+            check_fits(total, f"the parameters of {what}", advice="build a smaller network")
+
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def check_parameters(network: nn.Module, what: str) -> None:
@@ -276,7 +302,9 @@ def _config_file(name: str) -> Path | None:
 def _transformers(path: Path, options: Mapping[str, Any]) -> nn.Module:
     from jaxsr.models.llama.hf_folder import read_json
 
-    config = config_of(read_json(path) | dict(options))
+    fields = read_json(path) | dict(options)
+    check_claims(fields, tensors=0, size=None, source=path)
+    config = config_of(fields)
     name = next(iter(getattr(config, "architectures", None) or []), None)
     library = transformers_library()
     kind = getattr(library, name, None) if isinstance(name, str) else None

@@ -22,29 +22,38 @@ _COUNTS = ("layer", "layers", "block", "blocks", "depth", "depths", "n_layer")
 """Parts of names of numbers of layers."""
 _LEAST_COUNT = 64
 """Layers that may share tensors, or have none."""
+_MOST_LAYERS = 4096
+"""Of a configuration without weights."""
 
 
 def check_claims(
-    fields: Mapping[str, Any], *, tensors: int, size: int, source: Path, least: int = 2**20
+    fields: Mapping[str, Any],
+    *,
+    tensors: int,
+    size: int | None,
+    source: Path,
+    least: int = 2**20,
 ) -> None:
     """Refuses a configuration that describes more than a file holds.
 
     Args:
       fields: of the configuration.
       tensors: how many the file or folder holds.
-      size: bytes of the file, or of the folder's weights.
+      size: bytes of the file, or of the folder's weights. None: there are no weights.
       source: of the fields, for errors.
       least: numbers up to this pass in any case.
 
     Raises:
       InputError: a number is larger than it can be; the message has its name.
     """
-    weights = _WEIGHTS_A_BYTE * size
+    weights = None if size is None else _WEIGHTS_A_BYTE * size
     for name, value in _numbers(fields):
         parts = name.lower().replace(".", "_").split("_")
         if any(part in _COUNTS for part in parts) and "size" not in parts:
             most, what = max(tensors, _LEAST_COUNT), f"its {tensors:,} tensors"
-        elif any(part in parts for part in _OF_NO_WEIGHT):
+            if weights is None:
+                most, what = _MOST_LAYERS, f"the {_MOST_LAYERS:,} that are built here"
+        elif weights is None or any(part in parts for part in _OF_NO_WEIGHT):
             most, what = _LARGEST_FREE, "this allows"
         else:
             most, what = max(weights, least), f"its {size:,} bytes hold"

@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxsr.errors import counted
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.aot.compile import Ahead, abstract, compile_ahead
 from jaxsr.interop.aot.topology import Topology
-from jaxsr.interop.errors import GradientInForwardError, IndexOutsideError, UnsupportedTorchError
+from jaxsr.interop.errors import GradientInForwardError, RefusedValueError, UnsupportedTorchError
 from jaxsr.interop.folding.policy import Choice, choose_folding
 from jaxsr.interop.hooks import collecting_indices
 from jaxsr.interop.lowerings.fusion import fused
@@ -28,6 +29,7 @@ from jaxsr.interop.mesh import (
     split_activations,
 )
 from jaxsr.interop.module import Arrays, to_jax
+from jaxsr.interop.out_of_memory import check_program_fits
 from jaxsr.interop.torch_evaluation import in_mode
 from jaxsr.models.outputs import answer_of
 from jaxsr.runtime.options import ComputeOptions
@@ -120,16 +122,25 @@ class JaxRunner:
 
     def submit(self, batch: np.ndarray, **named: np.ndarray) -> Collect:
         """See `Runner.submit`."""
-        self.programs.add(batch.shape)
+        placed = jax.device_put((batch, named), self._rows)
         with naming_torch():
-            result = self._run(self._state, *jax.device_put((batch, named), self._rows))
+            if batch.shape not in self.programs:
+                program = self._run.lower(self._state, *placed).compile()
+                what = f"the values of the network on {counted(batch.shape[0], 'input')} of shape "
+                what += "x".join(map(str, batch.shape[1:]))
+                devices = self._mesh.local_devices
+                check_program_fits(
+                    program, devices, what, advice="use smaller batches, tiles or images"
+                )
+            result = self._run(self._state, *placed)
+        self.programs.add(batch.shape)
         return lambda: np.asarray(result)
 
     def run(self, method: str, batch: Mapping[str, np.ndarray], *, seed: int) -> PyTree:
         """See `Runner.run`.
 
         Raises:
-          IndexOutsideError: an index or a class label is out of range.
+          RefusedValueError: torch refuses a value, such as an index out of range.
         """
         # A last batch that the devices cannot share is computed by each of them.
         is_shared = len(next(iter(batch.values()))) % self.devices == 0
@@ -140,7 +151,7 @@ class JaxRunner:
         result, indices = jax.device_get(self._methods[method](self._state, placed, seed))
         for rule, index in indices.items():
             if index:
-                raise IndexOutsideError.of(rule, int(index))
+                raise RefusedValueError.of(rule, int(index))
         return result
 
     def _method(self, method: str) -> Callable[..., Any]:

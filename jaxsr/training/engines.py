@@ -170,10 +170,8 @@ class JaxEngine:
         """One step; metrics may still be on their way."""
         step, placed = self.compiled(phase), self.place(batch)
         if phase not in self._fits:
-            devices = self.mesh.local_devices
-            if devices[0].platform == "cpu":  # others say so themselves, and end no process
-                program = step.lower(self._state, placed).compile()  # which the call then runs
-                check_program_fits(program, "the values of a step", devices=len(devices))
+            program = step.lower(self._state, placed).compile()
+            check_program_fits(program, self.mesh.local_devices, "the values of a step")
             self._fits.add(phase)
         self._state, metrics = step(self._state, placed)
         self._step += 1

@@ -17,7 +17,7 @@ from jaxsr.data.picture_file import ChangedFileError
 from jaxsr.errors import FileAccessError, InputError, UserError, counted, one_line
 from jaxsr.interop.atomic_write import atomic_write, set_aside
 from jaxsr.interop.checkpoint import Checkpoints, metric_rank, restore_newest
-from jaxsr.interop.errors import IndexOutsideError
+from jaxsr.interop.errors import IndexOutsideError, RefusedValueError
 from jaxsr.interop.train.step import decides_failure, index_rule
 from jaxsr.interop.train.torch_step import NonFiniteError
 from jaxsr.interop.weights import export_weights, read_weights
@@ -169,7 +169,7 @@ class _Run:
                     raise
                 try:
                     metrics = engine.train_step(phase, batch)
-                except (NonFiniteError, IndexOutsideError) as error:
+                except (NonFiniteError, RefusedValueError) as error:
                     if self.waiting:
                         self._report(engine.step, phase)
                     self._fail(engine.step + 1, error)
@@ -237,10 +237,10 @@ class _Run:
         step, name, value = bad
         self.records.steps(step, phase, {s: m for s, m in shown.items() if s <= step})
         if (rule := index_rule(name)) is not None:
-            self._fail(step, IndexOutsideError.of(rule, int(value)))
+            self._fail(step, RefusedValueError.of(rule, int(value)))
         self._fail(step, NonFiniteError(f"{name} is {value} at step {step}"))
 
-    def _fail(self, step: int, error: NonFiniteError | IndexOutsideError) -> NoReturn:
+    def _fail(self, step: int, error: NonFiniteError | RefusedValueError) -> NoReturn:
         """Saves the state before the failing step, which both engines leave as it was; raises."""
         saved, again = "nothing to save before step 1", "start again"
         if step > 1:
@@ -251,8 +251,11 @@ class _Run:
         mend, cause = "Lower --lr, set --clip-norm, or train in float32", str(error)
         if step == 1:  # the weights are the first ones: no learning rate had a part in it
             mend = "Look for NaN or a division by zero in the data, the loss and the network"
-        if isinstance(error, IndexOutsideError):
-            mend, cause = "Mend the labels, or the number of classes", f"{error} at step {step}"
+        if isinstance(error, RefusedValueError):
+            cause = f"{error} at step {step}"
+            mend = "Mend the data, or what the network makes of them"
+            if isinstance(error, IndexOutsideError):
+                mend = "Mend the labels, or the number of classes"
         raise TrainingError(f"{cause}; {saved}. {mend}, and {again}")
 
     def _validate(self, done: int, phase: str) -> None:
@@ -260,9 +263,9 @@ class _Run:
         # and none has to wait for another.
         try:
             validation = self.task.validate(self.engine.network(phase))
-        except IndexOutsideError as error:
+        except RefusedValueError as error:
             self._keep_steps(done, phase)
-            raise IndexOutsideError(f"{error} in the validation of step {done}") from error
+            raise type(error)(f"{error} in the validation of step {done}") from error
         except (ChangedFileError, InputError):
             self._keep_steps(done, phase)
             raise

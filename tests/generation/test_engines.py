@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import torch
 
+from jaxsr.generation import generate_loop
 from jaxsr.generation.cache_file import load_snapshot, merged, save_snapshot
 from jaxsr.generation.generate_loop import complete, continue_from
 from jaxsr.generation.jax_decoder import TILE, JaxDecoder
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.sharding import tensor_mesh
 from jaxsr.generation.torch_decoder import TorchDecoder
+from jaxsr.interop import out_of_memory
 from jaxsr.interop.cpu_kernels import panel_product
 from jaxsr.models.hugging_face.network import LibraryLM
 from jaxsr.models.llama.config import LlamaConfig
@@ -473,3 +475,11 @@ def test_another_cache_size_is_another_decode_program(network):
     assert Counter(key[0] for key in engine._programs)["decode"] == 1  # 256 slots hold it as well
     complete(engine, [[7] * 5], SamplingOptions(max_new_tokens=300))
     assert Counter(key[0] for key in engine._programs)["decode"] == 2
+
+
+def test_a_program_that_memory_cannot_hold_is_refused_before_it_runs(network, prompts, monkeypatch):
+    engine = JaxDecoder(network("llama"))
+    monkeypatch.setattr(out_of_memory, "free_memory_bytes", lambda: 1)
+    monkeypatch.setattr(generate_loop, "check_fits", lambda *_, **__: None)  # caches come first
+    with pytest.raises(out_of_memory.OutOfMemoryError, match=r"the values of .* --batch-size"):
+        complete(engine, prompts[:1], GREEDY, batch_size=1)

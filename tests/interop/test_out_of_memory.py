@@ -123,9 +123,12 @@ def test_what_cannot_fit_is_refused_before_it_is_asked_for(monkeypatch):
 
 def test_a_program_that_cannot_fit_is_refused_before_it_runs(monkeypatch):
     step = jax.jit(lambda x: jnp.sort(x[:, None] * x).sum())
-    program = step.lower(jnp.ones(4096)).compile()  # an intermediate value of 64 MiB
-    check_program_fits(program, "values")
+    program, cpu = (
+        step.lower(jnp.ones(4096)).compile(),
+        jax.devices("cpu")[0],
+    )  # an intermediate value of 64 MiB
+    check_program_fits(program, [cpu], "values")
     monkeypatch.setattr(out_of_memory, "free_memory_bytes", lambda: 200 * 2**20)
-    check_program_fits(program, "values")
+    check_program_fits(program, [cpu], "values")
     with pytest.raises(OutOfMemoryError, match=r"the values of a step need at least .* GiB of"):
-        check_program_fits(program, "the values of a step", devices=8)
+        check_program_fits(program, [cpu] * 8, "the values of a step")

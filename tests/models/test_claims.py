@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from jaxsr.errors import InputError
+from jaxsr.interop import out_of_memory
 from jaxsr.interop.weights import export_weights
+from jaxsr.models import build
+from jaxsr.models.build import build_network
 from jaxsr.models.load import load_model
 
 
@@ -99,3 +102,24 @@ def test_a_token_that_takes_quadratic_time(tmp_path):
     writer.close()
     with pytest.raises(InputError, match="has a text of 200,000 characters, more than 1024"):
         load_tokenizer(tmp_path / "m.gguf")
+
+
+def test_a_configuration_without_weights(tmp_path):
+    pytest.importorskip("transformers")
+    fields = {"model_type": "llama", "num_hidden_layers": 10**9, "hidden_size": 8}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    begin = time.perf_counter()
+    with pytest.raises(InputError, match=r"num_hidden_layers=1,000,000,000, more than the 4,096"):
+        build_network(str(tmp_path))
+    assert time.perf_counter() - begin < 15  # transformers' import
+
+
+def test_a_network_that_memory_cannot_hold(monkeypatch):
+    monkeypatch.setattr(out_of_memory, "free_memory_bytes", lambda: 2**20)
+    monkeypatch.setattr(build, "free_memory_bytes", lambda: 2**20)
+    options = {"in_features": 512, "out_features": 512}
+    with pytest.raises(
+        out_of_memory.OutOfMemoryError, match=r"the parameters of --model torch\.nn"
+    ):
+        build_network("torch.nn:Linear", options | {"bias": True})
+    build_network("torch.nn:Linear", options | {"out_features": 8})

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from jaxsr.errors import DeviceError, UnsupportedTorchError
+from jaxsr.interop import out_of_memory
 from jaxsr.restoration.around_tiles import around_tiles
 from jaxsr.runtime.open_runner import open_runner
 from jaxsr.runtime.options import ComputeOptions
@@ -186,3 +187,13 @@ def test_a_batch_is_compiled_ahead_of_time(network):
         (8, 3, 16, 16), topology, name="small"
     )
     assert report.compiles and report.devices == 4 and report.name == "small"
+
+
+def test_a_program_that_memory_cannot_hold_is_refused_before_it_runs(monkeypatch):
+    runner = open_runner(Small(), ComputeOptions(platform="cpu"))
+    small, large = (np.ones((1, 3, side, side), np.float32) for side in (4, 64))
+    runner.submit(small)()
+    monkeypatch.setattr(out_of_memory, "free_memory_bytes", lambda: 4096)
+    runner.submit(small)()
+    with pytest.raises(out_of_memory.OutOfMemoryError, match="on 1 input of shape 3x64x64 need"):
+        runner.submit(large)

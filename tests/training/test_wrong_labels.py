@@ -29,6 +29,8 @@ class Labels(jaxsr.Task):
         out = network(batch["x"])
         if self.config.where == "one_hot":
             return (out - F.one_hot(batch["y"], 4)).square().mean()
+        if self.config.where == "divisor":
+            return (out[:, 0] - 12 // (batch["y"] - 7)).square().mean()
         return F.cross_entropy(out, batch["y"])
 
     def train_data(self):
@@ -97,3 +99,9 @@ def test_in_validation(engine, capsys):
     # torch looks at a batch of the validation before training
     assert ("got 7 in the validation of step 2" if engine == "jax" else "Target 7") in error
     assert engine == "torch" or Path("run/checkpoints/2").exists()
+
+
+@pytest.mark.parametrize("engine", ["jax", pytest.param("torch", marks=slow)])
+def test_an_integer_divided_by_zero(engine, capsys):
+    error = error_of(capsys, "--where", "divisor", "--engine", engine)
+    assert "labels_task.py:" in error and "divides integers by 0 at step 5; the state of" in error

@@ -67,6 +67,58 @@ def test_equals_torch(name):
     np.testing.assert_allclose(got, module(torch.from_numpy(X)).detach(), rtol=1e-6)
 
 
+def _loss(question, *, jitted):
+    """The sum of what forward computes, twice as much where the question is answered with yes."""
+    module = Asks(lambda m, x: m.linear(x) * (2 if question(m, x) else 1))
+    model = to_jax(module)
+
+    def run(params, x):
+        return model.apply(params, model.buffers, x)[0].sum()
+
+    return module, model, jax.jit(run) if jitted else run
+
+
+ASKED = {
+    "an input": lambda m, x: x.requires_grad,
+    "a result": lambda m, x: (x * 2).requires_grad,
+    "a view": lambda m, x: x[1:].requires_grad,
+    "is_leaf": lambda m, x: not (x * 2).is_leaf,
+    "grad_fn": lambda m, x: (x * 2).grad_fn is not None,
+    "detached": lambda m, x: x.detach().requires_grad,
+    "frozen": lambda m, x: x.requires_grad_(False).requires_grad,
+    "a parameter": lambda m, x: m.linear.weight.requires_grad,
+    "a buffer": lambda m, x: m.scale.requires_grad,
+    "grad mode": lambda m, x: torch.is_grad_enabled(),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_gradient_by_an_input_is_seen_by_code_that_asks(name):
+    module, model, run = _loss(ASKED[name], jitted=False)
+    x = torch.from_numpy(X).requires_grad_()
+    plain = module(torch.from_numpy(X)).sum()
+    np.testing.assert_allclose(run(model.params, X), plain.detach(), rtol=1e-4)
+    value, slope = jax.value_and_grad(run, 1)(model.params, X)
+    expected = module(x).sum()
+    np.testing.assert_allclose(value, expected.detach(), rtol=1e-4)
+    if expected.requires_grad and x.requires_grad:
+        expected.backward()
+        np.testing.assert_allclose(slope, x.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("around", [jax.jit, jax.checkpoint], ids=["jit", "checkpoint"])
+@pytest.mark.parametrize("name", ASKED)
+def test_an_answer_that_a_later_gradient_makes_wrong_is_refused(name, around):
+    _, model, run = _loss(ASKED[name], jitted=False)
+    run = around(run)
+    jax.grad(run)(model.params, X)  # of the parameters: the answer holds
+    if name not in ("an input", "a result", "a view", "is_leaf", "grad_fn"):
+        jax.grad(run, 1)(model.params, X)
+        return
+    with pytest.raises(UnsupportedTorchError, match=r"py:\d+ `.*` asks for requires_grad of a"):
+        jax.grad(run, 1)(model.params, X)
+
+
 def test_gradients_of_a_leaf_that_forward_makes():
     def slope(module, x):
         leaf = torch.full((4,), 2.0, requires_grad=True)

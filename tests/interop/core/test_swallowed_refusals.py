@@ -1,6 +1,7 @@
 """A refusal reaches the caller, whatever the module's code does with it; so do hooks and seeds."""
 
 import contextlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -141,3 +142,21 @@ def test_a_backward_hook_of_all_modules_is_refused():
             to_jax(nn.Linear(4, 4))
     finally:
         handle.remove()
+
+
+def test_a_thread_that_forward_starts_is_refused(monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)  # prints what ended the thread
+
+    def in_a_thread(x):
+        results = [x]
+        thread = threading.Thread(target=lambda: results.append(x * 2))
+        thread.start()
+        thread.join()
+        return results[-1]
+
+    class Threaded(nn.Module):
+        def forward(self, x):
+            return in_a_thread(x)
+
+    with pytest.raises(UnsupportedTorchError, match="in a thread that forward starts"):
+        to_jax(Threaded()).apply({}, {}, X)

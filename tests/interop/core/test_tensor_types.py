@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from jaxsr.interop import to_jax
+from jaxsr.interop import UnsupportedTorchError, to_jax
 from jaxsr.interop._core.tensor_types import Type, answering_types
 
 X = np.random.default_rng(0).normal(size=(3,)).astype(np.float32)
@@ -195,3 +195,34 @@ def test_an_inner_trace_leaves_the_types_of_an_outer_one():
             inner["type"] = 8  # by code with `global type`
         assert outer["type"] is Type
     assert (outer, inner, named) == ({}, {"type": 8}, {"type": 7})
+
+
+class Marked(torch.Tensor):
+    pass
+
+
+BECOMES = {
+    "as_subclass": lambda x: x.as_subclass(Marked),
+    "_make_subclass": lambda x: torch.Tensor._make_subclass(Marked, x),
+    "constructor": Marked,
+}
+
+
+class Becomes(nn.Module):
+    def __init__(self, become):
+        super().__init__()
+        self.become = become
+
+    def forward(self, x):
+        return self.become(x) * 2
+
+
+@pytest.mark.parametrize("name", BECOMES)
+def test_a_tensor_that_becomes_one_of_a_subclass_is_refused(name):
+    with pytest.raises(UnsupportedTorchError, match=r"becomes one of a subclass of torch\.Tensor"):
+        to_jax(Becomes(BECOMES[name])).apply({}, {}, np.ones(3, np.float32))
+
+
+def test_as_subclass_of_torchs_own_class_is_the_tensor():
+    model = to_jax(Becomes(lambda x: x.as_subclass(torch.Tensor)))
+    np.testing.assert_array_equal(model.apply({}, {}, np.ones(3, np.float32))[0], 2)
