@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from jaxsr.interop._core.frames import code_around, is_outside_frameworks, users_frame
+from jaxsr.interop._core.stack_frames import code_around, is_outside_frameworks, users_frame
 from jaxsr.interop._core.trace_scope import Region
 from jaxsr.interop.errors import UnsupportedTorchError
 
