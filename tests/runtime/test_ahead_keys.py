@@ -97,12 +97,21 @@ def devices_of(topology, module, monkeypatch):
 
     def jit(function, **options):
         jitted = jax.jit(function, **options)
+        programs = {}
+
+        def compiled(*args):
+            key = str(jax.tree.map(lambda x: (x.shape, x.dtype), args))
+            if key not in programs:
+                lowered = jitted.lower(*args)
+                programs[key] = lowered, lowered.compile()
+            return programs[key]
 
         def call(*args):
-            lowered = jitted.lower(*args)
-            lowered.compile()
+            lowered, _ = compiled(*args)
             return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), lowered.out_info)
 
+        # As jax.jit, which compiles once for `lower` and the call.
+        call.lower = lambda *args: types.SimpleNamespace(compile=lambda: compiled(*args)[1])
         return call
 
     stand_in = types.SimpleNamespace(**vars(jax) | {"device_put": placed, "jit": jit})
