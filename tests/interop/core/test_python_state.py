@@ -21,6 +21,11 @@ from torch import nn
 
 from jaxsr.interop import UnsupportedTorchError, to_jax
 
+# Python 3.12 and newer say so of the copies that the converted module is.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Pickle, copy, and deepcopy support:DeprecationWarning"
+)
+
 X = np.random.default_rng(0).standard_normal((2, 4)).astype(np.float32)
 COUNT = 0
 TABLE: dict[str, Any] = {"n": 0}
