@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 
 class Denoiser(nn.Module):
-    """Takes noise off gray pictures by predicting it."""
+    """Takes noise off gray images by predicting it."""
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
