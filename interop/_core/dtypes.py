@@ -95,7 +95,7 @@ def is_nan(x: jax.Array) -> jax.Array:
     return lax.ne(x, x)
 
 
-def nan_where(refused: jax.Array, x: jax.Array) -> jax.Array:
+def nan_where(refused: jax.Array | bool, x: jax.Array) -> jax.Array:
     """`x`, and NaN for what torch refuses: a compiled program cannot raise."""
     return jnp.where(refused, jnp.asarray(jnp.nan, x.dtype), x)
 

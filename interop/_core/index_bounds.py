@@ -100,7 +100,9 @@ def _labels(x: torch.Tensor, target: torch.Tensor, *_: object, **__: object) -> 
     return [Use(target, x.shape[-1], ignored=-1)]
 
 
-def _places(x: torch.Tensor, indices: torch.Tensor, size: Sequence[int], **_: object) -> list[Use]:
+def _places(
+    x: torch.Tensor, indices: torch.Tensor, size: Sequence[int], *_: object, **__: object
+) -> list[Use]:
     return [Use(indices, math.prod(size))]
 
 

@@ -103,6 +103,7 @@ def test_a_gradient_by_an_input_is_seen_by_code_that_asks(name):
     np.testing.assert_allclose(value, expected.detach(), rtol=1e-4)
     if expected.requires_grad and x.requires_grad:
         expected.backward()
+        assert x.grad is not None
         np.testing.assert_allclose(slope, x.grad, rtol=1e-4, atol=1e-5)
 
 

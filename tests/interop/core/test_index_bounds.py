@@ -1,6 +1,7 @@
 """Indices out of range: the error where torch raises one, and none where it does not."""
 
 import contextlib
+import inspect
 
 import jax
 import numpy as np
@@ -10,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from jaxsr.interop import to_jax
+from jaxsr.interop._core import index_bounds
 from jaxsr.interop._core.index_bounds import checked_torch, collecting_indices
 from jaxsr.interop.errors import IndexOutsideError, UnsupportedTorchError
 
@@ -181,3 +183,19 @@ def test_code_without_a_module_looks_up():
     model, index = to_jax(Call(names["function"])), np.array([2, 0])
     out = jax.jit(lambda i: model.apply({}, {}, i)[0])(index)
     np.testing.assert_array_equal(out, IMAGE[0, 0][index])
+
+
+@pytest.mark.parametrize("operation", index_bounds.OPERATIONS, ids=str)
+def test_a_rule_takes_all_arguments_of_its_operator(operation):
+    rule = inspect.signature(index_bounds.OPERATIONS[operation])
+    if not hasattr(operation, "overloads"):
+        return  # a torch function, whose own signature the rule has
+    dispatched = {*torch._C._dispatch_get_all_op_names()}
+    for name in operation.overloads():
+        overload = getattr(operation, name)
+        if overload.name() not in dispatched or overload._can_decompose():
+            continue  # of TorchScript alone, or torch splits it into others first
+        schema = overload._schema
+        positional = [a for a in schema.arguments if not a.kwarg_only and not a.is_out]
+        named = {a.name: None for a in schema.arguments if a.kwarg_only and not a.is_out}
+        rule.bind(*positional, **named)

@@ -1,5 +1,7 @@
 """Modes of the user's own: a TorchFunctionMode as in torch, a TorchDispatchMode refused by name."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -135,10 +137,11 @@ def test_values_and_gradients_are_those_of_torch(name):
         return (out * jnp.asarray(weights, jnp.float32)).sum(), out
 
     (_, out), gradients = jax.value_and_grad(loss, (0, 1), has_aux=True)(model.params, X)
-    close = {"rtol": 1e-4, "atol": 1e-5}  # float32, through statistics of four rows
+    close: Any = {"rtol": 1e-4, "atol": 1e-5}  # float32, through statistics of four rows
     np.testing.assert_allclose(out, expected.detach(), **close)
+    assert x.grad is not None
     np.testing.assert_allclose(gradients[1], x.grad, **close)
-    slope = module.linear.weight.grad
+    slope: Any = module.linear.weight.grad
     np.testing.assert_allclose(gradients[0]["linear.weight"], slope, **close)
 
 

@@ -59,7 +59,7 @@ COUNTED = {
     ),
     "row of a table": (lambda i: X[i[0]], _whole(7), _whole(-5)),
     "put": (lambda i: X.put(i, _floats(1)), _whole(20), _whole(-20)),
-    "unpooling": (lambda i: F.max_unpool1d(X[:1, :2], i, 2), _whole([9, 0]), _whole([3, 0])),
+    "unpooling": (lambda i: F.max_unpool1d(X[:1, :2], i, [2]), _whole([9, 0]), _whole([3, 0])),
     "multilabel": (
         lambda i: F.multilabel_margin_loss(X[0], i), _whole(4, -1, 0, 0), _whole(3, -1, 0, 0),
     ),
