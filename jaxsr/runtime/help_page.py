@@ -130,4 +130,4 @@ def help_view(kind: type, default: Any = None, *, first: type | None = None) -> 
 
 
 def _default_hint(default: str) -> str:
-    return "" if default in ("None", "''", "False") else f"(default: {default})"
+    return "" if default in ("", "None", "''", "False") else f"(default: {default})"

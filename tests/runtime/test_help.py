@@ -37,7 +37,8 @@ def test_help_loads_no_framework(command):
     done = answered([*command.split(), "--help"])
     assert done.returncode == 0, done.stderr
     assert "usage: python -m jaxsr." in done.stdout
-    assert "(default: None)" not in done.stdout and "(default: '')" not in done.stdout
+    for empty in ("(default: None)", "(default: '')", "(default: )"):
+        assert empty not in done.stdout
     assert "helptext" not in done.stdout
     assert all(len(line) <= 80 for line in done.stdout.splitlines()), done.stdout
 
