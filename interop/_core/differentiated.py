@@ -28,13 +28,13 @@ class _Question:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _asked(question: _Question, value: jax.Array) -> jax.Array:
+def _probe(question: _Question, value: jax.Array) -> jax.Array:
     del question
     return value
 
 
-@_asked.defjvp
-def _asked_jvp(question: _Question, primals: tuple, tangents: tuple) -> tuple:
+@_probe.defjvp
+def _probe_jvp(question: _Question, primals: tuple, tangents: tuple) -> tuple:
     if question.is_answered and not question.is_differentiated:
         raise UnsupportedTorchError(
             f"{question.place} asks for requires_grad of a tensor that a gradient is now taken by; "
@@ -69,7 +69,7 @@ def is_differentiated(tensor: Any) -> bool:
             "torch.func, which JAX does not tell there; ask outside"
         )
     question = _Question(_place())
-    _asked(question, tensor.array())
+    _probe(question, tensor.array())
     question.is_answered = True
     return question.is_differentiated
 

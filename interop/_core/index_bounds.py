@@ -346,8 +346,8 @@ def _collect(
     collected = _COLLECTED.get()
     if collected is None or Region.current() is not None:
         return
-    found = worst(array)
-    collected[rule] = worse(collected[rule], found) if rule in collected else found
+    value = worst(array)
+    collected[rule] = worse(collected[rule], value) if rule in collected else value
 
 
 def _worst(array: jax.Array, *, use: Use) -> jax.Array:

@@ -51,8 +51,8 @@ def _assert(trace: Trace, func: torch._ops.OpOverload, args: tuple, kwargs: dict
         with plain_torch():
             func(condition.const, *message)
         return
-    said = f": {message[0]}" if message and isinstance(message[0], str) else ""
-    check_values(f"an assertion{place_in_code()} fails{said}", ~condition.array().astype(bool))
+    text = f": {message[0]}" if message and isinstance(message[0], str) else ""
+    check_values(f"an assertion{place_in_code()} fails{text}", ~condition.array().astype(bool))
 
 
 _VALIDATION = {

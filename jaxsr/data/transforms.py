@@ -3,7 +3,8 @@
 In: the dictionary that `batches.py` describes. Out: float32, images NCHW, by default in [-1, 1]
 (level 0 is -1, level 255 is 1): `high`, what the network should produce, and `low`, what it is
 given. All random numbers of a sample come from its own number, folded into a key that stays the
-same for the whole run, so they do not depend on the mesh, the hosts or the batch.
+same for the whole run, so they do not depend on the mesh, the hosts or the batch. Only `mixup` and
+`cutmix` take a partner, and their shares, by the sample's place in its batch.
 
 - Super-resolution (`scale` 2, 3, 4 …): `low` is `high` shrunk by bicubic interpolation with
   antialiasing, as `torch.nn.functional.interpolate(antialias=True)` or MATLAB computes it.

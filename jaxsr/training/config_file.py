@@ -201,12 +201,12 @@ def _parse_yaml(text: str) -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Reads 5e-4 as a number, as YAML 1.2 does, and refuses what is there twice."""
+        """Reads 5e-4 as a number, as YAML 1.2 does, and refuses what appears twice."""
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict:
             names = [key.value for key, _ in node.value]
             if twice := {str(name) for name in names if names.count(name) > 1}:
-                raise yaml.YAMLError(f"{min(twice)} is there twice")
+                raise yaml.YAMLError(f"{min(twice)} appears twice")
             return super().construct_mapping(node, deep)
 
     number = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")

@@ -79,10 +79,10 @@ def test_the_function_equals_torch():
     program = jaxsr.export_stablehlo(net, torch.zeros(1, 3, 6, 6), platforms=("cpu", "tpu"))
     assert program.platforms == ("cpu", "tpu")
     images = torch.randn(3, 3, 6, 6)
-    kept = export.deserialize(program.serialize())
+    stored = export.deserialize(program.serialize())
     with torch.no_grad():
         expected = net(images).numpy()
-    np.testing.assert_allclose(np.asarray(kept.call(jnp.asarray(images))), expected, atol=1e-6)
+    np.testing.assert_allclose(np.asarray(stored.call(jnp.asarray(images))), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -317,8 +317,8 @@ def test_pairs_are_mixed_before_they_are_shrunk(kind, photos):
     other = own.reshape(4, 2, *own.shape[1:])[:, ::-1].reshape(own.shape)
     if kind == "cutmix":
         assert (np.isclose(high, own) | np.isclose(high, other)).all()
-        kept = np.isclose(high, own).mean((1, 2, 3))
-        assert ((kept > 0) & (kept < 1)).any()
+        unchanged = np.isclose(high, own).mean((1, 2, 3))
+        assert ((unchanged > 0) & (unchanged < 1)).any()
     else:
         share = ((high - other) * (own - other)).sum((1, 2, 3)) / ((own - other) ** 2).sum(
             (1, 2, 3)

@@ -29,13 +29,13 @@ def test_the_code_of_a_library_runs(section, library):
     backbone = names["backbone"]
     expected = backbone.train()(torch.from_numpy(images.copy())).detach().numpy()
     if section == "Flax NNX":
-        found = names["TorchModule"](names["to_jax"](backbone))(images)
+        outputs = names["TorchModule"](names["to_jax"](backbone))(images)
     elif section == "Equinox":
         model = names["model"]
         assert names["gradients"].params["0.weight"].shape == (8, 3, 3, 3)
-        found, _ = model.apply(model.params, model.buffers, images, train=True)
+        outputs, _ = model.apply(model.params, model.buffers, images, train=True)
     else:
         part = {"backbone": names["params"]["backbone"]}
         run = names["hk"].transform_with_state(lambda x: names["Backbone"]()(x, True))
-        found, _ = run.apply(part, {"backbone": names["state"]["backbone"]}, None, images)
-    np.testing.assert_allclose(np.asarray(found), expected, atol=1e-5)
+        outputs, _ = run.apply(part, {"backbone": names["state"]["backbone"]}, None, images)
+    np.testing.assert_allclose(np.asarray(outputs), expected, atol=1e-5)

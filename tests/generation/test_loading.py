@@ -11,9 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from jaxsr.errors import InputError
-from jaxsr.generation.generate_loop import complete
-from jaxsr.generation.jax_decoder import JaxDecoder
-from jaxsr.generation.options import SamplingOptions, recommended_options
+from jaxsr.generation.options import recommended_options
 from jaxsr.models.language_models import load_language_model
 from jaxsr.models.llama.filling import is_tied
 from jaxsr.models.llama.quantization_config import read_quantization
@@ -476,27 +474,3 @@ def test_weights_that_are_not_finite_are_refused(model_folder, tmp_path, impleme
             save_file(weights, path, metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"layers\.1\.mlp\.up_proj\.weight has NaN or infinity"):
         load_model(folder, kind="language model", implementation=implementation)
-
-
-@pytest.mark.parametrize("implementation", ["own", "transformers"])
-@torch.no_grad()
-def test_dynamic_frequencies_are_those_of_transformers(implementation, model_folder, tmp_path):
-    from transformers import AutoModelForCausalLM
-
-    folder, tensors = single_file(model_folder, "llama", tmp_path)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    path = folder / "config.json"
-    fields = json.loads(path.read_text())
-    fields.pop("rope_parameters", None)
-    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
-    path.write_text(json.dumps(fields | {"rope_parameters": rope}))
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    assert model.model.rotary_emb.rope_type == "dynamic"
-    network = load_language_model(folder, implementation=implementation).network
-    last = network(TOKENS)[0].reshape(len(TOKENS), -1, 320)[:, -1]
-    torch.testing.assert_close(last, model(TOKENS).logits[:, -1], **CLOSE)
-    prompt = TOKENS[0].tolist()
-    want = model.generate(TOKENS[:1], max_new_tokens=5, do_sample=False)[0, len(prompt) :]
-    options = SamplingOptions(max_new_tokens=5)
-    (done,) = complete(JaxDecoder(network), [prompt], options).completions
-    assert done.tokens == want.tolist()

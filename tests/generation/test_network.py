@@ -1,12 +1,17 @@
 """The network against `transformers`: whole prompts, cached steps, left padding, and under JAX."""
 
 import copy
+import json
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from jaxsr.generation.generate_loop import complete
+from jaxsr.generation.jax_decoder import JaxDecoder
+from jaxsr.generation.options import SamplingOptions
+from jaxsr.models.language_models import load_language_model
 from jaxsr.models.llama.network import take_fewer_kernels
 
 FAMILIES = ("llama", "llama-plain", "qwen3")
@@ -181,3 +186,26 @@ def test_float64_network_stays_float64(network, tokens):
     nudged.model.layers[0].mlp.up_proj.weight[0, 0] += 1e-11  # lost in float32
     moved = (nudged(tokens)[0] - logits).abs().max()
     assert 0 < moved < 1e-8
+
+
+@pytest.mark.parametrize("implementation", ["own", "transformers"])
+@torch.no_grad()
+def test_dynamic_frequencies_are_those_of_transformers(implementation, hf_model, tokens, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    hf_model("llama").save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    fields = json.loads(path.read_text())
+    fields.pop("rope_parameters", None)
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+    path.write_text(json.dumps(fields | {"rope_parameters": rope}))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    assert model.model.rotary_emb.rope_type == "dynamic"
+    network = load_language_model(tmp_path, implementation=implementation).network
+    last = network(tokens)[0].reshape(len(tokens), -1, 320)[:, -1]
+    torch.testing.assert_close(last, model(tokens).logits[:, -1], **CLOSE)
+    prompt = tokens[0].tolist()
+    want = model.generate(tokens[:1], max_new_tokens=5, do_sample=False)[0, len(prompt) :]
+    options = SamplingOptions(max_new_tokens=5)
+    (done,) = complete(JaxDecoder(network), [prompt], options).completions
+    assert done.tokens == want.tolist()

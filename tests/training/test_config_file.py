@@ -155,7 +155,7 @@ def test_a_file_written_by_hand_changes_a_preset(name, text, tmp_path):
         ("a.yaml", "lr: 0.1", "KeyError: 'family'"),
         ("a.yaml", "- lr", "it holds a list"),
         ("a.yaml", "family: span\nlr: [", "ValueError: while parsing"),
-        ("a.yaml", "family: span\nlr: 1\nlr: 2", "lr is there twice"),
+        ("a.yaml", "family: span\nlr: 1\nlr: 2", "lr appears twice"),
         (
             "a.yaml",
             "family: span\nlr: !!python/name:os.system ''",
