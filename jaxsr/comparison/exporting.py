@@ -261,7 +261,7 @@ def _write_onnx(module: nn.Module, arguments: Arguments, config: ExportConfig, p
 
 
 def _run_onnx(path: Path, batches: Sequence[Arguments]) -> list[Outputs]:
-    import onnxruntime
+    import onnxruntime  # pyright: ignore[reportMissingImports]
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     names = [one.name for one in session.get_inputs()]

@@ -41,7 +41,7 @@ def digest(images: list[tuple[np.ndarray, np.ndarray]]) -> str:
 
 
 def _figures(images: list[tuple[np.ndarray, np.ndarray]]) -> list[float]:
-    import py_irstd_metrics as theirs
+    import py_irstd_metrics as theirs  # pyright: ignore[reportMissingImports]
 
     pooled, each = theirs.CMMetrics(), theirs.CMMetrics()
     kind: dict[str, Any] = {"with_dynamic": False, "with_binary": True, "sample_based": False}
