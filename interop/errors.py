@@ -82,6 +82,10 @@ class UnsupportedTorchError(UserError, NotImplementedError):
             _REMEMBERED.refusals.append(self)
 
 
+class MissingKeyError(UnsupportedTorchError):
+    """A module draws random numbers, and its call was given no key."""
+
+
 class GradientInForwardError(UnsupportedTorchError):
     """A gradient that forward computes itself; torch's inference mode has none of these, either."""
 

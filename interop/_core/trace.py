@@ -22,7 +22,7 @@ from jaxsr.interop._core.shared_memory import Originals, Window
 from jaxsr.interop._core.tensor import Cell, JaxTensor, stop_gradient
 from jaxsr.interop._core.trace_scope import Region, plain_torch
 from jaxsr.interop.annotations import PyTree
-from jaxsr.interop.errors import UnsupportedTorchError
+from jaxsr.interop.errors import MissingKeyError, UnsupportedTorchError
 
 
 class Trace(ABC):
@@ -71,7 +71,7 @@ class Trace(ABC):
     def next_key(self) -> jax.Array:
         """A fresh key for each draw, the same for the same place in the program."""
         if self.rng is None:
-            raise UnsupportedTorchError(
+            raise MissingKeyError(
                 "the module draws random numbers but apply got no key; pass rng=jax.random.key(...)"
                 " (a new one each step), or train=False where that turns dropout off"
             )

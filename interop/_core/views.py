@@ -20,6 +20,7 @@ from jaxsr.interop._core.dtypes import to_jax_dtype
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import views
 from jaxsr.interop._core.schema import Call, call_by_name
+from jaxsr.interop._core.spreading import broadcast
 from jaxsr.interop._core.tensor import JaxTensor, View, stop_gradient, straight_through
 from jaxsr.interop._core.trace_scope import Region, plain_torch
 
@@ -241,7 +242,7 @@ def _expanded(parent: JaxTensor, arguments: dict, metas: Metas) -> list[View]:
     shape = tuple(metas[0].shape)
     if math.prod(shape) == parent.numel():
         return [_reshape(parent, shape)]
-    return [View(parent, lambda p: jnp.broadcast_to(p, shape), None)]
+    return [View(parent, lambda p: broadcast(p, shape), None)]
 
 
 @views(aten.view.dtype)

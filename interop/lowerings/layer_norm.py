@@ -12,6 +12,7 @@ import torch
 from jaxsr.interop._core import torchax
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import Entry, Kind, handles, lowers
+from jaxsr.interop._core.spreading import HALF
 from jaxsr.interop._core.stored_tensors import store
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace import Trace
@@ -48,10 +49,13 @@ def group_norm(
     groups: int,
     eps: float,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """By torchax, also of nothing."""
+    """By torchax in float32, in which torch computes narrower ones, also of nothing."""
     if not x.size:
         statistics = jnp.zeros((n, groups), x.dtype)
         return x, statistics, statistics
     lowering = torchax.lowering(aten.native_group_norm.default)
     assert lowering is not None
+    x, weight, bias = (
+        a.astype(jnp.float32) if a is not None and a.dtype in HALF else a for a in (x, weight, bias)
+    )
     return lowering(x, weight, bias, n, c, pixels, groups, eps)

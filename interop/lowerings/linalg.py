@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from jaxsr.interop._core.dtypes import nan_where, widened, x64
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import lowers, overrides
+from jaxsr.interop._core.spreading import broadcast
 from jaxsr.interop._core.tensor import JaxTensor, straight_through
 from jaxsr.interop._core.trace import Trace
 from jaxsr.interop._core.trace_scope import plain_torch
@@ -61,7 +62,8 @@ def _lowers_added(func: torch._ops.OpOverload, product: Callable[..., jax.Array]
         out = out if alpha == 1 else out * jnp.asarray(alpha).astype(out.dtype)
         if beta == 0:  # torch then does not read `x`, which may hold NaN
             return jnp.broadcast_to(out, jnp.broadcast_shapes(x.shape, out.shape))
-        return out + (x if beta == 1 else x * jnp.asarray(beta).astype(out.dtype))
+        scaled = x if beta == 1 else x * jnp.asarray(beta).astype(out.dtype)
+        return out + broadcast(scaled, out.shape)
 
 
 _lowers_added(aten.addmm.default, jnp.matmul)
@@ -83,7 +85,7 @@ def linear(input: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -
         return out
     if bias.ndim == 1 and out.ndim > 1 and out.size >= _LEAST_SPREAD:
         bias = spread(bias, out.shape, axis=-1)
-    return out + bias
+    return out + broadcast(bias, out.shape)
 
 
 def einsum(equation: str, *operands: Any) -> jax.Array:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import torch
 
 from jaxsr.interop._core.registry import overrides
+from jaxsr.interop._core.spreading import HALF, broadcast
 from jaxsr.interop._core.trace import Trace
 from jaxsr.interop.errors import UnsupportedTorchError
 
@@ -66,12 +67,14 @@ def _recurrent(mode: str) -> Callable[..., tuple]:
                 k = layer * directions + d
                 w = weights[k * per : (k + 1) * per]
                 bias_x, bias_h = (w[2], w[3]) if biases else (0.0, jnp.zeros(w[1].shape[0]))
-                gates = value @ w[0].T + bias_x
+                gates = value @ w[0].T
+                gates += broadcast(jnp.asarray(bias_x), gates.shape)
+                # Gradients of all steps are added up in float32, as torch's are.
+                wide = [a.astype(jnp.float32) if a.dtype in HALF else a for a in (w[1], bias_h)]
 
-                def body(
-                    state: tuple, g: jax.Array, w: jax.Array = w[1], b: jax.Array = bias_h
-                ) -> tuple:
-                    new = step(state, g, w, b)
+                def body(state: tuple, g: jax.Array, wide: list[jax.Array] = wide) -> tuple:
+                    w, b = (a.astype(g.dtype) for a in wide)
+                    new = step(state, g, w, broadcast(b, g.shape))
                     return new, new[0]
 
                 start = tuple(s[k] for s in initial)

@@ -30,7 +30,7 @@ from jaxsr.comparison.check_modes import TorchRuns
 from jaxsr.comparison.export_options import ExportConfig
 from jaxsr.comparison.jax_runs import JaxRuns
 from jaxsr.comparison.measures import ArrayError
-from jaxsr.errors import InputError, UserError, one_line
+from jaxsr.errors import InputError, MissingKeyError, UserError, one_line
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.interop.install import install_extra
@@ -43,6 +43,9 @@ Outputs = dict[str, np.ndarray] | list[np.ndarray]
 """By name, or in torch's order."""
 _MOST_BYTES = 2**31 - 2**20
 """Largest program: `jax.export` writes FlatBuffers, whose places have 32 bits."""
+_BUILT_IN = [export.DisabledSafetyCheck.custom_call("LayoutConstraint")]
+"""Calls in programs of `jnp.fft` that are XLA's own, though `jax.export` doesn't list them. XLA
+cannot refine their shapes where the batch is symbolic."""
 _RUN = """
 import sys
 for name in ("torch", "torchax", "jaxsr"):
@@ -85,7 +88,8 @@ def export_stablehlo(
       arrays where the module returns several.
 
     Raises:
-      InputError: an input or output has no batch axis, and the batch is not fixed.
+      InputError: an input or output has no batch axis, and the batch is not fixed; the module draws
+        random numbers; a platform has no such operation.
       UnsupportedTorchError: the module cannot be converted.
     """
     arguments = Arguments.of(inputs, kwargs or {})
@@ -97,9 +101,9 @@ def export_stablehlo(
     def run(*arrays: jax.Array) -> PyTree:
         values = dict(zip(arguments.tensors, arrays, strict=True))
         if fixed_batch:
-            outputs = forward(runs.state, values, runs.key)[0]
+            outputs = forward(runs.state, values, None)[0]
         else:
-            outputs = {n: _of_row(n, v) for n, v in by_rows(runs.state, values, runs.key).items()}
+            outputs = {n: _of_row(n, v) for n, v in by_rows(runs.state, values, None).items()}
         return outputs["output"] if [*outputs] == ["output"] else outputs
 
     shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in runs.inputs().values()]
@@ -108,8 +112,24 @@ def export_stablehlo(
         shapes = [
             jax.ShapeDtypeStruct((rows, *s.shape[1:]), s.dtype) if s.shape else s for s in shapes
         ]
-    with xla_only():  # a file has no functions of this process
-        return export.export(jax.jit(run), platforms=platforms)(*shapes)
+    try:
+        with xla_only():  # a file has no functions of this process
+            exporting = export.export(
+                jax.jit(run), platforms=platforms, disabled_checks=_BUILT_IN if fixed_batch else ()
+            )
+            return exporting(*shapes)
+    except MissingKeyError as error:
+        raise InputError(
+            "the module draws random numbers in evaluation mode, and a file would give the same "
+            "ones at each call; make them an input of forward"
+        ) from error
+    except (NotImplementedError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise InputError(
+            f"jax.export cannot write the program for {', '.join(platforms)} "
+            f"({one_line(error)[:300]}); give other platforms, or a fixed batch"
+        ) from error
 
 
 def _one_row(arguments: Arguments) -> Arguments:
@@ -154,7 +174,7 @@ def run(config: ExportConfig) -> int:
                 f"jaxsr: the file gives other values than torch: {worst.name} differs by "
                 f"{worst.error:.1e} of its largest value, torch in float32 by "
                 f"{worst.torch_error:.1e}; it was not kept. --fixed-batch is for samples that "
-                "depend on one another",
+                "depend on one another; random numbers must be inputs",
                 file=sys.stderr,
             )
             return ExitStatus.FAILED

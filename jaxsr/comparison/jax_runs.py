@@ -72,7 +72,7 @@ class JaxRuns:
     def forward(self, *, train: bool) -> Callable[..., tuple[Named, Named]]:
         """A pure function of (params, buffers), inputs and key: outputs by name, and buffers."""
 
-        def run(state: State, inputs: Named, key: jax.Array) -> tuple[Named, Named]:
+        def run(state: State, inputs: Named, key: jax.Array | None) -> tuple[Named, Named]:
             args, kwargs = self.arguments.call(inputs)
             outputs, buffers = self.converted.call(*state, args, kwargs, rng=key, train=train)
             return named_leaves(outputs, (jax.Array, np.ndarray)), buffers
@@ -114,11 +114,11 @@ class JaxRuns:
         """The arguments' tensors as JAX arrays."""
         return {n: jnp.asarray(a) for n, a in (arguments or self.arguments).arrays.items()}
 
-    def by_rows(self) -> Callable[[State, Named, jax.Array], Named]:
+    def by_rows(self) -> Callable[[State, Named, jax.Array | None], Named]:
         """A function as `forward` in evaluation, vectorised over samples by `jax.vmap`: outputs."""
         forward = self.forward(train=False)
 
-        def run(state: State, inputs: Named, key: jax.Array) -> Named:
+        def run(state: State, inputs: Named, key: jax.Array | None) -> Named:
             def one(row: Named) -> Named:
                 return forward(
                     state, {n: v[None] if n in mapped else v for n, v in row.items()}, key

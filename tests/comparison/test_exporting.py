@@ -47,6 +47,16 @@ class Pairs(nn.Module):
         return x + x.reshape(2, -1).sum()
 
 
+class Noisy(nn.Module):
+    def forward(self, x):
+        return x + torch.rand_like(x)
+
+
+class Spectrum(nn.Module):
+    def forward(self, x):
+        return torch.fft.rfft(x)
+
+
 class Rows(nn.Module):
     def forward(self, ids, scale):
         return nn.functional.one_hot(ids, 5).float() * scale
@@ -96,6 +106,10 @@ def test_the_function_equals_torch():
         (["exported_nets:Rows", "--input", "int64:2:5", "3,2,5"], 2, "share no batch axis"),
         (["exported_nets:Net", "--out", "absent/net.stablehlo"], 2, "no folder absent"),
         (["exported_nets:Net", "--out", "."], 2, "is a folder"),
+        (["exported_nets:Noisy"], 2, "draws random numbers in evaluation mode"),
+        (["exported_nets:Noisy", "--fixed-batch"], 2, "make them an input of forward"),
+        (["exported_nets:Spectrum"], 2, "give other platforms, or a fixed batch"),
+        (["exported_nets:Spectrum", "--fixed-batch"], 0, ""),
     ],
 )  # fmt: skip
 def test_what_depends_on_the_batch_needs_it_fixed(arguments, status, message, tmp_path, capfd):
