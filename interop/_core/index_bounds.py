@@ -64,7 +64,7 @@ def _classes(
 
 
 def _margin_classes(x: torch.Tensor, target: torch.Tensor, *_: object, **__: object) -> list[Use]:
-    return [Use(target, x.shape[-1])]
+    return [Use(target, x.shape[-1] if x.dim() else 1)]
 
 
 def _along_axis(
@@ -97,7 +97,7 @@ def _axes(
 
 
 def _labels(x: torch.Tensor, target: torch.Tensor, *_: object, **__: object) -> list[Use]:
-    return [Use(target, x.shape[-1], ignored=-1)]
+    return [Use(target, x.shape[-1] if x.dim() else 1, ignored=-1)]
 
 
 def _places(

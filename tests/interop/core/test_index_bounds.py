@@ -158,8 +158,8 @@ class Call(nn.Module):
         super().__init__()
         self.function = function
 
-    def forward(self, index):
-        return self.function(index)
+    def forward(self, *inputs):
+        return self.function(*inputs)
 
 
 @pytest.mark.parametrize("function", [_caught, _suppressed, _caught_above])
@@ -199,3 +199,20 @@ def test_a_rule_takes_all_arguments_of_its_operator(operation):
         positional = [a for a in schema.arguments if not a.kwarg_only and not a.is_out]
         named = {a.name: None for a in schema.arguments if a.kwarg_only and not a.is_out}
         rule.bind(*positional, **named)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        F.multilabel_margin_loss,
+        lambda x, i: x.gather(0, i),
+        lambda x, i: x.index_select(0, i),
+        lambda x, i: x.take(i),
+        lambda x, i: x.scatter_add(0, i, torch.tensor(1.0)),
+        lambda x, i: x.index_fill(0, i, 3.0),
+    ],
+)
+def test_a_number_is_a_table_of_one_row(function):
+    x, index = torch.tensor(2.0), torch.tensor(0)
+    model = to_jax(Call(function))
+    assert float(model.apply({}, {}, x.numpy(), index.numpy())[0]) == float(function(x, index))
