@@ -5,8 +5,11 @@ torch, and is traced like anything else. A `TorchDispatchMode` acts below: torch
 operators as if it were not there, with what it returned. JAX has no such level.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from torch.nn.modules import module as everywhere
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -49,3 +52,21 @@ def check_modes_around() -> None:
                 f"{type(mode).__name__} is active around the call, which torch would apply to "
                 "forward and a compiled program would not; enter it in forward, or leave it out"
             )
+
+
+@contextmanager
+def keeping_global_hooks() -> Iterator[None]:
+    """Puts torch's hooks of all modules back where traced code ends in an error.
+
+    Torch's own modes, such as FlopCounterMode, register some before they enter the dispatch mode
+    that is refused, and would leave them there.
+    """
+    hooks = [h for name, h in vars(everywhere).items() if name.startswith("_global_")]
+    before = [(h, h.copy()) for h in hooks if isinstance(h, dict)]
+    try:
+        yield
+    except BaseException:
+        for current, previous in before:
+            current.clear()
+            current.update(previous)
+        raise

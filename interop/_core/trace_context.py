@@ -9,7 +9,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from jaxsr.interop._core.autograd_function import patched
-from jaxsr.interop._core.other_modes import check_modes_around
+from jaxsr.interop._core.other_modes import check_modes_around, keeping_global_hooks
 from jaxsr.interop._core.tensor_types import answering_types
 from jaxsr.interop._core.trace import Trace
 from jaxsr.interop._core.trace_scope import running, running_trace
@@ -60,6 +60,7 @@ def session(trace: Trace, *, compiling: bool = True) -> Generator[None]:
         torch.set_default_dtype(torch.float32)
         # Fused CPU kernels that torch would pick from Python or C++ have no aten lowering.
         torch.backends.mha.set_fastpath_enabled(False)
+        stack.enter_context(keeping_global_hooks())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(torch.autocast("cpu", enabled=False))

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from jaxsr.interop import UnsupportedTorchError, to_jax
 
@@ -173,3 +174,18 @@ def test_a_mode_around_the_call_is_refused(kind):
     with torch.device("meta"):  # says where tensors are made, which JAX decides
         out, _ = model.apply(model.params, model.buffers, X)
     np.testing.assert_array_equal(out, expected)
+
+
+def test_hooks_of_a_refused_mode_do_not_stay():
+    class Counted(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with FlopCounterMode(display=False):
+                return x * 2
+
+    refused, net = to_jax(Counted()), nn.Linear(3, 3)
+    with pytest.raises(UnsupportedTorchError, match="_FlopCounterMode in forward"):
+        refused.apply({}, {}, jnp.ones((2, 3)))
+    model = to_jax(net)  # torch's hooks of all modules would refuse it
+    out, _ = model.apply(model.params, {}, jnp.ones((2, 3)))
+    with torch.no_grad():
+        np.testing.assert_allclose(out, net(torch.ones(2, 3)), atol=1e-6)
