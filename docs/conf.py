@@ -26,6 +26,7 @@ exclude_patterns = ["figures"]
 smartquotes_action = "qe"  # dashes are those of options
 html_theme = "furo"
 html_title = "jaxsr"
+html_show_copyright = False
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 

@@ -1,8 +1,9 @@
-"""Broadcast values: their gradient is a sum of as many terms as they are copied to.
+"""Sums of many terms inside an operator or its gradient, which are as exact as torch's.
 
-In half precision XLA's programs for CPUs round such a sum many times, where torch adds in float32
-and rounds once: ten to a hundred times torch's error, and more where terms cancel. So values in
-half precision are broadcast as float32 numbers, whose sum XLA computes, too, in float32.
+In half precision XLA's programs for CPUs round a sum many times, where torch adds in float32 and
+rounds once: ten to a hundred times torch's error, and more where terms cancel. So running sums,
+pools and scattered values are computed on float32 numbers. The gradient of a value that is
+broadcast is a sum of as many terms as it is copied to: such values are broadcast as float32.
 
 A sum of float32 numbers is added up with a hundred times torch's error where it has many terms. So
 that of one learned number is the sum of a channel, which torch computes in programs for CPUs.
@@ -25,6 +26,13 @@ HALF = (jnp.bfloat16, jnp.float16)
 """Dtypes whose sums torch adds in float32."""
 _COPYING = (aten.repeat.default, aten.gather.default, aten.index_select.default, aten.index.Tensor)
 """Operators that copy elements of their first argument."""
+_ADDING = (
+    aten.cumsum.default, aten.cumprod.default, aten.avg_pool1d.default, aten.avg_pool2d.default,
+    aten.avg_pool3d.default, aten.scatter_add.default, aten.index_add.default,
+    aten.scatter_reduce.two, aten.segment_reduce.default, aten.index_put.default,
+    aten._unsafe_index_put.default,
+)  # fmt: skip
+"""Operators that add up, or multiply, elements of their arguments."""
 
 
 def broadcast(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -37,20 +45,24 @@ def broadcast(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return jnp.broadcast_to(array.astype(jnp.float32), shape).astype(array.dtype)
 
 
-def broadcast_arguments(
-    func: torch._ops.OpOverload, args: tuple, arrays: tuple, result: PyTree
-) -> tuple:
-    """Arguments of an operator, with those broadcast that need a gradient.
+def for_sums(func: torch._ops.OpOverload, args: tuple, arrays: tuple, result: PyTree) -> tuple:
+    """Arguments of an operator, widened or broadcast for the sums in it and in its gradient.
 
     Args:
-      func: the operator. Others than those that are computed element by element, or that copy
-        elements, keep their arguments.
+      func: the operator. Others than those that are computed element by element, or that copy or
+        add elements, keep their arguments.
       args: its arguments.
       arrays: the same with JAX arrays for tensors.
       result: what torch returns on the meta device.
     """
     if func in _COPYING and arrays[0].dtype in HALF and result.numel() > 2 * arrays[0].size:
         return (arrays[0].astype(jnp.float32), *arrays[1:])
+    writes = func in (aten.index_put.default, aten._unsafe_index_put.default) and not any(args[3:])
+    if func in _ADDING and not writes:
+        return jax.tree.map(
+            lambda a: a.astype(jnp.float32) if isinstance(a, jax.Array) and a.dtype in HALF else a,
+            arrays,
+        )
     if torch.Tag.pointwise not in func.tags or not isinstance(result, torch.Tensor):
         return arrays
     from jaxsr.interop.lowerings.channel_moments import spread

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from jaxsr.interop._core.dtypes import to_jax_dtype, widened
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import handles
 from jaxsr.interop._core.tensor import JaxTensor
@@ -29,7 +30,7 @@ def embedding_bag(
     """(rows, D), (n,), (bags,) -> (bags, D); an empty bag gives zeros."""
     bag = jnp.searchsorted(offsets[:bags], jnp.arange(indices.shape[0]), side="right") - 1
     counted = indices != padding_idx
-    rows = weight[indices]
+    rows = widened(weight[indices])
     if per_sample_weights is not None:
         rows = rows * per_sample_weights[:, None]
     if mode == _MAX:
@@ -42,7 +43,7 @@ def embedding_bag(
     sums = jax.ops.segment_sum(jnp.where(counted[:, None], rows, 0), bag, bags)
     if mode == _SUM:
         return sums
-    sizes = jax.ops.segment_sum(counted.astype(sums.dtype), bag, bags)
+    sizes = jax.ops.segment_sum(counted.astype(jnp.int32), bag, bags)
     return sums / jnp.maximum(sizes, 1)[:, None]
 
 
@@ -62,6 +63,7 @@ def _embedding_bag(
         bags=metas[0].shape[0],
         padding_idx=call.get("padding_idx", -1),
     )
+    value = value.astype(to_jax_dtype(metas[0].dtype))
     needs = weight.needs_grad or (samples is not None and samples.needs_grad)
     result = trace.wrap_like(value, metas[0], needs)
     # Only torch's own backward reads the others.

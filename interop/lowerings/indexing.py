@@ -137,9 +137,8 @@ def embedding(
 ) -> jax.Array:
     rows = _rows(weight, index)
     if by_frequency:
-        counts = jnp.zeros(weight.shape[0], weight.dtype).at[index.reshape(-1)].add(1)
-        share = (1 / counts[index])[..., None]
-        rows = rows * share + lax.stop_gradient(rows * (1 - share))
+        counts = jnp.zeros(weight.shape[0], jnp.int32).at[index.reshape(-1)].add(1)
+        rows = straight_through(rows / counts[index][..., None], rows)
     if padding >= 0:
         # The padding row is read but never learns.
         rows = jnp.where((index == padding)[..., None], lax.stop_gradient(rows), rows)
@@ -207,11 +206,11 @@ def scatter_reduce(
     # Among equals torch shares the gradient; XLA's scatter would give each of them all of it.
     out = lax.stop_gradient(out)
     source, place = _scattered(source, dim, index)
-    reached = jnp.zeros(x.shape, x.dtype).at[place].add(1)
+    reached = jnp.zeros(x.shape, jnp.int32).at[place].add(1)
     ties, ties_here = equal(source, out[place]), equal(x, out)
     # torch counts the tensor's own element even where include_self=False leaves it out.
     counts_itself = ties_here & (jnp.asarray(include_self) | (reached == 0))
-    count = ties_here.astype(x.dtype).at[place].add(ties.astype(x.dtype))
+    count = ties_here.astype(jnp.int32).at[place].add(ties.astype(jnp.int32))
     share = jnp.where(counts_itself, x / jnp.maximum(count, 1), 0)
     share = share.at[place].add(jnp.where(ties, source / jnp.maximum(count[place], 1), 0))
     return straight_through(share, out)

@@ -233,9 +233,9 @@ def histc(x: jax.Array, bins: int = 100, min: float = 0, max: float = 0) -> jax.
     scaled, width = lax.optimization_barrier(((x - low) * bins, width))
     place = (scaled / width).astype(jnp.int32)
     inside = (x >= low) & (x <= high)
-    counts = jnp.zeros(bins, x.dtype)
-    counts = counts.at[jnp.minimum(place, bins - 1)].add(inside.astype(x.dtype))
-    return nan_where(refused, counts)
+    counts = jnp.zeros(bins, jnp.int32)
+    counts = counts.at[jnp.minimum(place, bins - 1)].add(inside.astype(jnp.int32))
+    return nan_where(refused, counts.astype(x.dtype))
 
 
 @lowers(aten._is_all_true.default)

@@ -71,3 +71,62 @@ def _gradient(function, p, x, cotangent, dtype) -> np.ndarray:
     product = function(p, x.to(dtype)) * cotangent.to(dtype)
     (product.float() if dtype != torch.float64 else product).sum().backward()
     return p.grad.double().numpy()
+
+
+SUMS = {
+    "cumsum": lambda x: x.cumsum(0),
+    "cumprod": lambda x: (x * 0.01 + 1).cumprod(0),
+    "avg_pool2d": lambda x: F.avg_pool2d(x.reshape(1, 1, 64, 64), 16),
+    "lp_pool2d": lambda x: F.lp_pool2d(x.abs().reshape(1, 1, 64, 64), 2.0, 16),
+    "scatter_add": lambda x: x.new_zeros(5).scatter_add(0, torch.arange(4096) % 5, x),
+    "scatter_reduce": lambda x: x.new_zeros(5).scatter_reduce(
+        0, torch.arange(4096) % 5, x, "mean", include_self=False
+    ),
+    "index_add": lambda x: x.new_zeros(5).index_add(0, torch.arange(4096) % 5, x),
+    "index_put": lambda x: x.new_zeros(5).index_put((torch.arange(4096) % 5,), x, True),
+    "segment_reduce": lambda x: torch.segment_reduce(
+        x, "mean", lengths=torch.tensor([96, 4000]), unsafe=True
+    ),
+    # Beyond 256 and 2048 elements, numbers in half precision count no further.
+    "embedding_bag": lambda x: F.embedding_bag(torch.arange(4096)[None], x[:, None], mode="mean"),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", SUMS)
+def test_values_are_as_exact_as_torchs(name, dtype):
+    class Net(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return SUMS[name](x)
+
+    torch.manual_seed(0)
+    x = torch.randn(4096).to(dtype)
+    ours, _ = to_jax(Net()).apply({}, {}, jnp.asarray(x.float().numpy()).astype(str(dtype)[6:]))
+    exact = SUMS[name](x.double()).numpy()
+    largest = np.abs(exact).max()
+    error = np.abs(np.asarray(ours.astype(jnp.float32)) - exact).max() / largest
+    torch_error = np.abs(SUMS[name](x).double().numpy() - exact).max() / largest
+    assert error <= 2 * torch_error + torch.finfo(dtype).eps / 4
+
+
+def test_frequencies_of_an_embedding_are_counted_beyond_256():
+    table = torch.ones(2, 1, dtype=torch.bfloat16)
+    index = torch.zeros(1000, dtype=torch.long)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(table.clone())
+
+        def forward(self, index: torch.Tensor) -> torch.Tensor:
+            return F.embedding(index, self.table, scale_grad_by_freq=True).float().sum()
+
+    net = Net()
+    net(index).backward()
+    assert net.table.grad is not None
+    converted = to_jax(net)
+    gradient = jax.grad(lambda p: converted.apply(p, {}, jnp.asarray(index.numpy()))[0])(
+        converted.params
+    )["table"]
+    expected = net.table.grad.float().numpy()
+    np.testing.assert_allclose(np.asarray(gradient.astype(jnp.float32)), expected, rtol=0.01)
