@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from jaxsr.comparison.backend_spec import BackendSpec
 from jaxsr.comparison.calls import Call
 from jaxsr.comparison.metrics import INCOMPARABLE, ErrorMetrics, error_metrics, worst_of
 from jaxsr.comparison.op_recorder import Record
-from jaxsr.comparison.recorded_trace import Backend, Progress
+from jaxsr.comparison.recorded_trace import Backend, Progress, RecordedTrace
 from jaxsr.comparison.result import Local, OperationRow
 from jaxsr.comparison.thresholds import (
     NOISE_FACTOR,
@@ -258,7 +259,7 @@ class LocalErrorObserver:
 
 def measure_local_errors(
     workload: Workload,
-    first: Backend,
+    first: "Backend | RecordedTrace",
     second: Backend,
     rows: Sequence[OperationRow],
     *,
@@ -272,7 +273,7 @@ def measure_local_errors(
 
     Args:
       workload: what to run.
-      first: gives the inputs of every operation.
+      first: gives the inputs of every operation; a trace those of what it has whole.
       second: is judged.
       rows: the operations of both.
       tokens: fed after each step.
@@ -281,11 +282,17 @@ def measure_local_errors(
       gradients: also compare the gradients of every operation.
       progress: called with a line on each stage.
     """
-    rollout, step = workload.begin(), 0
+    stored = isinstance(first, RecordedTrace)
+    side = BackendSpec.parse(first.header["side"]) if stored else first.side
     observer = LocalErrorObserver(
-        first, second, rows, dtypes=(first.side.dtype, second.side.dtype), reference=reference,
-        within=within, gradients=gradients,
+        None if stored else first, second, rows, dtypes=(side.dtype, second.side.dtype),
+        reference=reference, within=within, gradients=gradients,
     )  # fmt: skip
+    if stored:
+        progress("local errors of the stored operations")
+        observer.stored(first.records)
+        return
+    rollout, step = workload.begin(), 0
     while (inputs := rollout.inputs()) is not None:
         progress(f"local errors: step {step + 1} of {workload.steps}")
         outputs = first.observe(inputs, observer, step=step)

@@ -12,7 +12,7 @@ from torch import nn
 from jaxsr import check
 from jaxsr.compare import main
 from jaxsr.comparison.backend_spec import BackendSpec
-from jaxsr.comparison.compare_engines import compare_engines, compare_stored
+from jaxsr.comparison.compare_engines import compare_engines
 from jaxsr.comparison.jax_backend import JaxBackend
 from jaxsr.comparison.recorded_trace import make_trace, open_backend
 from jaxsr.comparison.summary import headline
@@ -128,11 +128,11 @@ def test_a_stored_trace_feeds_the_other_sides_operations(subject, tmp_path):
     made = subject(fault.family)
     save_trace(make_trace(made, open_backend(made, TORCH), keep=("*",)), tmp_path / "first")
     stored = load_trace(tmp_path / "first")
-    comparison, _ = compare_stored(stored, fault.faulty(made), TORCH)
+    comparison, *_ = compare_engines(fault.faulty(made), stored, TORCH)
     assert comparison.local_checked and not comparison.agree
     first = comparison.findings[0].row
     assert (first.call.path, first.call.operation) == (fault.path, "batch_norm")
-    assert compare_stored(stored, made, JAX, reference=True)[0].agree
+    assert compare_engines(made, stored, JAX, reference=True)[0].agree
 
 
 @pytest.mark.slow
