@@ -33,7 +33,7 @@ _WIDE = {
 class RunResult:
     """The results of one run of a module, in torch or in JAX."""
 
-    outputs: Arrays
+    outputs: Arrays = field(default_factory=dict)
     gradients: Arrays = field(default_factory=dict)
     """Gradients of trainable parameters by name, and of inputs as `∂ NAME`."""
     buffers: Arrays = field(default_factory=dict)
@@ -44,6 +44,11 @@ class RunResult:
     """Whether the module seeds torch's generator before it draws."""
     differentiable: frozenset[str] = frozenset()
     """Outputs with a gradient."""
+
+    @property
+    def arrays(self) -> tuple[Arrays, Arrays, Arrays]:
+        """Outputs, gradients and buffers."""
+        return self.outputs, self.gradients, self.buffers
 
 
 class _Float64(FunctionMode):
