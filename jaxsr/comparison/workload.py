@@ -6,16 +6,17 @@ or the one that another run took, so that two runs can be compared.
 """
 
 import copy
-import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
+import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from jaxsr.comparison.arguments import named_leaves
 from jaxsr.errors import InputError
 from jaxsr.interop.annotations import JsonObject, PyTree
 from jaxsr.models.cache_entries import has_slots
@@ -140,18 +141,9 @@ def first_array(outputs: PyTree) -> Any:
     Raises:
       InputError: there is none.
     """
-    if hasattr(outputs, "shape") and hasattr(outputs, "dtype"):
-        return outputs
-    values: Any = ()
-    if isinstance(outputs, Mapping):
-        values = outputs.values()
-    elif isinstance(outputs, (tuple, list)):
-        values = outputs
-    elif dataclasses.is_dataclass(outputs):
-        values = [getattr(outputs, part.name) for part in dataclasses.fields(outputs)]
-    for value in values:
-        if value is not None:
-            return first_array(value)
+    arrays = named_leaves(outputs, (np.ndarray, torch.Tensor)).values()
+    for array in arrays:
+        return array
     raise InputError(
         f"the network returned a {type(outputs).__name__}, not a tensor; wrap it in a module that "
         "returns tensors"
