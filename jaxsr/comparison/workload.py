@@ -9,7 +9,7 @@ import copy
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -31,15 +31,21 @@ def run_key() -> Any:
     return jax.random.key(0)
 
 
-class Rollout(Protocol):
-    """One run in progress: the inputs of the next step, which depend on the last outputs."""
+class Rollout:
+    """One run in progress: the inputs of the next step, which depend on the last outputs.
 
-    tokens: list[int]
-    """Chosen so far; empty for networks that choose none."""
+    Args:
+      inputs: of the first step; a network that chooses no tokens runs once.
+    """
+
+    def __init__(self, inputs: Inputs) -> None:
+        self._next: Inputs | None = inputs
+        self.tokens: list[int] = []
+        """Chosen so far; empty for networks that choose none."""
 
     def inputs(self) -> Inputs | None:
         """Arguments of the next step, host arrays; None when the run is over."""
-        ...
+        return self._next
 
     def take(self, outputs: PyTree, token: int | None = None) -> np.ndarray:
         """Goes on with a step's outputs; returns the one that counts (image, logits).
@@ -48,7 +54,8 @@ class Rollout(Protocol):
           outputs: host arrays as the network nests them.
           token: goes in next instead of the greedy one.
         """
-        ...
+        self._next = None
+        return np.asarray(first_array(outputs))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -104,7 +111,7 @@ class SingleWorkload(Workload):
     """Positional and keyword arguments, host arrays: images (batch, channels, height, width)."""
 
     def begin(self) -> Rollout:
-        return _SingleRollout(self.inputs)
+        return Rollout(self.inputs)
 
     @property
     def steps(self) -> int:
@@ -120,19 +127,6 @@ class SingleWorkload(Workload):
                 (f"{value.shape}", value.tobytes()) if hasattr(value, "tobytes") else (repr(value),)
             )
         )
-
-
-class _SingleRollout:
-    def __init__(self, inputs: Inputs) -> None:
-        self._next: Inputs | None = inputs
-        self.tokens: list[int] = []
-
-    def inputs(self) -> Inputs | None:
-        return self._next
-
-    def take(self, outputs: PyTree, token: int | None = None) -> np.ndarray:
-        self._next = None
-        return np.asarray(first_array(outputs))
 
 
 def first_array(outputs: PyTree) -> Any:
@@ -185,7 +179,7 @@ class LanguageWorkload(Workload):
         return repr(self.decode([token])) if self.decode is not None else str(token)
 
 
-class _LanguageRollout:
+class _LanguageRollout(Rollout):
     """Prompt and cache in the shapes that `jaxsr.generate` uses, so that it computes the same."""
 
     padding: Literal["left", "right"]
@@ -198,11 +192,7 @@ class _LanguageRollout:
         self._count = count
         self._slots = cache_slots(len(prompt), count, context=context)
         self._cache: PyTree = None
-        self._next: Inputs | None = ((tokens,), self._prompt_options())
-        self.tokens: list[int] = []
-
-    def inputs(self) -> Inputs | None:
-        return self._next
+        super().__init__(((tokens,), self._prompt_options()))
 
     def take(self, outputs: PyTree, token: int | None = None) -> np.ndarray:
         logits, new = outputs
