@@ -18,12 +18,8 @@ from jaxsr.comparison.recorded_trace import make_trace, open_backend
 from jaxsr.comparison.summary import headline
 from jaxsr.comparison.torch_backend import TorchBackend
 from jaxsr.comparison.trace_file import load_trace, save_trace
-from jaxsr.comparison.workload import SingleWorkload
 from jaxsr.interop import lowering
-from tests.comparison.faults import FAULTS
-
-TORCH = BackendSpec(engine="torch", platform="cpu")
-JAX = BackendSpec(engine="jax", platform="cpu")
+from tests.comparison.faults import FAULTS, JAX, TORCH, single
 
 
 class Net(nn.Module):
@@ -38,10 +34,7 @@ class Net(nn.Module):
 
 def workload(train=False):
     x = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
-    return SingleWorkload(
-        family="Net", model="test", network=Net().eval(), inputs_text="noise", inputs=((x,), {}),
-        train=train,
-    )  # fmt: skip
+    return single(Net(), x, train=train)
 
 
 @pytest.mark.sample(1)
