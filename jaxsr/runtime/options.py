@@ -44,13 +44,6 @@ class CheckedOptions:
         """Raises `InputError` for a value that cannot be used."""
         check_fields(self)
 
-    def check_at_least(self, least: int, *names: str) -> None:
-        """Raises `InputError` where one of these fields is set and below `least`."""
-        for name in names:
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise InputError(f"{name} must be at least {least}, got {value}")
-
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(CheckedOptions):
