@@ -20,6 +20,7 @@ from jaxsr.comparison.op_recorder import (
 )
 from jaxsr.comparison.torch_runs import RunResult, cotangent, run_here, running, widened
 from jaxsr.comparison.workload import Inputs, Workload, run_key
+from jaxsr.errors import InputError, one_line
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.host_arrays import to_numpy, to_torch
 from jaxsr.interop.module_copy import copy_module
@@ -92,16 +93,22 @@ class TorchBackend:
         """One step; in training or with gradients of a copy, which draws what JAX draws."""
         copied = self.train or differentiate
         network = in_mode(copy_module(self.network), self.train) if copied else self.network
-        with self._precision():
-            return run_here(
-                network,
-                Arguments.of(*self._placed(inputs)),
-                double=self._double,
-                key=run_key() if self.train else None,
-                differentiate=differentiate,
-                method=method,
-                device=str(self.device),
-            )
+        try:
+            with self._precision():
+                return run_here(
+                    network,
+                    Arguments.of(*self._placed(inputs)),
+                    double=self._double,
+                    key=run_key() if self.train else None,
+                    differentiate=differentiate,
+                    method=method,
+                    device=str(self.device),
+                )
+        except NotImplementedError as error:  # kernels of some dtypes, forward or backward
+            raise InputError(
+                f"{self.side.short} lacks an operation of this network: {one_line(error)}; give "
+                "another dtype" + (", or leave --gradients out" if differentiate else "")
+            ) from error
 
     def _placed(self, inputs: Inputs) -> Inputs:
         return pytree.tree_map_only(np.ndarray, self._tensor, inputs)

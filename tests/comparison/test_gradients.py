@@ -18,6 +18,7 @@ from jaxsr.comparison.recorded_trace import make_trace, open_backend
 from jaxsr.comparison.summary import headline
 from jaxsr.comparison.torch_backend import TorchBackend
 from jaxsr.comparison.trace_file import load_trace, save_trace
+from jaxsr.errors import InputError
 from jaxsr.interop import lowering
 from tests.comparison.faults import FAULTS, JAX, TORCH, single
 
@@ -78,6 +79,12 @@ def test_a_step_in_bfloat16_is_compared_with_float64(engine):
     comparison, *_ = compare_engines(made, TORCH, narrow, gradients=True)
     assert comparison.agree, headline(comparison)
     assert max(one.error for one in comparison.gradients) > 1e-4
+
+
+def test_a_kernel_that_torch_lacks_in_a_dtype_is_one_line():
+    narrow = BackendSpec(engine="torch", platform="cpu", dtype="bfloat16")
+    with pytest.raises(InputError, match=r"torch bfloat16 on cpu lacks .* or leave --gradients"):
+        compare_engines(workload(), TORCH, narrow, gradients=True)
 
 
 @pytest.mark.parametrize("kind", [TorchBackend, JaxBackend])
