@@ -223,17 +223,12 @@ class _Check:
         return CheckRow(name="jit of apply", status="ok")
 
     def _vmap(self) -> CheckRow:
-        count = self.arguments.rows
-        if count is None:
+        if self.arguments.rows is None:
             return skipped("vmap", "the inputs share no batch axis")
-        batch = self._first_rows(min(count, _MOST_ROWS))
+        batch = self.arguments.batched(lambda t: t[:_MOST_ROWS])
         rows = TorchRuns.of(self.module, batch, train=False, key=self.key, run=_run_rows)
         arrays = to_host(self.jax.per_row(batch)())
         return judged("vmap", rows.errors("outputs", arrays), required=False)
-
-    def _first_rows(self, count: int) -> Arguments:
-        tensors = self.arguments.tensors
-        return self.arguments.replaced({n: t[:count] if t.ndim else t for n, t in tensors.items()})
 
     def _mesh(self, devices: int) -> CheckRow:
         name = f"mesh of {devices}"
