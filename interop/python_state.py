@@ -111,14 +111,12 @@ class Snapshot:
     Args:
       root: where the walk begins.
       name: of the root in paths.
-      functions: further ones, whose globals and closures are looked at.
     """
 
-    def __init__(self, root: object, name: str = "self", functions: Iterable[Any] = ()) -> None:
+    def __init__(self, root: object, name: str = "self") -> None:
         self._holders: list[_Holder] = []
         self._seen: dict[Any, object] = {}
         self._pending = collections.deque[tuple[Any, str, bool]]([(root, name, False)])
-        self._pending.extend((function, f"{name}()", False) for function in functions)
         self._is_shared = False
         self.tensors: list[torch.Tensor] = []
         """All that were met, parameters and buffers among them."""

@@ -25,10 +25,10 @@ def check_fields(config: Any) -> None:
     """
     check_literals(config)
     for field in dataclasses.fields(config):
-        declared = _of_jaxsr(type(config), field.name)
-        bounds = field.metadata.get("bounds") or (declared and declared.metadata.get("bounds"))
-        if bounds is None and declared is None:  # a user's own, with what bounds it likes
+        declared = [field, *_of_jaxsr(type(config), field.name)]
+        if len(declared) == 1 and "bounds" not in field.metadata:  # a user's own: any number
             continue
+        bounds = next((f.metadata["bounds"] for f in declared if "bounds" in f.metadata), ())
         value = getattr(config, field.name)
         for each in value if isinstance(value, tuple) else (value,):
             if isinstance(each, int | float) and not isinstance(each, bool):
@@ -46,12 +46,13 @@ def _check(name: str, value: float, least: float | None, most: float | None) -> 
         raise InputError(f"{name} must be at most {largest:,}, got {value}")
 
 
-def _of_jaxsr(kind: type, name: str) -> "dataclasses.Field | None":
-    """The field as a class of jaxsr declares it; a user's may only change its default."""
-    for base in kind.__mro__:
-        if base.__module__.startswith("jaxsr.") and name in vars(base).get("__annotations__", {}):
-            return vars(base)["__dataclass_fields__"][name]
-    return None
+def _of_jaxsr(kind: type, name: str) -> "list[dataclasses.Field]":
+    """The field as classes of jaxsr declare it; a class below them may only change its default."""
+    return [
+        vars(base)["__dataclass_fields__"][name]
+        for base in kind.__mro__
+        if base.__module__.startswith("jaxsr.") and name in vars(base).get("__annotations__", {})
+    ]
 
 
 def check_literals(config: Any) -> None:
@@ -61,7 +62,12 @@ def check_literals(config: Any) -> None:
       InputError: a field has another value.
     """
     for name, kind in get_type_hints(type(config)).items():
-        choices, value = get_args(kind), getattr(config, name)
-        if get_origin(kind) is Literal and value not in choices:
-            listed = ", ".join(map(str, choices))
-            raise InputError(f"{name} must be one of {listed}, got {value!r}")
+        value, is_several = getattr(config, name), get_origin(kind) is tuple
+        literal = get_args(kind)[0] if is_several and get_args(kind) else kind
+        choices = get_args(literal)
+        if get_origin(literal) is not Literal:
+            continue
+        for each in value if is_several else (value,):
+            if each not in choices:
+                listed = ", ".join(map(str, choices))
+                raise InputError(f"{name} must be one of {listed}, got {each!r}")

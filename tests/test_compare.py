@@ -2,6 +2,7 @@
 
 import json
 import sys
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from PIL import Image
 from jaxsr.compare import main
 from jaxsr.comparison.compare_ops import difference_on
 from jaxsr.comparison.kernel_libraries import box_of, ellipse, make_contenders
-from jaxsr.comparison.ops_options import DTYPES, METHODS, OpsOptions
+from jaxsr.comparison.ops_options import Dtype, Method, OpsOptions
 
 
 def photo(height=60, width=44, seed=0):
@@ -31,8 +32,8 @@ def test_figures_on_both_scales():
 
 
 @pytest.mark.sample(5)
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("method", get_args(Method))
+@pytest.mark.parametrize("dtype", get_args(Dtype))
 def test_every_library_gives_the_size_asked_for(method, dtype):
     options = OpsOptions(size=(21, 17), convention="opencv")
     resizers, absent = make_contenders(options, method, dtype)
@@ -70,7 +71,7 @@ def test_command_writes_table_json_and_picture(run):
     assert "absolute differences" in out and "[-1, 1]" in out and "cached, median" in out
     written = json.loads((folder / "comparison.json").read_text())
     assert [(g["method"], g["dtype"]) for g in written["groups"]] == [
-        (method, dtype) for method in ("bilinear", "bicubic") for dtype in DTYPES
+        (method, dtype) for method in ("bilinear", "bicubic") for dtype in get_args(Dtype)
     ]
     assert all(len(s["cached"]) == 5 for s in written["groups"][0]["seconds"].values())
     assert written["against_published"] == []  # another size

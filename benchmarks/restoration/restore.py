@@ -88,7 +88,12 @@ def _restorer(
     from jaxsr.restoration.config import RestoreConfig
     from jaxsr.restoration.made_by import MadeBy
     from jaxsr.restoration.pipeline import Restorer
-    from jaxsr.restoration.restorer import configured_model, make_tiler, tile_runner
+    from jaxsr.restoration.restorer import (
+        configured_model,
+        make_tiler,
+        open_tile_runner,
+        tiles_at_once,
+    )
     from jaxsr.runtime.setup import torch_device
     from jaxsr.runtime.torch_runner import TorchRunner
 
@@ -106,7 +111,8 @@ def _restorer(
         model = configured_model(config)
         tiler = make_tiler(model, config, [size], devices=config.devices)
         if contender in (*JAX, "eager"):
-            engine, batch = tile_runner(model, config, tiler)
+            engine = open_tile_runner(model, config)
+            batch = tiles_at_once(config, tiler, engine.platform) * config.devices
         else:
             engine = TorchRunner(
                 model.network,

@@ -1,7 +1,7 @@
 """A module's arguments: the tensors among them by name, the rest as it is; outputs by name."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,15 +66,15 @@ class Arguments:
 
     def row(self, index: int) -> "Arguments":
         """One sample of the batch, as a batch of one."""
-        return self.replaced(
-            {n: t[index : index + 1] if t.ndim else t for n, t in self.tensors.items()}
-        )
+        return self.batched(lambda t: t[index : index + 1])
 
     def doubled(self) -> "Arguments":
         """The batch twice."""
-        return self.replaced(
-            {n: torch.cat([t, t]) if t.ndim else t for n, t in self.tensors.items()}
-        )
+        return self.batched(lambda t: torch.cat([t, t]))
+
+    def batched(self, function: Callable[[torch.Tensor], torch.Tensor]) -> "Arguments":
+        """The same arguments with another batch, as the function makes it of a tensor with axes."""
+        return self.replaced({n: function(t) if t.ndim else t for n, t in self.tensors.items()})
 
     def describe(self) -> str:
         """Names, dtypes and shapes: `input float32[2,3,32,32]`."""

@@ -58,13 +58,6 @@ def load(config: CheckConfig | ExportConfig) -> tuple[LoadedModel, Example]:
     Raises:
       FileNotFoundError, InputError: the model cannot be loaded or built, or has no inputs.
     """
-    loaded = load_model(
-        config.model,
-        weights=config.weights,
-        options=config.class_options(),
-        trust_builder=config.trust_builder,
-        random_weights=True,
-        untrained=True,
-    )
+    loaded = load_model(config.model, **config.loading(), random_weights=True, untrained=True)
     settle(loaded.network)
     return loaded, parse_inputs(config.input) if config.input else example_inputs(loaded)

@@ -44,6 +44,7 @@ class TorchRuns:
     referee: str
     undifferentiable: str = ""
     """Why torch cannot compute gradients, though it can run forward."""
+    _run: Callable[..., RunResult] = run_torch
     _noise: dict[str, dict[str, float]] | None = None
 
     @classmethod
@@ -54,9 +55,14 @@ class TorchRuns:
         *,
         train: bool,
         key: jax.Array,
-        differentiate: bool,
+        differentiate: bool = False,
+        run: Callable[..., RunResult] = run_torch,
     ) -> "TorchRuns":
         """Runs it in both precisions.
+
+        Args:
+          module, arguments, train, key, differentiate: of the run.
+          run: called as `run_torch` is, for results of more than one forward.
 
         Raises:
           Whatever the module raises in float32. If it fails in float64 alone, the float32 run is
@@ -65,16 +71,16 @@ class TorchRuns:
         options = {"train": train, "key": key, "differentiate": differentiate}
         undifferentiable = ""
         try:
-            single = run_torch(module, arguments, **options)
+            single = run(module, arguments, **options)
         except Exception as error:
             if not differentiate:
                 raise
             options["differentiate"] = False
-            single = run_torch(module, arguments, **options)
+            single = run(module, arguments, **options)
             undifferentiable = f"{type(error).__name__}: {one_line(error)}"
         exact, referee = single, "float64"
         try:
-            double = run_torch(module, arguments, double=True, **options)
+            double = run(module, arguments, double=True, **options)
             if all(double.outputs[n].shape == a.shape for n, a in single.outputs.items()):
                 exact = double
             else:
@@ -84,7 +90,7 @@ class TorchRuns:
         return cls(
             module=module, arguments=arguments, train=train, key=key, single=single, exact=exact,
             differentiate=options["differentiate"], undifferentiable=undifferentiable,
-            referee=referee,
+            referee=referee, _run=run,
         )  # fmt: skip
 
     @property
@@ -100,7 +106,7 @@ class TorchRuns:
                     for n, t in self.arguments.tensors.items()
                     if t.is_floating_point()
                 }
-                near = run_torch(
+                near = self._run(
                     perturbed(self.module, seed, double=double),
                     self.arguments.replaced(inputs),
                     double=double,
@@ -137,6 +143,7 @@ class TorchRuns:
         if group == "buffers":
             # A cache that took the input's size in torch keeps its own in JAX.
             exact = {n: a for n, a in exact.items() if n in arrays and a.shape == arrays[n].shape}
+            exact = {n: a for n, a in exact.items() if n in single}
         compare = partial(
             compare_arrays, arrays, single, exact, rounding=rounding, least_scale=least_scale
         )
@@ -245,12 +252,3 @@ def compare_mode(
 def cotangents(run: RunResult) -> dict[str, jax.Array]:
     """Factors in the loss of a run's outputs that have a gradient."""
     return {n: jnp.asarray(cotangent(n, run.outputs[n].shape)) for n in run.differentiable}
-
-
-def equal_runs(first: RunResult, second: RunResult) -> bool:
-    """Whether two runs in torch gave the same bits."""
-    for group in _GROUPS:
-        a, b = getattr(first, group), getattr(second, group)
-        if a.keys() != b.keys() or any(a[n].tobytes() != b[n].tobytes() for n in a):
-            return False
-    return True

@@ -19,14 +19,20 @@ from jaxsr.comparison.check_modes import (
     attempt,
     compare_mode,
     cotangents,
-    equal_runs,
     judged,
 )
 from jaxsr.comparison.check_result import CheckResult, CheckRow, Speed, skipped
 from jaxsr.comparison.further_calls import compare_calls
 from jaxsr.comparison.jax_runs import JaxRuns, Program, to_host
-from jaxsr.comparison.measures import ILL_CONDITIONED_ULPS, compare_arrays
-from jaxsr.comparison.torch_runs import moved, perturbed, run_torch, steps_per_second, torch_step
+from jaxsr.comparison.measures import ILL_CONDITIONED_ULPS
+from jaxsr.comparison.torch_runs import (
+    RunResult,
+    moved,
+    perturbed,
+    run_torch,
+    steps_per_second,
+    torch_step,
+)
 from jaxsr.errors import InputError, InputTypeError, one_line
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.folding.policy import LaneFolding
@@ -169,7 +175,7 @@ class _Check:
         except Exception as error:
             detail = f"torch fails in training mode: {type(error).__name__}: {one_line(error)}"
             return [skipped("train", detail)]
-        if equal_runs(trained.single, self.evaluated.single):
+        if _same_bits(trained.single.arrays, self.evaluated.single.arrays):
             return [skipped("train", "torch computes the same bits as in evaluation")]
         mode = self._compare(trained, prefix="train ", separate=separate)
         if mode.computed:
@@ -217,23 +223,12 @@ class _Check:
         return CheckRow(name="jit of apply", status="ok")
 
     def _vmap(self) -> CheckRow:
-        rows = self.arguments.rows
-        if rows is None:
+        if self.arguments.rows is None:
             return skipped("vmap", "the inputs share no batch axis")
-        batch = self._first_rows(min(rows, _MOST_ROWS))
-        singles = [self._row_outputs(batch.row(i), False) for i in range(batch.rows or 0)]
-        exact = [self._row_outputs(batch.row(i), True) for i in range(batch.rows or 0)]
+        batch = self.arguments.batched(lambda t: t[:_MOST_ROWS])
+        rows = TorchRuns.of(self.module, batch, train=False, key=self.key, run=_run_rows)
         arrays = to_host(self.jax.per_row(batch)())
-        errors = compare_arrays(arrays, _stacked(singles), _stacked(exact))
-        return judged("vmap", errors, required=False)
-
-    def _first_rows(self, count: int) -> Arguments:
-        tensors = self.arguments.tensors
-        return self.arguments.replaced({n: t[:count] if t.ndim else t for n, t in tensors.items()})
-
-    def _row_outputs(self, row: Arguments, double: bool) -> dict[str, np.ndarray]:
-        double = double and self.result.referee == "float64"
-        return run_torch(self.module, row, double=double, key=self.key).outputs
+        return judged("vmap", rows.errors("outputs", arrays), required=False)
 
     def _mesh(self, devices: int) -> CheckRow:
         name = f"mesh of {devices}"
@@ -246,9 +241,7 @@ class _Check:
         if batch.rows % devices:
             for _ in range(devices - 1):
                 batch = batch.doubled()
-            torch_runs = TorchRuns.of(
-                self.module, batch, train=False, key=self.key, differentiate=False
-            )
+            torch_runs = TorchRuns.of(self.module, batch, train=False, key=self.key)
         outputs = to_host(self.jax.on_mesh(batch, devices)()[0])
         return judged(name, torch_runs.errors("outputs", outputs), required=False)
 
@@ -411,9 +404,12 @@ _KINK = (
 _BISECTED = ("forward", "gradient", "buffers")
 
 
-def _stacked(runs: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    return {name: np.stack([run[name] for run in runs]) for name in runs[0]}
+def _run_rows(module: nn.Module, batch: Arguments, **options: Any) -> RunResult:
+    """Outputs of each sample alone, stacked; the options are those of `run_torch`."""
+    runs = [run_torch(module, batch.row(k), **options).outputs for k in range(batch.rows or 0)]
+    return RunResult(outputs={name: np.stack([run[name] for run in runs]) for name in runs[0]})
 
 
 def _same_bits(first: PyTree, second: PyTree) -> bool:
-    return jax.tree.all(jax.tree.map(lambda a, b: a.tobytes() == b.tobytes(), first, second))
+    leaves = [[leaf.tobytes() for leaf in jax.tree.leaves(tree)] for tree in (first, second)]
+    return jax.tree.structure(first) == jax.tree.structure(second) and leaves[0] == leaves[1]

@@ -152,28 +152,21 @@ def engines(arguments: list[str]) -> int:
     """Run two engines side by side: total and local error of every operation, tokens."""
     options: EnginesOptions = _parse(EnginesOptions, arguments, engines)
     second = BackendSpec.parse(options.b)
-    first = None if options.is_stored else BackendSpec.parse(options.a)
-    _prepare([side for side in (first, second) if side is not None])
-    from jaxsr.comparison.compare_engines import compare_engines, compare_stored
+    live = [] if options.is_stored else [BackendSpec.parse(options.a)]
+    _prepare([*live, second])
+    from jaxsr.comparison.compare_engines import compare_engines
     from jaxsr.comparison.compare_traces import check_comparable
+    from jaxsr.comparison.recorded_trace import RecordedTrace
     from jaxsr.comparison.trace_file import load_trace, save_trace
     from jaxsr.comparison.workload_loader import load_workload
 
-    stored = load_trace(Path(options.a)) if first is None else None
+    first = live[0] if live else load_trace(Path(options.a))
     workload = replace(load_workload(options), train=options.train)
     workload.network.requires_grad_(options.gradients)
     _say_weights(options)
-    if stored is not None:
+    if isinstance(first, RecordedTrace):
         names = (options.a, str(options.model))
-        check_comparable(stored.header, workload.header(), names=names)
-        comparison, trace = compare_stored(
-            stored, workload, second, reference=options.reference, within=options.within,
-            progress=_progress,
-        )  # fmt: skip
-        if options.save_traces:
-            save_trace(trace, options.out / "second")
-        return _report(comparison, options.out)
-    assert first is not None
+        check_comparable(first.header, workload.header(), names=names)
     other = None
     if options.model_b is not None:
         other = replace(load_workload(replace(options, model=options.model_b)), train=options.train)
@@ -192,8 +185,8 @@ def engines(arguments: list[str]) -> int:
         gradients=options.gradients,
         progress=_progress,
     )
-    if options.save_traces:
-        for name, one in zip(("first", "second"), recorded, strict=True):
+    for name, one in zip(("first", "second"), recorded, strict=True):
+        if options.save_traces and one is not first:
             save_trace(one, options.out / name)
     return _report(comparison, options.out)
 

@@ -11,7 +11,7 @@ from jaxsr.comparison.arguments import Arguments
 from jaxsr.comparison.backend_spec import REFEREE, BackendSpec
 from jaxsr.comparison.check_modes import TorchRuns
 from jaxsr.comparison.compare_traces import align_traces, compare_traces
-from jaxsr.comparison.local_error import LocalErrorObserver, measure_local_errors
+from jaxsr.comparison.local_error import measure_local_errors
 from jaxsr.comparison.measures import FLOOR_ULPS, LEAST_SCALE, MOST, ULP, ArrayError
 from jaxsr.comparison.recorded_trace import (
     Backend,
@@ -26,44 +26,9 @@ from jaxsr.comparison.workload import Workload, run_key
 from jaxsr.errors import InputError
 
 
-def compare_stored(
-    stored: RecordedTrace,
-    workload: Workload,
-    second: BackendSpec,
-    *,
-    reference: bool = False,
-    within: str = "",
-    progress: Progress = lambda text: None,
-) -> tuple[Comparison, RecordedTrace]:
-    """Runs the workload on one side and compares it with a trace, of another machine say.
-
-    The operations whose tensors are whole in the trace are run again on them: local errors need no
-    second accelerator. The others are compared by figures and samples.
-    """
-    runner = open_backend(workload, second)
-    trace = make_trace(workload, runner, forced=stored.tokens, progress=progress)
-    rows = align_traces(stored, trace)
-    observer = LocalErrorObserver(
-        None,
-        runner,
-        rows,
-        dtypes=(BackendSpec.parse(stored.header["side"]).dtype, second.dtype),
-        reference=open_backend(workload, REFEREE) if reference else None,
-        within=within,
-    )
-    progress("local errors of the stored operations")
-    observer.stored(stored.records)
-    paired = [row for row in rows if row.first is not None and row.second is not None]
-    complete = all(row.local is not None for row in paired)
-    return (
-        compare_traces(stored, trace, rows=rows, local_checked=complete, progress=progress),
-        trace,
-    )
-
-
 def compare_engines(
     workload: Workload,
-    first: "BackendSpec | Backend",
+    first: "BackendSpec | Backend | RecordedTrace",
     second: "BackendSpec | Backend",
     *,
     other: Workload | None = None,
@@ -77,7 +42,8 @@ def compare_engines(
 
     Args:
       workload: what to run.
-      first: gives the inputs that local errors are taken on.
+      first: gives the inputs that local errors are taken on. A trace, of another machine say, gives
+        those that it has whole; its other operations are compared by figures and samples.
       second: compared with it.
       other: another network for the second side, with the same inputs. Default: the same.
       reference: also run torch in float64, which shows which side is more accurate.
@@ -89,19 +55,17 @@ def compare_engines(
     Raises:
       ValueError: `within` names no module.
     """
-    runners = [
-        open_backend(load, side) if isinstance(side, BackendSpec) else side
-        for load, side in ((workload, first), (other or workload, second))
-    ]
     if within and within not in dict(workload.network.named_modules()):
         raise InputError(
             f"within={within!r} is not a module of {type(workload.network).__name__}; there are "
             + ", ".join(name for name, _ in workload.network.named_children())
         )
-    trace_a = make_trace(workload, runners[0], check=check, progress=progress)
-    trace_b = make_trace(
-        other or workload, runners[1], forced=trace_a.tokens, check=check, progress=progress
-    )
+    options = {"check": check, "progress": progress}
+    runner_a = None if isinstance(first, RecordedTrace) else _opened(workload, first)
+    runner_b = _opened(other or workload, second)
+    trace_a = make_trace(workload, runner_a, **options) if runner_a is not None else first
+    assert isinstance(trace_a, RecordedTrace)
+    trace_b = make_trace(other or workload, runner_b, forced=trace_a.tokens, **options)
     exact_runner = exact = None
     if reference:
         exact_runner = open_backend(workload, REFEREE)
@@ -111,8 +75,8 @@ def compare_engines(
     rows = align_traces(trace_a, trace_b)
     measure_local_errors(
         workload,
-        runners[0],
-        runners[1],
+        runner_a or trace_a,
+        runner_b,
         rows,
         tokens=trace_a.tokens,
         reference=exact_runner,
@@ -120,13 +84,20 @@ def compare_engines(
         gradients=gradients,
         progress=progress,
     )
+    paired = [row for row in rows if row.first is not None and row.second is not None]
+    complete = runner_a is not None or all(row.local is not None for row in paired)
     comparison = compare_traces(
-        trace_a, trace_b, rows=rows, local_checked=True, exact=exact, progress=progress
+        trace_a, trace_b, rows=rows, local_checked=complete, exact=exact, progress=progress
     )
-    if gradients and check:
+    if gradients and check and runner_a is not None:
         progress("gradients of the whole step, with float64 as referee")
-        comparison = replace(comparison, gradients=_whole_gradients(workload, runners))
+        whole = _whole_gradients(workload, (runner_a, runner_b))
+        comparison = replace(comparison, gradients=whole)
     return comparison, trace_a, trace_b
+
+
+def _opened(workload: Workload, side: "BackendSpec | Backend") -> Backend:
+    return open_backend(workload, side) if isinstance(side, BackendSpec) else side
 
 
 def _whole_gradients(workload: Workload, runners: Sequence[Backend]) -> list[ArrayError]:

@@ -6,7 +6,6 @@ torch keeps over their memory moves with them. After calls in training that one 
 """
 
 import zlib
-from collections.abc import Mapping
 
 import jax
 import numpy as np
@@ -17,8 +16,7 @@ from jaxsr.comparison.arguments import Arguments
 from jaxsr.comparison.check_modes import ModeRows, TorchRuns, cotangents, judged
 from jaxsr.comparison.check_result import CheckRow, skipped
 from jaxsr.comparison.jax_runs import JaxRuns, Program, to_host
-from jaxsr.comparison.measures import compare_arrays, distances
-from jaxsr.comparison.torch_runs import Arrays, moved, perturbed, run_here, widened
+from jaxsr.comparison.torch_runs import Arrays, RunResult, moved, run_here, widened
 from jaxsr.errors import one_line
 from jaxsr.interop.host_arrays import to_numpy, to_torch
 from jaxsr.interop.module_copy import copy_module
@@ -27,8 +25,6 @@ from jaxsr.interop.torch_evaluation import in_mode
 CALLS = 4
 _MOVE = 2.0**-4
 """Share of itself by which a parameter moves before the last call."""
-_SEED = 1
-_BUFFER = "buffer "
 
 
 def compare_calls(
@@ -43,32 +39,17 @@ def compare_calls(
       evaluation: the programs of evaluation, for the last call.
     """
     name = "train calls" if torch_runs.train else "calls"
-    module, double = torch_runs.module, torch_runs.referee == "float64"
-    dtypes = {n: p.dtype for n, p in module.named_parameters()}
-    options = {"train": torch_runs.train, "key": torch_runs.key, "dtypes": dtypes}
     try:
-        single = _torch_calls(copy_module(module), torch_runs.arguments, **options)
-        exact = single
-        if double:
-            exact = _torch_calls(widened(module), torch_runs.arguments, double=True, **options)
+        calls = TorchRuns.of(
+            torch_runs.module, torch_runs.arguments, train=torch_runs.train, key=torch_runs.key,
+            run=_torch_calls,
+        )  # fmt: skip
     except Exception as error:
         detail = f"torch fails in a further call: {type(error).__name__}: {one_line(error)}"
         return skipped(name, detail)
-    arrays = _jax_calls(jax_runs, torch_runs, mode, evaluation)
-    # A cache that took the input's size in torch keeps its own in JAX.
-    exact = {
-        n: a
-        for n, a in exact.items()
-        if n in single
-        and (not n.startswith(_BUFFER) or a.shape == getattr(arrays.get(n), "shape", None))
-    }
-    errors = compare_arrays(arrays, single, exact)
-    if not all(one.ok for one in errors):
-        near = perturbed(module, _SEED, double=double)
-        noise = distances(exact, _torch_calls(near, torch_runs.arguments, double=double, **options))
-        finite = {n: v for n, v in noise.items() if np.isfinite(v)}
-        errors = compare_arrays(arrays, single, exact, noise=finite)
-    return judged(name, errors)
+    results = _jax_calls(jax_runs, torch_runs, mode, evaluation)
+    groups = ("outputs", results.outputs), ("buffers", results.buffers)
+    return judged(name, [one for group in groups for one in calls.errors(*group)])
 
 
 def _torch_calls(
@@ -77,28 +58,31 @@ def _torch_calls(
     *,
     train: bool,
     key: jax.Array,
-    dtypes: Mapping[str, torch.dtype],
+    differentiate: bool,
     double: bool = False,
-) -> Arrays:
-    """Outputs and buffers of every call, by name and number; the module is called as it is."""
-    arrays: Arrays = {}
-    in_mode(module, train)
+) -> RunResult:
+    """Outputs and buffers of every call of one copy, by name and number; see `run_torch`."""
+    dtypes = {n: p.dtype for n, p in module.named_parameters()}
+    copied, results = (
+        in_mode(widened(module) if double else copy_module(module), train),
+        RunResult(),
+    )
     for number in range(CALLS):
         if number == CALLS - 1:
-            in_mode(module)
+            in_mode(copied)
             with torch.no_grad():
-                for name, parameter in module.named_parameters():
+                for name, parameter in copied.named_parameters():
                     if parameter.requires_grad and parameter.is_floating_point():
                         parameter.copy_(_moved(name, parameter.to(dtypes.get(name))))
-        run = run_here(module, arguments, double=double, key=jax.random.fold_in(key, number))
-        arrays |= _named(run.outputs, number) | _named(run.buffers, number, _BUFFER)
-    return arrays
+        run = run_here(copied, arguments, double=double, key=jax.random.fold_in(key, number))
+        _add(results, run.outputs, run.buffers, number)
+    return results
 
 
 def _jax_calls(
     jax_runs: JaxRuns, torch_runs: TorchRuns, mode: ModeRows, evaluation: ModeRows
-) -> Arrays:
-    arrays: Arrays = {}
+) -> RunResult:
+    results = RunResult()
     params, buffers = jax_runs.state
     for number in range(CALLS):
         rows, run = mode, torch_runs.single
@@ -112,12 +96,13 @@ def _jax_calls(
         else:
             assert isinstance(rows.gradient, Program)
             outputs, buffers, _ = rows.gradient(*arguments, cotangents(run))
-        arrays |= _named(to_host(outputs), number) | _named(to_host(buffers), number, _BUFFER)
-    return arrays
+        _add(results, to_host(outputs), to_host(buffers), number)
+    return results
 
 
-def _named(arrays: Mapping[str, np.ndarray], number: int, kind: str = "") -> Arrays:
-    return {f"{kind}{name} of call {number + 1}": array for name, array in arrays.items()}
+def _add(results: RunResult, outputs: Arrays, buffers: Arrays, number: int) -> None:
+    results.outputs |= {f"{n} of call {number + 1}": a for n, a in outputs.items()}
+    results.buffers |= {f"buffer {n} of call {number + 1}": a for n, a in buffers.items()}
 
 
 def _moved(name: str, parameter: torch.Tensor) -> torch.Tensor:

@@ -27,7 +27,6 @@ from jaxsr.comparison.op_recorder import (
     OpRecorder,
     Record,
     StatisticsObserver,
-    TensorObserver,
     replay_call,
 )
 from jaxsr.comparison.torch_backend import cast_network
@@ -164,7 +163,7 @@ class JaxBackend:
             for program, observer in self._programs[key]:
                 outputs, arrays = program(self._state, inputs)
                 results.append(jax.device_get(outputs))
-                records = observer.records(arrays, step, records)
+                records = observer.records_of(arrays, step, records)
         self.inconsistent = self.inconsistent or not all(
             _equal(results[0], other) for other in results[1:]
         )
@@ -301,7 +300,7 @@ class JaxBackend:
                 return [np.asarray(x) for x in self._rounding(lambda: run(*known))()]
 
 
-class _TracedObserver(TensorObserver):
+class _TracedObserver(StatisticsObserver):
     """Collects calls while a program is traced, and the tensors that it is to return.
 
     Args:
@@ -330,7 +329,7 @@ class _TracedObserver(TensorObserver):
         self._calls.append((call, known))
         self.taken.append(traced if turn == self._window else {})
 
-    def records(
+    def records_of(
         self, arrays: list[dict[str, jax.Array]], step: int, before: list[Record]
     ) -> list[Record]:
         """The records of all calls, those of earlier windows taken over from `before`."""

@@ -27,12 +27,11 @@ class Program:
     Args:
       function: pure; of pytrees of arrays.
       arguments: to trace it with.
-      **options: of `jax.jit`.
     """
 
-    def __init__(self, function: Callable, arguments: tuple, **options: Any) -> None:
+    def __init__(self, function: Callable, arguments: tuple) -> None:
         began = time.perf_counter()
-        lowered = jax.jit(function, **options).lower(*arguments)
+        lowered = jax.jit(function).lower(*arguments)
         traced = time.perf_counter()
         self._compiled = lowered.compile()
         self.trace_s = traced - began

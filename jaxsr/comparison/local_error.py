@@ -8,15 +8,16 @@ operations.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from jaxsr.comparison.backend_spec import BackendSpec
 from jaxsr.comparison.calls import Call
 from jaxsr.comparison.metrics import INCOMPARABLE, ErrorMetrics, error_metrics, worst_of
 from jaxsr.comparison.op_recorder import Record
-from jaxsr.comparison.recorded_trace import Backend, Progress
+from jaxsr.comparison.recorded_trace import Backend, Progress, RecordedTrace
 from jaxsr.comparison.result import Local, OperationRow
 from jaxsr.comparison.thresholds import (
     NOISE_FACTOR,
@@ -124,59 +125,51 @@ class LocalErrorObserver:
         def replaced(values: Sequence[np.ndarray]) -> list[np.ndarray | None]:
             return [None if second else v for second, v in zip(from_second, values, strict=True)]
 
-        row.local = self._judge(
-            call, other, inputs, outputs, local_threshold(call, other, self._declared),
-            lambda side, values: (
-                side.call(other, replaced(values)) if side is self._second
-                else side.call(call if call.program else other, values)
-            ),
-        )  # fmt: skip
+        def forward(side: Backend, values: Sequence[np.ndarray]) -> list[np.ndarray]:
+            if side is self._second:
+                return side.call(other, replaced(values))
+            return side.call(call if call.program else other, values)
+
+        threshold = local_threshold(call, other, self._declared)
+        row.local = self._judge(_Trial(call, other, inputs, outputs, threshold, forward))
         if self._gradients and self._first is not None and not row.local.problem:
-            row.backward = self._backward(call, other, inputs, replaced)
+            row.backward = self._backward(self._first, call, other, inputs, replaced)
 
     def _backward(
-        self, call: Call, other: Call, inputs: list[np.ndarray], replaced: Callable
+        self, first: Backend, call: Call, other: Call, inputs: list[np.ndarray], replaced: Callable
     ) -> Local | None:
         """The error of an operation's gradients, of the operands that have one on both sides."""
-        assert self._first is not None
+
+        def gradients(side: Backend, values: Sequence[np.ndarray]) -> list[np.ndarray | None]:
+            if side is self._second:
+                return side.gradients(other, replaced(values))
+            return side.gradients(call, values)
+
         try:
-            sides = (
-                self._first.gradients(call, inputs),
-                self._second.gradients(other, replaced(inputs)),
-            )
+            sides = gradients(first, inputs), gradients(self._second, inputs)
         except Exception:  # torch has no gradient of some operations, JAX none of others
             return None
-        both = [
-            k
-            for k, (a, b) in enumerate(zip(*sides, strict=True))
-            if a is not None and b is not None
-        ]
-
-        def run(side: Backend, values: Sequence[np.ndarray]) -> list[np.ndarray]:
-            gradients = (
-                side.gradients(other, replaced(values)) if side is self._second
-                else side.gradients(call, values)
-            )  # fmt: skip
-            return [value for k in both if (value := gradients[k]) is not None]
-
+        pairs = enumerate(zip(*sides, strict=True))
+        both = [k for k, (a, b) in pairs if a is not None and b is not None]
         if not both:
             return None
-        threshold = gradient_threshold(call, other, self._declared, both)
-        first = [value for k in both if (value := sides[0][k]) is not None]
-        return self._judge(call, other, inputs, first, threshold, run)
 
-    def _judge(
-        self,
-        call: Call,
-        other: Call,
-        inputs: list[np.ndarray],
-        outputs: list[np.ndarray],
-        threshold: float,
-        run: Callable[[Backend, Sequence[np.ndarray]], list[np.ndarray]],
-    ) -> Local:
-        """The second side's error, where `run` makes each side compute on given inputs."""
+        def chosen(of_operands: list[np.ndarray | None]) -> list[np.ndarray]:
+            return [value for k in both if (value := of_operands[k]) is not None]
+
+        return self._judge(
+            _Trial(
+                call, other, inputs, chosen(sides[0]),
+                gradient_threshold(call, other, self._declared, both),
+                lambda side, values: chosen(gradients(side, values)),
+            )
+        )  # fmt: skip
+
+    def _judge(self, trial: "_Trial") -> Local:
+        """The second side's error."""
+        threshold, outputs = trial.threshold, trial.outputs
         try:
-            second_outputs = run(self._second, inputs)
+            second_outputs = trial.run(self._second, trial.inputs)
         except Exception as error:  # whatever the operation raises on these inputs is the finding
             reason = f"{type(error).__name__}: {one_line(error)}"[:300]
             return Local(error=INCOMPARABLE, threshold=threshold, problem=reason)
@@ -186,36 +179,27 @@ class LocalErrorObserver:
             shapes = (" ".join(str(t.shape) for t in side) for side in (outputs, second_outputs))
             problem = "gives shape {} on one side, {} on the other".format(*shapes)
         elif error.worst > threshold:
-            noise = self._noise(call, other, inputs, outputs, run)
-            threshold, tried = max(threshold, noise), True
+            threshold, tried = max(threshold, self._noise(trial)), True
         tensors = {}
         if (problem or error.worst > threshold) and self._suspects > 0:
             self._suspects -= 1
-            groups = {"in": inputs, "first_out": outputs, "second_out": second_outputs}
+            groups = {"in": trial.inputs, "first_out": outputs, "second_out": second_outputs}
             tensors = {
                 f"{name}{k}": np.array(v)
                 for name, group in groups.items()
                 for k, v in enumerate(group)
             }
-        exact = self._exact(inputs, outputs, second_outputs, run)
         return Local(
-            error=error, threshold=threshold, tried=tried, problem=problem, exact=exact,
-            tensors=tensors,
+            error=error, threshold=threshold, tried=tried, problem=problem,
+            exact=self._exact(trial, second_outputs), tensors=tensors,
         )  # fmt: skip
 
-    def _noise(
-        self,
-        call: Call,
-        other: Call,
-        inputs: list[np.ndarray],
-        outputs: list[np.ndarray],
-        run: Callable[[Backend, Sequence[np.ndarray]], list[np.ndarray]],
-    ) -> float:
+    def _noise(self, trial: "_Trial") -> float:
         """The result's movement if every floating input moves by a step of the coarser dtype."""
-        unit = pair_roundoff(call, other, self._declared)
+        unit = pair_roundoff(trial.call, trial.other, self._declared)
         rng = np.random.default_rng(0)
         moved = []
-        for value in inputs:
+        for value in trial.inputs:
             if value.dtype.kind in "biu":
                 moved.append(value)
                 continue
@@ -226,39 +210,50 @@ class LocalErrorObserver:
         # A stored run cannot move: the second side's own movement stands for it.
         side = self._first or self._second
         try:
-            before = outputs if self._first is not None else run(side, inputs)
-            rounding = _difference(before, run(side, moved)).worst
+            before = trial.outputs if self._first is not None else trial.run(side, trial.inputs)
+            rounding = _difference(before, trial.run(side, moved)).worst
         except Exception:  # an operation that allows only certain values tells nothing this way
             return 0.0
         if not math.isfinite(rounding):
             return 0.0
-        return NOISE_FACTOR * rounding * math.sqrt(reduction_length(call))
+        return NOISE_FACTOR * rounding * math.sqrt(reduction_length(trial.call))
 
     def _exact(
-        self,
-        inputs: list[np.ndarray],
-        outputs: list[np.ndarray],
-        second_outputs: list[np.ndarray],
-        run: Callable[[Backend, Sequence[np.ndarray]], list[np.ndarray]],
+        self, trial: "_Trial", second_outputs: list[np.ndarray]
     ) -> tuple[float, float] | None:
+        """Errors of both sides against float64."""
         if self._reference is None:
             return None
         try:
-            exact = run(self._reference, inputs)
+            exact = trial.run(self._reference, trial.inputs)
         except Exception:  # torch lacks some operations in float64
             return None
         first, second = (
             _difference(
                 exact, [np.asarray(v, e.dtype) for v, e in zip(side, exact, strict=False)]
             ).worst
-            for side in (outputs, second_outputs)
+            for side in (trial.outputs, second_outputs)
         )
         return first, second
 
 
+class _Trial(NamedTuple):
+    """An operation, forward or backward, on the inputs that the first side gave it."""
+
+    call: Call
+    other: Call
+    """The second side's counterpart."""
+    inputs: list[np.ndarray]
+    outputs: list[np.ndarray]
+    """What the first side computed."""
+    threshold: float
+    run: Callable[[Backend, Sequence[np.ndarray]], list[np.ndarray]]
+    """Makes a side compute it on given inputs."""
+
+
 def measure_local_errors(
     workload: Workload,
-    first: Backend,
+    first: "Backend | RecordedTrace",
     second: Backend,
     rows: Sequence[OperationRow],
     *,
@@ -272,7 +267,7 @@ def measure_local_errors(
 
     Args:
       workload: what to run.
-      first: gives the inputs of every operation.
+      first: gives the inputs of every operation; a trace those of what it has whole.
       second: is judged.
       rows: the operations of both.
       tokens: fed after each step.
@@ -281,11 +276,17 @@ def measure_local_errors(
       gradients: also compare the gradients of every operation.
       progress: called with a line on each stage.
     """
-    rollout, step = workload.begin(), 0
+    stored = isinstance(first, RecordedTrace)
+    side = BackendSpec.parse(first.header["side"]) if stored else first.side
     observer = LocalErrorObserver(
-        first, second, rows, dtypes=(first.side.dtype, second.side.dtype), reference=reference,
-        within=within, gradients=gradients,
+        None if stored else first, second, rows, dtypes=(side.dtype, second.side.dtype),
+        reference=reference, within=within, gradients=gradients,
     )  # fmt: skip
+    if stored:
+        progress("local errors of the stored operations")
+        observer.stored(first.records)
+        return
+    rollout, step = workload.begin(), 0
     while (inputs := rollout.inputs()) is not None:
         progress(f"local errors: step {step + 1} of {workload.steps}")
         outputs = first.observe(inputs, observer, step=step)

@@ -192,8 +192,10 @@ class Record:
     """`in0`, `in1`, …, `out0`, …, for the operations that `keep` names."""
 
 
-class TensorObserver:
-    """Gathers the tensors that are recorded of a call, by `out0`, `out1`, …, and `in0`, ….
+class StatisticsObserver:
+    """Takes statistics of every result, and keeps no tensor alive but those that `keep` names.
+
+    The arrays of a call are `out0`, `out1`, …, and `in0`, … where `keep` names it.
 
     Args:
       value: a tensor's value as an array, or None where it has none.
@@ -202,6 +204,7 @@ class TensorObserver:
 
     def __init__(self, value: Callable[[torch.Tensor], Any], *, keep: Sequence[str] = ()) -> None:
         self._value, self._keep = value, tuple(keep)
+        self.records: list[Record] = []
 
     def before_call(self, tensors: list[torch.Tensor]) -> list | None:
         return [_copied(self._value(t)) for t in tensors] if self._keep else None
@@ -217,33 +220,18 @@ class TensorObserver:
 
     def take(self, call: Call, arrays: dict[str, Any]) -> None:
         """Gets a call and its arrays, in order."""
-        raise NotImplementedError
-
-    def record(self, call: Call, arrays: dict[str, np.ndarray]) -> Record:
-        """The record of a call: figures, and the arrays where `keep` names it."""
-        figures = figures_of([arrays.get(f"out{k}") for k in range(len(call.results))])
-        kept = matches(call, self._keep)
-        tensors = {name: _copied(v) for name, v in arrays.items()} if kept else {}
-        return Record(call=call, figures=figures, tensors=tensors)
-
-
-class StatisticsObserver(TensorObserver):
-    """Takes statistics of every result and keeps no tensor alive; see `TensorObserver`."""
-
-    def __init__(
-        self, host: Callable[[torch.Tensor], np.ndarray | None], *, keep: Sequence[str] = ()
-    ) -> None:
-        super().__init__(host, keep=keep)
-        self.records: list[Record] = []
-
-    def take(self, call: Call, arrays: dict[str, Any]) -> None:
         self.records.append(self.record(call, arrays))
 
-
-def figures_of(results: Sequence[np.ndarray | None]) -> tuple[Figures, ...]:
-    """The figures of each result; none where the value of one could not leave the program."""
-    figures = tuple(describe(value) for value in results if value is not None)
-    return figures if len(figures) == len(results) else ()
+    def record(self, call: Call, arrays: dict[str, np.ndarray]) -> Record:
+        """The record of a call: figures, none where a value could not leave the program."""
+        results = [arrays.get(f"out{k}") for k in range(len(call.results))]
+        figures = tuple(describe(value) for value in results if value is not None)
+        kept = matches(call, self._keep)
+        return Record(
+            call=call,
+            figures=figures if len(figures) == len(results) else (),
+            tensors={name: _copied(v) for name, v in arrays.items()} if kept else {},
+        )
 
 
 def matches(call: Call, patterns: Sequence[str]) -> bool:

@@ -3,16 +3,15 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from jaxsr.errors import InputError
+from jaxsr.fields import number
 from jaxsr.runtime.options import CheckedOptions, Platform
 
 Operation = Literal["resize", "gaussian_blur", "mask_crop"]
 Method = Literal["nearest", "bilinear", "bicubic", "lanczos", "area"]
 Dtype = Literal["uint8", "float32", "bfloat16"]
-METHODS: tuple[str, ...] = get_args(Method)
-DTYPES: tuple[str, ...] = get_args(Dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,9 +22,9 @@ class OpsOptions(CheckedOptions):
     """The operation that the libraries compute."""
     images: Path | None = None
     """Folder of images. Default: photos that are included in the installation."""
-    limit: int = 4
+    limit: int = number(4, least=1)
     """Maximum number of images, in order of their names."""
-    size: tuple[int, int] = (1080, 640)
+    size: tuple[int, int] = number((1080, 640), least=1)
     """Height and width of the result of resize and mask_crop."""
     sigma: float = 1.5
     """Standard deviation of gaussian_blur in pixels."""
@@ -37,7 +36,7 @@ class OpsOptions(CheckedOptions):
     """Stretch the filter when shrinking, where a library leaves the choice."""
     convention: Literal["torch", "opencv", "pillow", "matlab"] = "torch"
     """Library whose rules jaxsr follows."""
-    runs: int = 5
+    runs: int = number(5, least=5)
     """Timed runs after the first one."""
     platform: Platform = "auto"
     """Where jaxsr and jax.image compute; the other libraries run on the CPU."""
@@ -45,13 +44,9 @@ class OpsOptions(CheckedOptions):
     """Folder for comparison.json and comparison.png."""
 
     def __post_init__(self) -> None:
-        for name, known in (("methods", METHODS), ("dtypes", DTYPES)):
-            values = getattr(self, name)
-            if not values or set(values) - set(known):
-                raise InputError(f"{name} must be among {', '.join(known)}, got {values!r}")
-        if min(self.size) < 1:
-            raise InputError(f"size must be at least 1 on each side, got {self.size}")
+        super().__post_init__()
+        for name in ("methods", "dtypes"):
+            if not getattr(self, name):
+                raise InputError(f"{name} is empty; name one at least")
         if not 0 < self.sigma < math.inf:
             raise InputError(f"sigma must be above 0, got {self.sigma}")
-        self.check_at_least(1, "limit")
-        self.check_at_least(5, "runs")

@@ -1,9 +1,8 @@
 """The torch engine in a comparison."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-import jax
 import numpy as np
 import torch
 from torch.utils import _pytree as pytree
@@ -21,6 +20,7 @@ from jaxsr.comparison.op_recorder import (
 )
 from jaxsr.comparison.torch_runs import RunResult, cotangent, run_here, running, widened
 from jaxsr.comparison.workload import Inputs, Workload, run_key
+from jaxsr.errors import InputError, one_line
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.host_arrays import to_numpy, to_torch
 from jaxsr.interop.module_copy import copy_module
@@ -83,15 +83,32 @@ class TorchBackend:
             yield
 
     @contextlib.contextmanager
-    def _settings(self, key: jax.Array | None = None) -> Iterator[None]:
-        with self._precision(), running(self.network, double=self._double, key=key):
+    def _settings(self) -> Iterator[None]:
+        with self._precision(), running(self.network, double=self._double, key=None):
             yield
 
-    @contextlib.contextmanager
-    def _running(self) -> Iterator[torch.nn.Module]:
-        """The network in its mode; in training a copy, which draws what JAX draws."""
-        with self._settings(run_key() if self.train else None):
-            yield in_mode(copy_module(self.network), True) if self.train else self.network
+    def _run(
+        self, inputs: Inputs, *, differentiate: bool = False, method: Callable | None = None
+    ) -> RunResult:
+        """One step; in training or with gradients of a copy, which draws what JAX draws."""
+        copied = self.train or differentiate
+        network = in_mode(copy_module(self.network), self.train) if copied else self.network
+        try:
+            with self._precision():
+                return run_here(
+                    network,
+                    Arguments.of(*self._placed(inputs)),
+                    double=self._double,
+                    key=run_key() if self.train else None,
+                    differentiate=differentiate,
+                    method=method,
+                    device=str(self.device),
+                )
+        except NotImplementedError as error:  # kernels of some dtypes, forward or backward
+            raise InputError(
+                f"{self.side.short} lacks an operation of this network: {one_line(error)}; give "
+                "another dtype" + (", or leave --gradients out" if differentiate else "")
+            ) from error
 
     def _placed(self, inputs: Inputs) -> Inputs:
         return pytree.tree_map_only(np.ndarray, self._tensor, inputs)
@@ -106,22 +123,11 @@ class TorchBackend:
 
     def run(self, inputs: Inputs) -> PyTree:
         """One step without recording; host arrays as the network nests its results."""
-        args, kwargs = self._placed(inputs)
-        with self._running() as network:
-            return to_host(network(*args, **kwargs))
+        return self._run(inputs).tree
 
     def grad(self, inputs: Inputs) -> RunResult:
         """One step: outputs, buffers, and gradients for the outputs' cotangents."""
-        network = in_mode(copy_module(self.network), self.train)
-        with self._precision():
-            return run_here(
-                network,
-                Arguments.of(*inputs),
-                double=self._double,
-                key=run_key() if self.train else None,
-                differentiate=True,
-                device=str(self.device),
-            )
+        return self._run(inputs, differentiate=True)
 
     def observe(
         self,
@@ -132,11 +138,13 @@ class TorchBackend:
         granularity: Granularity = "operation",
     ) -> PyTree:
         """One step; the observer is called for every operation."""
-        args, kwargs = self._placed(inputs)
         recorder = OpRecorder(observer, step=step, granularity=granularity)
-        with self._running() as network, recorder(network, args, kwargs):
-            outputs = network(*args, **kwargs)
-        return to_host(outputs)
+
+        def recorded(network: torch.nn.Module, *args: PyTree, **kwargs: PyTree) -> PyTree:
+            with recorder(network, args, kwargs):
+                return network(*args, **kwargs)
+
+        return self._run(inputs, method=recorded).tree
 
     def record(
         self,
@@ -218,8 +226,3 @@ def cast_network(network: torch.nn.Module, dtype: torch.dtype, buffers: bool) ->
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)
     return network
-
-
-def to_host(outputs: PyTree) -> PyTree:
-    """Host arrays for tensors; the caller may keep them."""
-    return pytree.tree_map_only(torch.Tensor, lambda t: np.array(to_numpy(t)), outputs)

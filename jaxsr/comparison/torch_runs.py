@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from jaxsr.comparison.arguments import Arguments, named_leaves
+from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.eager_control_flow import eager_control_flow
 from jaxsr.interop.host_arrays import to_numpy
 from jaxsr.interop.mode_methods import FunctionMode, Options
@@ -33,7 +34,10 @@ _WIDE = {
 class RunResult:
     """The results of one run of a module, in torch or in JAX."""
 
-    outputs: Arrays
+    outputs: Arrays = field(default_factory=dict)
+    """By name; dtypes that NumPy lacks as float32."""
+    tree: PyTree = None
+    """Host arrays as the module nests its outputs, of a run in torch."""
     gradients: Arrays = field(default_factory=dict)
     """Gradients of trainable parameters by name, and of inputs as `∂ NAME`."""
     buffers: Arrays = field(default_factory=dict)
@@ -44,6 +48,11 @@ class RunResult:
     """Whether the module seeds torch's generator before it draws."""
     differentiable: frozenset[str] = frozenset()
     """Outputs with a gradient."""
+
+    @property
+    def arrays(self) -> tuple[Arrays, Arrays, Arrays]:
+        """Outputs, gradients and buffers."""
+        return self.outputs, self.gradients, self.buffers
 
 
 class _Float64(FunctionMode):
@@ -220,8 +229,10 @@ def run_here(
                 n: host_array(torch.zeros_like(t) if g is None else g)
                 for (n, t), g in zip(sources.items(), values, strict=True)
             }
+    tree = pytree.tree_map_only(torch.Tensor, lambda t: to_numpy(t).copy(), result)
     return RunResult(
         outputs={n: host_array(t) for n, t in outputs.items()},
+        tree=tree,
         gradients=gradients,
         buffers={n: host_array(b) for n, b in module.named_buffers()},
         draws=draws.count if draws is not None else 0,

@@ -6,16 +6,17 @@ or the one that another run took, so that two runs can be compared.
 """
 
 import copy
-import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
+import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from jaxsr.comparison.arguments import named_leaves
 from jaxsr.errors import InputError
 from jaxsr.interop.annotations import JsonObject, PyTree
 from jaxsr.models.cache_entries import has_slots
@@ -30,15 +31,21 @@ def run_key() -> Any:
     return jax.random.key(0)
 
 
-class Rollout(Protocol):
-    """One run in progress: the inputs of the next step, which depend on the last outputs."""
+class Rollout:
+    """One run in progress: the inputs of the next step, which depend on the last outputs.
 
-    tokens: list[int]
-    """Chosen so far; empty for networks that choose none."""
+    Args:
+      inputs: of the first step; a network that chooses no tokens runs once.
+    """
+
+    def __init__(self, inputs: Inputs) -> None:
+        self._next: Inputs | None = inputs
+        self.tokens: list[int] = []
+        """Chosen so far; empty for networks that choose none."""
 
     def inputs(self) -> Inputs | None:
         """Arguments of the next step, host arrays; None when the run is over."""
-        ...
+        return self._next
 
     def take(self, outputs: PyTree, token: int | None = None) -> np.ndarray:
         """Goes on with a step's outputs; returns the one that counts (image, logits).
@@ -47,7 +54,8 @@ class Rollout(Protocol):
           outputs: host arrays as the network nests them.
           token: goes in next instead of the greedy one.
         """
-        ...
+        self._next = None
+        return np.asarray(first_array(outputs))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -103,7 +111,7 @@ class SingleWorkload(Workload):
     """Positional and keyword arguments, host arrays: images (batch, channels, height, width)."""
 
     def begin(self) -> Rollout:
-        return _SingleRollout(self.inputs)
+        return Rollout(self.inputs)
 
     @property
     def steps(self) -> int:
@@ -121,37 +129,15 @@ class SingleWorkload(Workload):
         )
 
 
-class _SingleRollout:
-    def __init__(self, inputs: Inputs) -> None:
-        self._next: Inputs | None = inputs
-        self.tokens: list[int] = []
-
-    def inputs(self) -> Inputs | None:
-        return self._next
-
-    def take(self, outputs: PyTree, token: int | None = None) -> np.ndarray:
-        self._next = None
-        return np.asarray(first_array(outputs))
-
-
 def first_array(outputs: PyTree) -> Any:
     """The first array of a network's output, a list, dictionary or dataclass among others.
 
     Raises:
       InputError: there is none.
     """
-    if hasattr(outputs, "shape") and hasattr(outputs, "dtype"):
-        return outputs
-    values: Any = ()
-    if isinstance(outputs, Mapping):
-        values = outputs.values()
-    elif isinstance(outputs, (tuple, list)):
-        values = outputs
-    elif dataclasses.is_dataclass(outputs):
-        values = [getattr(outputs, part.name) for part in dataclasses.fields(outputs)]
-    for value in values:
-        if value is not None:
-            return first_array(value)
+    arrays = named_leaves(outputs, (np.ndarray, torch.Tensor)).values()
+    for array in arrays:
+        return array
     raise InputError(
         f"the network returned a {type(outputs).__name__}, not a tensor; wrap it in a module that "
         "returns tensors"
@@ -193,7 +179,7 @@ class LanguageWorkload(Workload):
         return repr(self.decode([token])) if self.decode is not None else str(token)
 
 
-class _LanguageRollout:
+class _LanguageRollout(Rollout):
     """Prompt and cache in the shapes that `jaxsr.generate` uses, so that it computes the same."""
 
     padding: Literal["left", "right"]
@@ -206,11 +192,7 @@ class _LanguageRollout:
         self._count = count
         self._slots = cache_slots(len(prompt), count, context=context)
         self._cache: PyTree = None
-        self._next: Inputs | None = ((tokens,), self._prompt_options())
-        self.tokens: list[int] = []
-
-    def inputs(self) -> Inputs | None:
-        return self._next
+        super().__init__(((tokens,), self._prompt_options()))
 
     def take(self, outputs: PyTree, token: int | None = None) -> np.ndarray:
         logits, new = outputs

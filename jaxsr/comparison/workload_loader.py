@@ -25,13 +25,9 @@ def load_workload(options: WorkloadOptions) -> Workload:
       FileNotFoundError, ValueError: see `jaxsr.models.load.load_model`; or the input is unusable,
         or torch does not run the network on it.
     """
+    untrained = has_random_weights(options)
     loaded = load_model(
-        options.model,
-        weights=options.weights,
-        options=options.class_options(),
-        trust_builder=options.trust_builder,
-        random_weights=True,
-        untrained=has_random_weights(options),
+        options.model, **options.loading(), random_weights=True, untrained=untrained
     )
     loaded.network.requires_grad_(False)
     model = loaded.name if options.model in FAMILIES else str(options.model)

@@ -18,19 +18,17 @@ class WorkloadOptions(ModelOptions):
     """Inputs as [NAME=][DTYPE:]SIZES[:LIMIT], for networks that do not take an image: 2,4,32,32 or
     ids=int64:2,16:1000, whole numbers below LIMIT. Default: an image, or the inputs that the
     model's library states."""
-    size: int = number(64, most=2**14)
+    size: int = number(64, least=16, most=2**14)
     """Side in pixels of the crop from the image's middle. Detectors resize the image to it."""
     prompt: str = "What is the capital of France?"
     """Prompt of a language model."""
     raw: bool = False
     """Feed the prompt without the model's chat template."""
-    steps: int = number(4, most=2**14)
+    steps: int = number(4, least=1, most=2**14)
     """Tokens that a language model generates."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_at_least(16, "size")
-        self.check_at_least(1, "steps")
         if self.input and self.image is not None:
             raise InputError("input and image are two ways to say the same; give one of them")
         if not self.prompt:

@@ -43,12 +43,8 @@ def resident_bytes(photos: Photos) -> int:
     return 3 * rows * columns
 
 
-def resident_photos(photos: Photos, *, threads: int | None = None) -> ResidentPhotos:
+def resident_photos(photos: Photos) -> ResidentPhotos:
     """The photos as they go on the device, in host memory.
-
-    Args:
-      photos: what to put there.
-      threads: photos read at once. Default: one per CPU.
 
     Raises:
       RuntimeError: a photo changed or went away since it was checked.
@@ -60,7 +56,7 @@ def resident_photos(photos: Photos, *, threads: int | None = None) -> ResidentPh
         (top, left), (height, width) = origin[index], photos.sizes[index]
         canvas[:, top : top + height, left : left + width] = photos.read(index).transpose(2, 0, 1)
 
-    with ThreadPoolExecutor(threads or available_cpus(), "resident-photos") as pool:
+    with ThreadPoolExecutor(available_cpus(), "resident-photos") as pool:
         list(pool.map(place, range(len(photos))))
     return ResidentPhotos(canvas, origin)
 

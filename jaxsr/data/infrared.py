@@ -162,7 +162,7 @@ def open_training(
       validation: a fraction of the training list to hold out, or the file of a list to validate on
         (looked for among the data set's lists if there is no such path).
       lists: folder of the split lists within the data set, where it has several.
-      mask_threshold: see `decode_mask`.
+      mask_threshold: see `read_mask`.
       cache_bytes: bound on decoded images kept in host memory. Default: a quarter of what is free.
 
     Raises:
@@ -211,7 +211,7 @@ def open_split(
       folder: the data set.
       split: "train", "test", or the file of a list.
       lists: folder of the split lists within the data set, where it has several.
-      mask_threshold: see `decode_mask`.
+      mask_threshold: see `read_mask`.
       cache: keeps what was decoded. Default: one of a quarter of the free memory.
       threads: files read at once. Default: one per CPU.
 

@@ -34,11 +34,6 @@ class Mask:
     """EXIF's, which was not applied."""
 
 
-def decode_mask(path: Path, *, threshold: int | None = None) -> UInt8[np.ndarray, "h w"]:
-    """`read_mask`, its pixels alone."""
-    return read_mask(path, threshold=threshold).pixels
-
-
 def read_mask(path: Path, *, threshold: int | None = None) -> Mask:
     """Reads a mask.
 

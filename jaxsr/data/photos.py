@@ -212,10 +212,8 @@ def open_training_photos(
     val_crop: int = 1,
     on_bad_file: Literal["error", "skip"] = "error",
     held_out: float = 0.1,
-    check: Literal["decode", "header"] = "decode",
     cache_bytes: int | None = None,
     scratch_folder: Path | None = None,
-    threads: int | None = None,
 ) -> tuple[Photos, Photos]:
     """The photos to train on and those to validate on, which never overlap.
 
@@ -229,15 +227,14 @@ def open_training_photos(
         theirs to validate on.
       crop: least height and width in pixels of a training photo.
       val_crop: least height and width in pixels of a photo from `val`.
-      on_bad_file, check, cache_bytes, scratch_folder, threads: as for `open_photos`; the cache is
-        shared.
+      on_bad_file, cache_bytes, scratch_folder: as for `open_photos`; the cache is shared.
       held_out: the fraction held out of `data` when there is no `val`.
 
     Raises:
       ValueError, FileNotFoundError: as `open_photos`; or the two folders share files.
     """
     cache = PixelCache(cache_bytes, scratch_folder=scratch_folder)
-    options = {"on_bad_file": on_bad_file, "check": check, "threads": threads, "cache": cache}
+    options = {"on_bad_file": on_bad_file, "cache": cache}
     photos = open_photos(data, crop=crop, **options)
     built_in_parts = None
     if built_in and data is not None:

@@ -29,13 +29,7 @@ def run(config: DetectConfig) -> int:
     devices = len(topology.devices)
     batch = -(-config.batch // devices) * devices
     config = dataclasses.replace(config, mesh=str(devices), batch=batch)
-    loaded = load_model(
-        config.model,
-        kind="detector",
-        weights=config.weights,
-        options=config.class_options(),
-        trust_builder=config.trust_builder,
-    )
+    loaded = load_model(config.model, kind="detector", **config.loading())
     runner = open_ahead(loaded.network, topology, config, lane_folding=config.lane_folding)
     form = form_of(loaded, evaluate=config.size, base=config.base)
     detector = Detector(runner, form, batch=batch)

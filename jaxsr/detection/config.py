@@ -65,12 +65,8 @@ class DetectConfig(DetectorOptions, AotOptions):
 
     inputs: tyro.conf.Positional[tuple[str, ...]] = ()
     """Images, videos, folders and globs."""
-    least_px: int = 1
+    least_px: int = number(1, least=1)
     """Targets of fewer pixels are left out."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_at_least(1, "least_px")
 
 
 @dataclass(frozen=True, kw_only=True)

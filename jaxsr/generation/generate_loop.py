@@ -269,7 +269,6 @@ def continue_from(
     *,
     stop_ids: Sequence[int] = (),
     stop_text: StopText | None = None,
-    chunk: int | None = None,
     on_tokens: OnTokens | None = None,
     on_done: OnDone | None = None,
     keep_snapshots: bool = False,
@@ -302,7 +301,7 @@ def continue_from(
     left = options.most_slots - have
     for row, filled in enumerate(snapshot.filled):
         _check_angles(f"row {row} of the saved batch", int(filled), left, engine.config)
-    rounds = Rounds(engine, options, stop_ids, stop_text, chunk, on_tokens, on_done)
+    rounds = Rounds(engine, options, stop_ids, stop_text, None, on_tokens, on_done)
     batch, prefill_s = rounds.timed(engine.resume, snapshot, options, stop_ids=stop_ids)
     rows = [
         Request(index=i, prompt=(), number=int(n), seed=0) for i, n in enumerate(snapshot.requests)

@@ -68,9 +68,9 @@ class SamplingOptions(CheckedOptions):
     n-grams, minimum length; then temperature, top-k, top-p, min-p, typical-p.
     """
 
-    max_new_tokens: int = number(128, most=2**24)
+    max_new_tokens: int = number(128, least=1, most=2**24)
     """Tokens to generate at most for each prompt."""
-    min_new_tokens: int = 0
+    min_new_tokens: int = number(0, least=0)
     """Tokens before which no stop token is chosen and no stop text ends an output."""
     temperature: float = 0.0
     """Sampling temperature; 0 is greedy and disables top_k, top_p, min_p and typical_p."""
@@ -88,26 +88,26 @@ class SamplingOptions(CheckedOptions):
     """Subtracted from the logits of tokens in the output, as OpenAI and vLLM define it."""
     frequency_penalty: float = 0.0
     """Subtracted once for each time that the token is in the output."""
-    no_repeat_ngram_size: int = number(0, most=2**20)
+    no_repeat_ngram_size: int = number(0, least=0, most=2**20)
     """Sequences of this many tokens come once in prompt and output; 0 allows repeats."""
     logit_bias: tuple[str, ...] = ()
     """ID=VALUE: added to this token's logit, -inf bans it. ID,ID=VALUE: where the last token
     follows the others. Or one JSON object of such pairs."""
-    logprobs: int | None = number(None, most=2**20)
+    logprobs: int | None = number(None, least=0, most=2**20)
     """Report log-probabilities of the chosen tokens and of this many likeliest ones, 0 for none."""
-    num_beams: int = number(1, most=1024)
+    num_beams: int = number(1, least=1, most=1024)
     """Outputs of each prompt that run side by side, to find the likeliest as a whole; 1 is off."""
     length_penalty: float = 1.0
     """With beams: scores are divided by the length to this power; above 0 favours long outputs."""
     early_stopping: Literal["false", "true", "never"] = "false"
     """With beams. true: stop at num_beams ended outputs; false: when better ones are unlikely;
     never: when better ones are impossible."""
-    num_return_sequences: int = number(1, most=1024)
+    num_return_sequences: int = number(1, least=1, most=1024)
     """With beams: number of the best outputs to report."""
-    prompt_lookup: int | None = number(None, most=1024)
+    prompt_lookup: int | None = number(None, least=1, most=1024)
     """Tokens to propose at each step where prompt or output repeat themselves; greedy tokens stay
     the same."""
-    num_draft_tokens: int | None = number(None, most=1024)
+    num_draft_tokens: int | None = number(None, least=1, most=1024)
     """Tokens that the draft model proposes at each step; greedy tokens stay the same. Default: 4
     with a draft model."""
     seed: int = 0
@@ -115,8 +115,6 @@ class SamplingOptions(CheckedOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_at_least(1, "max_new_tokens")
-        self.check_at_least(0, "min_new_tokens", "no_repeat_ngram_size", "logprobs")
         if self.min_new_tokens > self.max_new_tokens:
             raise InputError(
                 f"min_new_tokens={self.min_new_tokens} is above max_new_tokens="
@@ -146,7 +144,6 @@ class SamplingOptions(CheckedOptions):
                 )
         _ = self.biases
         self._check_beams()
-        self.check_at_least(1, "prompt_lookup", "num_draft_tokens")
         if None not in (self.prompt_lookup, self.draft_tokens):
             raise InputError(
                 f"prompt_lookup={self.prompt_lookup} and a draft model both propose tokens; use "
@@ -160,7 +157,6 @@ class SamplingOptions(CheckedOptions):
             )
 
     def _check_beams(self) -> None:
-        self.check_at_least(1, "num_beams", "num_return_sequences")
         if not math.isfinite(self.length_penalty):
             raise InputError(
                 f"length_penalty must be finite, got {self.length_penalty}; 1 is usual"

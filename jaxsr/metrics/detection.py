@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Array, Float, Int32, Shaped
+from jaxtyping import Float, Shaped
 
 from jaxsr.errors import InputError
 from jaxsr.interop.annotations import JsonObject
@@ -35,22 +35,13 @@ Empty = Literal["zero", "one", "skip"]
 _RANKS = 1 << 16
 
 
-def pixel_counts(
-    logits: Float[Array, "n h w"], mask: Shaped[Array, "n h w"], *, threshold: float = 0.5
-) -> Int32[Array, "n 3"]:
-    """True positive, false positive and false negative pixels of each image, on the device.
-
-    Runs under `jit` on a batch of any size; an image may have up to 2³¹ pixels.
-    """
-    import jax.numpy as jnp
-
-    predicted, target = logits > logit(threshold), mask != 0
-    counted = jnp.stack((predicted & target, predicted & ~target, ~predicted & target), axis=1)
-    return counted.sum(axis=(2, 3), dtype=jnp.int32)
-
-
 def pixel_figures(counts: Shaped[np.ndarray, "n 3"], *, empty: Empty = "zero") -> dict[str, float]:
-    """IoU, nIoU, precision, recall and F1 from the counts of `pixel_counts`, of all images."""
+    """IoU, nIoU, precision, recall and F1 of all images.
+
+    Args:
+      counts: true positive, false positive and false negative pixels of each image.
+      empty: nIoU of an image without targets, marked or true; or skip leaves it out.
+    """
     counts = np.asarray(counts, np.int64).reshape(-1, 3)
     right, wrong, missed = (int(total) for total in counts.sum(axis=0))
     union = counts.sum(axis=1)

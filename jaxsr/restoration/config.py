@@ -44,13 +44,13 @@ class RestoreConfig(ModelOptions, LaneFoldingOptions, AotOptions):
     tiling: Literal["auto", "approximate", "off"] = "auto"
     """auto: cut images into tiles only where the result stays the same; refuse an image that is too
     large to be treated whole. approximate: cut in any case. off: never cut."""
-    tile: int | None = number(None, most=2**16)
+    tile: int | None = number(None, least=1, most=2**16)
     """Side of the largest tile in pixels. Default: from the network's memory needs."""
-    batch: int | None = number(None, most=2**14)
+    batch: int | None = number(None, least=1, most=2**14)
     """Tiles that each device computes at once. Default: 1 on a CPU, 8 elsewhere."""
     ensemble: bool = False
     """Average over the eight flips and turns of each tile: eight times the work."""
-    max_pixels: int = number(MAX_PIXELS, most=2**40)
+    max_pixels: int = number(MAX_PIXELS, least=1, most=2**40)
     """Most pixels of an image; larger ones are refused before they are decoded."""
     truth: Path | None = None
     """Folder of reference images under the same relative names; reports PSNR and SSIM."""
@@ -63,7 +63,6 @@ class RestoreConfig(ModelOptions, LaneFoldingOptions, AotOptions):
         super().__post_init__()
         if self.chooses and (self.weights or self.class_options()):
             raise InputError("--model auto takes jaxsr's own weights; leave other ones out")
-        self.check_at_least(1, "max_pixels", "tile", "batch")
         if not 1 <= self.quality <= 100:
             raise InputError(f"quality must be from 1 to 100, got {self.quality}")
         if self.outscale is not None and not 0 < self.outscale <= 64:

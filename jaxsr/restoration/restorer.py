@@ -57,18 +57,12 @@ def make_tiler(
     )
 
 
-def tile_runner(model: RestorationModel, config: RestoreConfig, tiler: Tiler) -> tuple[Runner, int]:
-    """The runner of tiles, and how many it takes at once.
+def open_tile_runner(model: RestorationModel, config: RestoreConfig) -> Runner:
+    """The runner of tiles.
 
     Raises:
       DeviceError: fewer devices than the mesh needs, or torch finds no CUDA device.
     """
-    runner = open_tile_runner(model, config)
-    return runner, tiles_at_once(config, tiler, runner.platform) * config.devices
-
-
-def open_tile_runner(model: RestorationModel, config: RestoreConfig) -> Runner:
-    """The runner of tiles; see `tile_runner`."""
     around = around_tiles(model.value_range, ensemble=config.ensemble)
     return open_runner(model.network, config, around=around, lane_folding=config.lane_folding)
 

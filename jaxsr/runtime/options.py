@@ -6,7 +6,7 @@ A configuration calls `super().__post_init__()` once, which runs the checks of a
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from jaxsr.errors import InputError
 from jaxsr.fields import check_fields
@@ -43,13 +43,6 @@ class CheckedOptions:
     def __post_init__(self) -> None:
         """Raises `InputError` for a value that cannot be used."""
         check_fields(self)
-
-    def check_at_least(self, least: int, *names: str) -> None:
-        """Raises `InputError` where one of these fields is set and below `least`."""
-        for name in names:
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise InputError(f"{name} must be at least {least}, got {value}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +81,11 @@ class ModelOptions(CheckedOptions):
     def class_options(self) -> JsonObject:
         """`model_options` as a dictionary."""
         return parse_json_object(self.model_options, "model_options")
+
+    def loading(self) -> dict[str, Any]:
+        """How `load_model` reads it: its keyword arguments."""
+        names = {"weights": self.weights, "trust_builder": self.trust_builder}
+        return {**names, "options": self.class_options()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,16 +25,16 @@ class RunConfig(LaneFoldingOptions, AotOptions, StepConfig, OptimizerConfig):
     """Folder to train on. Default: the task's included photos, or scenes that it draws."""
     val: Path | None = None
     """Folder to validate on. Default: a part of the data is held out."""
-    steps: int | None = number(None, most=2**31 - 1)
+    steps: int | None = number(None, least=1, most=2**31 - 1)
     """Optimiser steps of the whole run; either these or epochs."""
     epochs: float | None = number(None, most=1e6)
     """Passes over the data; either these or steps."""
-    batch: int = number(most=2**20)
+    batch: int = number(least=1, most=2**20)
     """Samples per step, over the whole mesh and all hosts."""
     remat: bool = False
     """Recompute the networks' blocks in the backward pass instead of keeping activations."""
 
-    lr_batch: int | None = number(None, most=2**31 - 1)
+    lr_batch: int | None = number(None, least=1, most=2**31 - 1)
     """Batch that lr is meant for; the rate is scaled by batch / lr_batch. Default: not scaled."""
     init: Path | None = None
     """Weights to start from: a safetensors file, one of torch.save, or a run folder. Tensors that
@@ -58,11 +58,11 @@ class RunConfig(LaneFoldingOptions, AotOptions, StepConfig, OptimizerConfig):
     branch_from: Path | None = None
     """Folder of another run: start a new one from its newest checkpoint (weights, optimiser state
     and step), with its options, all of which may be changed."""
-    log_every: int = 20
+    log_every: int = number(20, least=1)
     """Steps between lines of metrics."""
-    validate_every: int | None = None
+    validate_every: int | None = number(None, least=1)
     """Steps between validations. Default: a tenth of the run."""
-    save_every: int | None = None
+    save_every: int | None = number(None, least=1)
     """Steps between checkpoints besides those at validations. Default: none."""
     tensorboard: bool = True
     """Write TensorBoard events to out/tensorboard."""
@@ -80,9 +80,6 @@ class RunConfig(LaneFoldingOptions, AotOptions, StepConfig, OptimizerConfig):
                 f"the run's length must be given as steps or as epochs, got steps={self.steps} and "
                 f"epochs={self.epochs}"
             )
-        self.check_at_least(
-            1, "batch", "log_every", "steps", "validate_every", "save_every", "lr_batch"
-        )
         if self.epochs is not None and not (self.epochs > 0 and math.isfinite(self.epochs)):
             raise InputError(f"epochs must be positive, got {self.epochs}")
         parts = shape.row_devices

@@ -32,7 +32,7 @@ class TaskConfig(CacheOptions, RunConfig):
     """Optimiser steps of the whole run; either these or epochs."""
     shuffle: bool = True
     """Each epoch is a fresh permutation of the data; off: the data's own order."""
-    workers: int = 0
+    workers: int = number(0, least=0)
     """Processes that load data ahead; 0 loads in this process between steps."""
     cache: Literal["off", "auto", "device", "host"] = "off"
     """Where items stay, once they are read, if they are the same each time: on the device, in host
@@ -59,7 +59,6 @@ class TaskConfig(CacheOptions, RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_at_least(0, "workers")
         processors = available_cpus()
         if self.workers > 2 * processors:
             raise InputError(

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from jaxsr.comparison.backend_spec import BackendSpec
 from jaxsr.comparison.workload import LanguageWorkload, SingleWorkload, Workload
 from jaxsr.models.registry import random_network
 
@@ -39,6 +40,16 @@ def _span() -> nn.Module:
     return Span(SpanConfig(width=12, depth=3, scale=2, expansion=None))
 
 
+TORCH = BackendSpec(engine="torch", platform="cpu")
+JAX = BackendSpec(engine="jax", platform="cpu")
+
+
+def single(network: nn.Module, *inputs: np.ndarray, **fields: Any) -> SingleWorkload:
+    """A network that runs once, in evaluation mode."""
+    fields = {"family": type(network).__name__, "model": "test", "inputs_text": "noise"} | fields
+    return SingleWorkload(network=network.eval(), inputs=(inputs, {}), **fields)
+
+
 FAMILIES = ("mshnet", "fast-srgan", "span", "llama")
 
 
@@ -57,9 +68,7 @@ def make_workload(family: str, *, steps: int = 2, side_px: int = 24) -> Workload
     build = {"mshnet": _mshnet, "fast-srgan": _fast_srgan, "span": _span}[family]
     image = np.random.default_rng(3).uniform(-1, 1, (1, 3, side_px, side_px)).astype(np.float32)
     network = random_network(family, build=build)
-    return SingleWorkload(
-        family=family, model="test", network=network, inputs_text="noise", inputs=((image,), {})
-    )
+    return single(network, image, family=family)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,10 +9,8 @@ from jaxsr.comparison.compare_engines import compare_engines
 from jaxsr.comparison.compare_traces import compare_traces
 from jaxsr.comparison.recorded_trace import make_trace, open_backend
 from jaxsr.comparison.summary import headline
-from tests.comparison.faults import FAMILIES, FAULTS, make_workload
+from tests.comparison.faults import FAMILIES, FAULTS, JAX, TORCH, make_workload
 
-TORCH = BackendSpec(engine="torch", platform="cpu")
-JAX = BackendSpec(engine="jax", platform="cpu")
 BFLOAT16 = BackendSpec(engine="jax", platform="cpu", dtype="bfloat16")
 
 # The others run on JAX when slow tests are asked for: compiling takes most of the time.

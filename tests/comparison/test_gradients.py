@@ -12,18 +12,15 @@ from torch import nn
 from jaxsr import check
 from jaxsr.compare import main
 from jaxsr.comparison.backend_spec import BackendSpec
-from jaxsr.comparison.compare_engines import compare_engines, compare_stored
+from jaxsr.comparison.compare_engines import compare_engines
 from jaxsr.comparison.jax_backend import JaxBackend
 from jaxsr.comparison.recorded_trace import make_trace, open_backend
 from jaxsr.comparison.summary import headline
 from jaxsr.comparison.torch_backend import TorchBackend
 from jaxsr.comparison.trace_file import load_trace, save_trace
-from jaxsr.comparison.workload import SingleWorkload
+from jaxsr.errors import InputError
 from jaxsr.interop import lowering
-from tests.comparison.faults import FAULTS
-
-TORCH = BackendSpec(engine="torch", platform="cpu")
-JAX = BackendSpec(engine="jax", platform="cpu")
+from tests.comparison.faults import FAULTS, JAX, TORCH, single
 
 
 class Net(nn.Module):
@@ -38,10 +35,7 @@ class Net(nn.Module):
 
 def workload(train=False):
     x = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
-    return SingleWorkload(
-        family="Net", model="test", network=Net().eval(), inputs_text="noise", inputs=((x,), {}),
-        train=train,
-    )  # fmt: skip
+    return single(Net(), x, train=train)
 
 
 @pytest.mark.sample(1)
@@ -76,11 +70,21 @@ def test_a_wrong_gradient_is_found_where_forward_agrees():
     assert not only.agree and "the gradient of" in headline(only)
 
 
-def test_a_step_in_bfloat16_is_compared_with_float64():
-    narrow = BackendSpec(engine="jax", platform="cpu", dtype="bfloat16")
-    comparison, *_ = compare_engines(workload(True), TORCH, narrow, gradients=True)
+@pytest.mark.parametrize("engine", ["jax", "torch"])
+def test_a_step_in_bfloat16_is_compared_with_float64(engine):
+    narrow = BackendSpec(engine=engine, platform="cpu", dtype="bfloat16")
+    made = workload(True)
+    if engine == "torch":  # has no gradient of i1e in bfloat16
+        made = replace(made, network=nn.Sequential(*[*made.network.children()][:2]))
+    comparison, *_ = compare_engines(made, TORCH, narrow, gradients=True)
     assert comparison.agree, headline(comparison)
     assert max(one.error for one in comparison.gradients) > 1e-4
+
+
+def test_a_kernel_that_torch_lacks_in_a_dtype_is_one_line():
+    narrow = BackendSpec(engine="torch", platform="cpu", dtype="bfloat16")
+    with pytest.raises(InputError, match=r"torch bfloat16 on cpu lacks .* or leave --gradients"):
+        compare_engines(workload(), TORCH, narrow, gradients=True)
 
 
 @pytest.mark.parametrize("kind", [TorchBackend, JaxBackend])
@@ -128,11 +132,11 @@ def test_a_stored_trace_feeds_the_other_sides_operations(subject, tmp_path):
     made = subject(fault.family)
     save_trace(make_trace(made, open_backend(made, TORCH), keep=("*",)), tmp_path / "first")
     stored = load_trace(tmp_path / "first")
-    comparison, _ = compare_stored(stored, fault.faulty(made), TORCH)
+    comparison, *_ = compare_engines(fault.faulty(made), stored, TORCH)
     assert comparison.local_checked and not comparison.agree
     first = comparison.findings[0].row
     assert (first.call.path, first.call.operation) == (fault.path, "batch_norm")
-    assert compare_stored(stored, made, JAX, reference=True)[0].agree
+    assert compare_engines(made, stored, JAX, reference=True)[0].agree
 
 
 @pytest.mark.slow

@@ -9,17 +9,14 @@ from torch import nn
 
 from jaxsr.comparison.backend_spec import BackendSpec
 from jaxsr.comparison.compare_engines import compare_engines
-from jaxsr.comparison.workload import SingleWorkload
+from tests.comparison.faults import JAX, TORCH, single
 
-TORCH = BackendSpec(engine="torch", platform="cpu")
 NARROW = BackendSpec(engine="torch", platform="cpu", dtype="bfloat16")
 
 
 def subject_of(network, *shape):
     image = np.random.default_rng(1).normal(size=shape).astype(np.float32)
-    return SingleWorkload(
-        family="test", model="", network=network.eval(), inputs_text="", inputs=((image,), {})
-    )
+    return single(network, image)
 
 
 class Code(nn.Module):
@@ -101,9 +98,8 @@ class Forces(nn.Module):
 
 
 def test_code_that_takes_gradients_has_its_operations_once():
-    jax = BackendSpec(engine="jax", platform="cpu")
     torch.manual_seed(0)
-    comparison, first, second = compare_engines(subject_of(Forces(), 3, 5), TORCH, jax)
+    comparison, first, second = compare_engines(subject_of(Forces(), 3, 5), TORCH, JAX)
     assert comparison.agree
     names = [[record.call.operation for record in trace.records] for trace in (first, second)]
     assert names[0] == names[1] == ["linear", "silu", "linear", "sum", "grad"]
@@ -125,7 +121,7 @@ class Doubled(torch.autograd.Function):
 
 def test_operations_inside_an_autograd_function_get_the_first_sides_values():
     made = subject_of(Code(lambda x: torch.neg(Doubled.apply(torch.sin(x)))), 4, 6)
-    comparison, *_ = compare_engines(made, TORCH, BackendSpec(engine="jax", platform="cpu"))
+    comparison, *_ = compare_engines(made, TORCH, JAX)
     assert comparison.agree, comparison.findings
     checked = [row.call.operation for row in comparison.rows if row.local is not None]
     assert checked == ["sin", "add", "mul", "neg"]

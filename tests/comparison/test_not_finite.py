@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from jaxsr.comparison.backend_spec import BackendSpec
 from jaxsr.comparison.check_module import check
 from jaxsr.comparison.compare_engines import compare_engines
 from jaxsr.comparison.compare_traces import compare_traces, sampled_error
@@ -17,10 +16,7 @@ from jaxsr.comparison.statistics import describe, sample_places
 from jaxsr.comparison.summary import headline, ill_conditioned, notes
 from jaxsr.comparison.tokens import compare_logits, in_words
 from jaxsr.comparison.trace_file import load_trace, save_trace
-from jaxsr.comparison.workload import SingleWorkload
-
-TORCH = BackendSpec(engine="torch", platform="cpu")
-JAX = BackendSpec(engine="jax", platform="cpu")
+from tests.comparison.faults import JAX, TORCH, single
 
 
 class Net(nn.Module):
@@ -42,10 +38,7 @@ class Net(nn.Module):
 def workload(kind="log", network=None):
     torch.manual_seed(0)
     x = np.random.default_rng(0).normal(size=(2, 4)).astype(np.float32)
-    network = Net(kind) if network is None else network
-    return SingleWorkload(
-        family="Net", model="test", network=network, inputs_text="noise", inputs=((x,), {})
-    )
+    return single(Net(kind) if network is None else network, x)
 
 
 @pytest.mark.parametrize("second", [TORCH, JAX], ids=["torch", "jax"])

@@ -9,14 +9,11 @@ from typing import Any
 
 import pytest
 
-from jaxsr.comparison.backend_spec import BackendSpec
 from jaxsr.comparison.compare_engines import compare_engines
 from jaxsr.comparison.comparison_report import as_json, report_of
 from jaxsr.comparison.report import html_page, print_report
 from jaxsr.comparison.summary import block_of, headline, notes, token_lines
-from tests.comparison.faults import FAULTS
-
-TORCH = BackendSpec(engine="torch", platform="cpu")
+from tests.comparison.faults import FAULTS, TORCH
 
 
 @pytest.fixture(scope="module")

@@ -8,19 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from jaxsr.comparison.backend_spec import BackendSpec
 from jaxsr.comparison.jax_backend import JaxBackend
 from jaxsr.comparison.op_recorder import OpRecorder, StatisticsObserver
 from jaxsr.comparison.recorded_trace import make_trace
 from jaxsr.comparison.torch_backend import TorchBackend
-from jaxsr.comparison.workload import SingleWorkload
 from jaxsr.interop import to_jax
 from jaxsr.interop.hooks import run_torch, watched
 from jaxsr.interop.host_arrays import to_numpy
-from tests.comparison.faults import FAMILIES
-
-TORCH = BackendSpec(engine="torch", platform="cpu")
-JAX = BackendSpec(engine="jax", platform="cpu")
+from tests.comparison.faults import FAMILIES, JAX, TORCH, single
 
 
 def inputs_of(subject):
@@ -116,9 +111,7 @@ class Tricky(nn.Module):
 def tricky():
     torch.manual_seed(0)
     image = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
-    return SingleWorkload(
-        family="Tricky", model="", network=Tricky().eval(), inputs_text="", inputs=((image,), {})
-    )
+    return single(Tricky(), image)
 
 
 def test_in_place_views_constants_and_tuples():

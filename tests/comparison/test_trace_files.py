@@ -10,13 +10,11 @@ import pytest
 from safetensors import safe_open
 
 from jaxsr.compare import main
-from jaxsr.comparison.backend_spec import BackendSpec
 from jaxsr.comparison.recorded_trace import make_trace, open_backend
 from jaxsr.comparison.trace_file import load_trace, save_trace
 from jaxsr.errors import InputError
 from jaxsr.interop.sealed_json import seal, unseal
-
-TORCH = BackendSpec(engine="torch", platform="cpu")
+from tests.comparison.faults import TORCH
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from jaxsr.comparison.ops_options import OpsOptions
 from jaxsr.detection.config import DetectConfig, EvaluateConfig
 from jaxsr.errors import InputError
 from jaxsr.generation.config import GenerateConfig
@@ -14,6 +15,7 @@ from jaxsr.interop.train.step import StepConfig
 from jaxsr.restoration.config import RestoreConfig
 from jaxsr.runtime.options import AotOptions, ComputeOptions, LaneFoldingOptions
 from jaxsr.training.config import RunConfig
+from jaxsr.training.task_config import TaskConfig
 
 CONFIGS = (DetectConfig, EvaluateConfig, GenerateConfig, RestoreConfig, RunConfig)
 
@@ -34,6 +36,19 @@ CONFIGS = (DetectConfig, EvaluateConfig, GenerateConfig, RestoreConfig, RunConfi
 def test_what_cannot_be_is_refused(options: Any, message):
     with pytest.raises(InputError, match=message):
         ComputeOptions(**options)
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "message"),
+    [
+        (OpsOptions, {"dtypes": ("uint8", "int4")}, "dtypes must be one of uint8, .*, got 'int4'"),
+        (OpsOptions, {"size": (0, 4)}, "size must be at least 1, got 0"),
+        (TaskConfig, {"batch": 0}, "batch must be at least 1, got 0"),  # another default there
+    ],
+)
+def test_each_of_several_values_and_inherited_bounds_are_checked(config, options, message):
+    with pytest.raises(InputError, match=message):
+        config(**options)
 
 
 def test_a_mesh_is_a_number_or_axes():

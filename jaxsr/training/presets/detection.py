@@ -17,7 +17,7 @@ from jaxsr.training.task_config import TaskOptions
 class DetectionRun(NetworkOptions, DetectorRun):
     """Options of a run of a network that gives logit maps, (n, 1, h, w)."""
 
-    multiple: int = number(32, most=2**12)
+    multiple: int = number(32, least=1, most=2**12)
     """The sides of the network's input must be multiples of this many pixels."""
     loss: str = "bce=1,iou=1"
     """Losses and weights, as bce=1,dice=1: bce, dice, iou, focal, sls, or package.module:function
@@ -26,7 +26,6 @@ class DetectionRun(NetworkOptions, DetectorRun):
     """Weights of the network's logit maps, in its order, where it gives several. Default: equal."""
 
     def __post_init__(self) -> None:
-        self.check_at_least(1, "multiple")
         parse_json_object(self.network_args, "network_args")
         _ = self.loss_weights  # checks itself
         weights = self.scale_weights

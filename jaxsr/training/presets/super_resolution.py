@@ -20,11 +20,11 @@ _NAMES = (*PICTURE_LOSS_NAMES, "perceptual", ADVERSARIAL)
 class SuperResolutionRun(NetworkOptions, AdversarialRun):
     """Options of a run of a network that enlarges images."""
 
-    scale: int = number(4, most=64)
+    scale: int = number(4, least=1, most=64)
     """Enlargement per side; 1 restores detail without changing the size."""
     value_range: tuple[float, float] = (0.0, 1.0)
     """Black and white in the network's images: 0 1, as in most published networks, or -1 1."""
-    multiple: int = number(1, most=2**12)
+    multiple: int = number(1, least=1, most=2**12)
     """The sides of the network's input must be multiples of this many pixels."""
     loss: str = "l1"
     """Losses and weights, as l1=1,ssim=0.1: l1, smooth_l1, charbonnier, mse, ssim, perceptual,
@@ -41,7 +41,6 @@ class SuperResolutionRun(NetworkOptions, AdversarialRun):
     """With an adversarial loss: part of the steps that its phase gets, at the end of the run."""
 
     def __post_init__(self) -> None:
-        self.check_at_least(1, "scale", "multiple")
         parse_json_object(self.network_args, "network_args")
         parse_json_object(self.discriminator_args, "discriminator_args")
         low, high = self.value_range

@@ -218,7 +218,7 @@ def _noise(*shape: int, deep: bool = False) -> np.ndarray:
 def read_picture_file(path: Path) -> None:
     """As `restore`, `detect` and `train` do."""
     from jaxsr.data.decode import decode_rgb, picture_size
-    from jaxsr.data.masks import decode_mask
+    from jaxsr.data.masks import read_mask
     from jaxsr.restoration import pictures as restoration
 
     restoration.picture_size(path)
@@ -226,7 +226,7 @@ def read_picture_file(path: Path) -> None:
         lambda: restoration.read_picture(path),
         lambda: picture_size(path),
         lambda: decode_rgb(path),
-        lambda: decode_mask(path),
+        lambda: read_mask(path),
     )
 
 
