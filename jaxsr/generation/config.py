@@ -102,6 +102,12 @@ class GenerateConfig(SamplingOptions, AotOptions):
             return self.num_draft_tokens
         return self.num_draft_tokens or _DRAFT_TOKENS
 
+    @property
+    def continues(self) -> bool:
+        """Whether a run that was killed goes on from its rows."""
+        rows = self.out is not None and self.out.suffix == ".jsonl"
+        return rows and self.prompts is not None and self.save_cache is None
+
     def streams(self, batch_size: int) -> bool:
         """Whether tokens are printed as they come.
 

@@ -56,6 +56,8 @@ class Session:
         )
         assert isinstance(model, LanguageModel)
         self.model = model
+        if config.resume or config.save_cache or config.continues:
+            _ = self.fingerprint  # the engine takes the weights
         self.engine = self._engine(platform)
         release_freed_memory()
         self.load_s = time.perf_counter() - begin
@@ -94,6 +96,7 @@ class Session:
             programs=compiled_folder(self.config) / "traced",
             packed=settings.packed,
             rows=settings.rows,
+            keeps_values=False,
         )
 
     def _draft_network(self) -> Any:
@@ -118,8 +121,8 @@ class Session:
         ids = prompt_ids(self.config, prompts, self.tokenizer)
         sizes = self.config.batch_size
         config = self.config
-        continued = config.prompts is not None and config.save_cache is None
-        if continued and config.out is not None and config.out.suffix == ".jsonl":
+        if config.continues:
+            assert config.out is not None
             settings = {**self._settings(), "run": self._digest(ids)}
             self._row_file = RowFile(config.out, settings)
             texts = [prompt.text for prompt in prompts]
