@@ -199,6 +199,26 @@ class Session:
         parts = (self.fingerprint, list(map(list, ids)), self.options.seed)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
+    def warm_up(self, lengths: Sequence[int]) -> None:
+        """Compiles the programs for as many prompts of each length as rows, and says how long."""
+        soon = StopText((".",), lambda tokens: "." * (len(tokens) > 1))  # after the second token
+        for batch_size in self.config.batch_size:
+            for length in lengths:
+                complete(
+                    self.engine,
+                    [[0] * length] * batch_size,
+                    self.options,
+                    batch_size=batch_size,
+                    stop_ids=self.stop_ids,
+                    stop_text=soon if self.options.num_beams == 1 else None,
+                    deterministic=self.config.deterministic,
+                    padding=self.config.padding,
+                )
+        print(
+            f"{self.engine.device}: programs for prompts of {', '.join(map(str, lengths))} tokens "
+            f"compiled in {self.engine.compile_s:.1f} s; loaded in {self.load_s:.1f} s"
+        )
+
     def resume(self) -> None:
         """Goes on from the saved batch."""
         assert self.config.resume is not None
@@ -260,7 +280,8 @@ class Session:
             "output_tokens": len(done.tokens),
             "output_ids": done.tokens,
             "finish": done.finish,
-            "first_token_s": round(done.prefill_s, 6),
+            "first_token_s": round(done.prefill_s + done.compile_s, 6),
+            "compile_s": round(done.compile_s, 6),
             "decode_s": round(done.decode_s, 6),
             "decode_tokens_per_s": round(done.decode_tokens_per_s, 2),
         }
