@@ -9,7 +9,9 @@ from typing import Any
 
 import jax
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import (
+    _disable_current_modes,  # pyright: ignore[reportPrivateUsage]
+)
 
 from jaxsr.interop._core import index_bounds
 from jaxsr.interop._core.attributes import holds_inputs
