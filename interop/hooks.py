@@ -9,6 +9,9 @@ from typing import Any
 
 import jax
 import torch
+from torch.utils._python_dispatch import (
+    _disable_current_modes,  # pyright: ignore[reportPrivateUsage]
+)
 
 from jaxsr.interop._core import index_bounds
 from jaxsr.interop._core.attributes import holds_inputs
@@ -76,7 +79,8 @@ def run_torch(function: Callable[..., Any], *args: PyTree, **kwargs: PyTree) -> 
             return trace.adopt(value)
         return to_tensor(trace, value, None)
 
-    with session(trace):
+    # A watcher of another trace may call this, whose modes would take what this one runs.
+    with _disable_current_modes(), session(trace):
         tensors: tuple[tuple[Any, ...], dict[str, Any]]
         tensors = map_leaves(as_tensor, (args, kwargs))
         return to_arrays(trace, function(*tensors[0], **tensors[1]))

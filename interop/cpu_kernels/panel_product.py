@@ -3,9 +3,10 @@
 XLA's CPU kernels read a float32 matrix well for one token and badly for several, and unpack
 levels of four bits element by element. The kernels here read each panel of 64 outputs once, for
 any number of tokens, and unpack levels in registers. They need `llvmlite`, which compiles
-`panel_kernels` in half a second; there is no Python in a call. Sums run in float32 in the order of
-the inputs. With a float32 matrix a token has the same bits whatever is multiplied beside it; for
-more than two tokens levels are unpacked first, which rounds otherwise.
+`panel_kernels` in half a second, or once where a folder keeps the code. There is no Python in a
+call. Sums run in float32 in the order of the inputs. With a float32 matrix a token has the same
+bits whatever is multiplied beside it; for more than two tokens levels are unpacked first, which
+rounds otherwise.
 
 - `NAMES["float"]`: x (M, I), up to three matrices (P, I, 64), float32.
 - `NAMES["attention"]`, `NAMES["attention_few"]`: see `attention`.
@@ -15,6 +16,7 @@ more than two tokens levels are unpacked first, which rounds otherwise.
 """
 
 import functools
+import hashlib
 import importlib.util
 import platform
 import re
@@ -30,6 +32,7 @@ from jaxsr.interop.cpu_kernels.attention_kernel import COLUMNS
 from jaxsr.interop.cpu_kernels.panel_kernels import kernels
 from jaxsr.interop.cpu_kernels.panel_tasks import FEW, NAMES, PANEL
 from jaxsr.interop.cpu_kernels.torch_calls import threads_per_call
+from jaxsr.interop.sealed_bytes import read_sealed, write_sealed
 from jaxsr.ops import _cpu_calls as cpu_calls
 
 # M tokens, I inputs, O outputs, P panels, G groups
@@ -50,37 +53,48 @@ def _compiles() -> bool:
     return platform.machine() == "x86_64" and bool(features.get("fma") and features.get("avx2"))
 
 
-def register() -> None:
-    """Compiles the kernels for the programs of this process."""
-    _register(threads_per_call())
+def register(folder: Path | None = None) -> None:
+    """Compiles the kernels for the programs of this process.
+
+    Args:
+      folder: where their machine code is kept for later processes. None keeps none.
+    """
+    threads = threads_per_call()
+    if threads not in _engines:  # which own the code
+        _engines[threads] = engine = _compiled(threads, folder)
+        for name in NAMES.values():
+            cpu_calls.register_function(name, engine.get_function_address(name))
 
 
-@functools.cache
-def _register(threads: int) -> None:
+_engines: dict[int, Any] = {}
+
+
+def _compiled(threads: int, folder: Path | None) -> Any:
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     features = llvm.get_host_cpu_features()
-    machine = llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=features.flatten(), opt=3
-    )
+    target = {"cpu": llvm.get_host_cpu_name(), "features": features.flatten(), "opt": 3}
+    machine = llvm.Target.from_default_triple().create_target_machine(**target)
     word = _schedule_word()
     assert word is not None, "not available"
-    wide = bool(features.get("avx512f"))
-    module = llvm.parse_assembly(kernels(wide=wide, threads=threads, schedule_word=word))
+    text = kernels(wide=bool(features.get("avx512f")), threads=threads, schedule_word=word)
+    module = llvm.parse_assembly(text)
     module.triple = llvm.get_process_triple()
-    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(3))
-    builder.getModulePassManager().run(module, builder)
+    key = repr((text, module.triple, sorted(target.items()), llvm.llvm_version_info))
+    name = f"kernels-{hashlib.sha256(key.encode()).hexdigest()[:32]}.o"
+    stored = None if folder is None else read_sealed(folder / name)
+    if stored is None:
+        builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(3))
+        builder.getModulePassManager().run(module, builder)
     engine = llvm.create_mcjit_compiler(module, machine)
+    if folder is not None:
+        engine.set_object_cache(
+            lambda _, code: write_sealed(folder / name, bytes(code)), lambda _: stored
+        )
     engine.finalize_object()
-    _engines.append(engine)
-    for name in NAMES.values():
-        cpu_calls.register_function(name, engine.get_function_address(name))
-
-
-_engines: list[Any] = []
-"""They own the code."""
+    return engine
 
 
 @functools.cache

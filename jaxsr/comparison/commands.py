@@ -59,7 +59,10 @@ class EnginesOptions(WorkloadOptions):
     b: str = "jax"
     """Second side."""
     model_b: str | None = None
-    """Another model for the second side, of the same family and sizes. Default: the same."""
+    """Another model for the second side, of the same family and sizes; quantised weights of
+    language models count as the numbers that they stand for. Default: the same."""
+    quantize_b: Literal["int8", "int4"] | None = None
+    """Quantise the weights of the second side's language model, which then are those numbers."""
     reference: bool = False
     """Also run torch in float64: shows which side is more accurate."""
     within: str = ""
@@ -77,10 +80,10 @@ class EnginesOptions(WorkloadOptions):
         super().__post_init__()
         if not self.is_stored:
             BackendSpec.parse(self.a).check_operations_alone()
-        elif self.gradients or self.train or self.model_b is not None:
+        elif self.gradients or self.train or (self.model_b, self.quantize_b) != (None, None):
             raise InputError(
                 "a stored trace has neither gradients, training nor another model; leave "
-                "--gradients, --train and --model-b out, or run both sides"
+                "--gradients, --train, --model-b and --quantize-b out, or run both sides"
             )
         BackendSpec.parse(self.b)
 
@@ -159,6 +162,7 @@ def engines(arguments: list[str]) -> int:
     from jaxsr.comparison.recorded_trace import RecordedTrace
     from jaxsr.comparison.trace_file import load_trace, save_trace
     from jaxsr.comparison.workload_loader import load_workload
+    from jaxsr.models.llama.quantized import dequantize, quantize
 
     first = live[0] if live else load_trace(Path(options.a))
     workload = replace(load_workload(options), train=options.train)
@@ -168,8 +172,13 @@ def engines(arguments: list[str]) -> int:
         names = (options.a, str(options.model))
         check_comparable(first.header, workload.header(), names=names)
     other = None
-    if options.model_b is not None:
-        other = replace(load_workload(replace(options, model=options.model_b)), train=options.train)
+    if (options.model_b, options.quantize_b) != (None, None):
+        other = load_workload(replace(options, model=options.model_b or options.model))
+        other = replace(other, train=options.train)
+        if options.quantize_b is not None:
+            quantize(other.network, options.quantize_b)
+        if other.identity() != workload.identity():
+            dequantize(other.network)
         if other.identity() != workload.identity():
             raise InputError(
                 f"model_b={options.model_b} has other parameters or takes other inputs than "

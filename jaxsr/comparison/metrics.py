@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jaxsr.comparison.statistics import LIMIT
+from jaxsr.comparison.statistics import LIMIT, widened
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def error_metrics(
     if not first.size:
         return EQUAL
     exact = first.dtype.kind in "biu" and second.dtype.kind in "biu"
-    a, b = first.astype(np.float64).reshape(-1), second.astype(np.float64).reshape(-1)
+    a, b = widened(first).reshape(-1), widened(second).reshape(-1)
     equal = replace(EQUAL, compared=a.size)
     if exact:
         unlike = int(np.count_nonzero(a != b))

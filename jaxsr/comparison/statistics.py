@@ -97,8 +97,16 @@ def describe(array: np.ndarray) -> Figures:
         low=low if count else np.nan,
         high=high if count else np.nan,
         norm=square**0.5,
-        sample=flat[sample_places(flat.size)].astype(np.float64),
+        sample=widened(flat[sample_places(flat.size)]),
     )
+
+
+def widened(array: np.ndarray) -> np.ndarray:
+    """The values in float64; float16's lowest and highest number, with which it masks, infinite."""
+    values = array.astype(np.float64)
+    if array.dtype == np.float16:
+        values[np.abs(values) == np.finfo(np.float16).max] *= np.inf
+    return values
 
 
 def _count(kind: np.ufunc, flat: np.ndarray) -> int:
@@ -109,7 +117,7 @@ def _count(kind: np.ufunc, flat: np.ndarray) -> int:
 def _blocks(flat: np.ndarray) -> Iterator[np.ndarray]:
     """The values within ±`LIMIT`, float64, few at a time: a copy of all would be twice as large."""
     for start in range(0, flat.size, _BLOCK):
-        values = flat[start : start + _BLOCK].astype(np.float64)
+        values = widened(flat[start : start + _BLOCK])
         inside = np.abs(values) <= LIMIT  # NaN is not
         values = values if inside.all() else values[inside]
         if values.size:

@@ -152,6 +152,8 @@ class LanguageWorkload(Workload):
     """Token ids."""
     new_tokens: int
     """Steps: the prompt's, and one for each further token."""
+    rows: int = 1
+    """Rows of the batch, each with the prompt."""
     decode: Callable[[list[int]], str] | None = None
     """Token ids → text, or None."""
 
@@ -160,7 +162,8 @@ class LanguageWorkload(Workload):
 
         network: Any = self.network
         rollout = _OwnRollout if isinstance(network, CausalLM) else _LibraryRollout
-        return rollout(self.prompt, self.new_tokens, network.config.max_position_embeddings)
+        context = network.config.max_position_embeddings
+        return rollout(self.prompt, self.new_tokens, context, rows=self.rows)
 
     @property
     def steps(self) -> int:
@@ -172,7 +175,8 @@ class LanguageWorkload(Workload):
         return header
 
     def inputs_digest(self) -> str:
-        return _digest([repr(self.prompt), str(self.new_tokens)])
+        rows = [str(self.rows)] if self.rows > 1 else []
+        return _digest([repr(self.prompt), str(self.new_tokens), *rows])
 
     def word(self, token: int) -> str:
         """A token as text, where there is a tokenizer."""
@@ -184,10 +188,10 @@ class _LanguageRollout(Rollout):
 
     padding: Literal["left", "right"]
 
-    def __init__(self, prompt: Sequence[int], count: int, context: int) -> None:
+    def __init__(self, prompt: Sequence[int], count: int, context: int, *, rows: int) -> None:
         from jaxsr.generation.padding import cache_slots, padded
 
-        tokens, self._length = padded([prompt], padding=self.padding)
+        tokens, self._length = padded([prompt] * rows, padding=self.padding)
         self._width = tokens.shape[1]
         self._count = count
         self._slots = cache_slots(len(prompt), count, context=context)
@@ -198,7 +202,7 @@ class _LanguageRollout(Rollout):
         logits, new = outputs
         self._store(new)
         self.tokens.append(int(np.argmax(logits[0])) if token is None else token)
-        fed = np.array([[self.tokens[-1]]], np.int32)
+        fed = np.full((len(logits), 1), self.tokens[-1], np.int32)
         # A copy: the runs of one step may still look at it when the next one writes.
         inputs = ((fed, copy.deepcopy(self._cache)), self._token_options())
         self._next = inputs if len(self.tokens) < self._count else None
@@ -224,7 +228,10 @@ class _OwnRollout(_LanguageRollout):
         return {"read_B": self._length - 1}
 
     def _token_options(self) -> dict[str, np.ndarray]:
-        return {"filled_B": np.array([self._filled], np.int32), "read_B": np.zeros(1, np.int32)}
+        return {
+            "filled_B": np.full_like(self._length, self._filled),
+            "read_B": np.zeros_like(self._length),
+        }
 
     def _store(self, new: PyTree) -> None:
         if self._cache is None:

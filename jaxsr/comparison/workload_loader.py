@@ -172,5 +172,6 @@ def _language(loaded: LoadedModel, model: str, options: WorkloadOptions) -> Work
         casts_buffers=False,
         prompt=tuple(ids),
         new_tokens=options.steps,
+        rows=options.batch_size,
         decode=decode,
     )

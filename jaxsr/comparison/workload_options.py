@@ -24,6 +24,8 @@ class WorkloadOptions(ModelOptions):
     """Prompt of a language model."""
     raw: bool = False
     """Feed the prompt without the model's chat template."""
+    batch_size: int = number(1, least=1, most=4096)
+    """Rows of a language model's batch, each with the prompt: other shapes, other kernels."""
     steps: int = number(4, least=1, most=2**14)
     """Tokens that a language model generates."""
 

@@ -61,7 +61,7 @@ class _PlannedRows:
 class _Shapes(JaxNetwork):
     """A network whose weights are shapes."""
 
-    def _placed(self, network: Any) -> dict[str, Any]:
+    def _placed(self, network: Any, *, keeps_values: bool) -> dict[str, Any]:
         shapes = self._stored.shapes_of(network)
         return abstract(shapes, self._layout.weight_shardings(shapes, self._stored.turned))
 

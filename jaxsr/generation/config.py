@@ -64,6 +64,9 @@ class GenerateConfig(SamplingOptions, AotOptions):
     """Print tokens as they come; `auto`: when one prompt at a time goes to a terminal."""
     out: Path | None = None
     """.jsonl or .csv with one row per prompt and batch size; .jsonl is written as outputs end."""
+    warm_up: tuple[int, ...] | None = number(None, least=1, most=2**24)
+    """Compile the programs for prompts of so many tokens instead of generating; without a number
+    16. Other options are those of the runs to come."""
     save_cache: Path | None = None
     """File that the KV cache and tokens are saved to at the end (safetensors)."""
     resume: Path | None = None
@@ -92,15 +95,30 @@ class GenerateConfig(SamplingOptions, AotOptions):
             raise InputError(
                 "a saved batch has no cache of the draft model; leave --draft-model or --resume out"
             )
+        if self.warm_up is not None:
+            self._check_warm_up()
         if self.save_cache is not None and len(self.batch_size) > 1:
             raise InputError("save_cache needs a single batch size")
         self.streams(max(self.batch_size))
+
+    def _check_warm_up(self) -> None:
+        others = ("prompt", "prompts", "resume", "out", "save_cache", "aot")
+        if given := [name for name in others if getattr(self, name) not in (None, ())]:
+            raise InputError(f"warm_up compiles, and {given[0]} is of other runs; leave it out")
+        if self.engine == "torch":
+            raise InputError("warm_up compiles JAX's programs; leave --engine torch out")
 
     @property
     def draft_tokens(self) -> int | None:
         if self.draft_model is None:
             return self.num_draft_tokens
         return self.num_draft_tokens or _DRAFT_TOKENS
+
+    @property
+    def continues(self) -> bool:
+        """Whether a run that was killed goes on from its rows."""
+        rows = self.out is not None and self.out.suffix == ".jsonl"
+        return rows and self.prompts is not None and self.save_cache is None
 
     def streams(self, batch_size: int) -> bool:
         """Whether tokens are printed as they come.

@@ -4,6 +4,7 @@ import importlib.util
 
 from jaxsr.errors import InputError
 from jaxsr.generation.config import GenerateConfig
+from jaxsr.generation.padding import SMALLEST_BUCKET
 from jaxsr.generation.prompts import all_prompts, check_rows_path
 from jaxsr.interop.atomic_write import check_file
 from jaxsr.interop.install import install_extra
@@ -20,7 +21,7 @@ def run(config: GenerateConfig) -> None:
       UserError: nothing could start.
     """
     prompts = all_prompts(config.prompt, config.prompts, system=config.system)
-    if config.resume is None and not prompts:
+    if config.resume is None and config.warm_up is None and not prompts:
         raise InputError("there is no prompt; give one as an argument, or a file with --prompts")
     if config.resume is not None and prompts:
         raise InputError("--resume goes on from saved prompts; give no others")
@@ -42,6 +43,10 @@ def run(config: GenerateConfig) -> None:
     from jaxsr.generation.session import Session
 
     session = Session(config, platform)
+    if config.warm_up is not None:
+        set_status("compiling")
+        session.warm_up(config.warm_up or (SMALLEST_BUCKET,))
+        return
     set_status("generating")
     if config.resume is not None:
         session.resume()

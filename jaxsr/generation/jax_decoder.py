@@ -40,13 +40,15 @@ class JaxDecoder(ProposingNetwork, BatchDecoder):
     """Runs a causal language model in JAX.
 
     Args:
-      network: the torch module with its weights, which is not changed.
+      network: the torch module with its weights.
       mesh: devices along an axis `tensor` to split weights and cache over. Default: one device.
       programs: folder of traced programs, see `jaxsr.generation.stored_programs`. None keeps none.
       packed: how weights in blocks are multiplied on one CPU; see
         `jaxsr.interop.cpu_kernels.packed_product`. `off`: unpacked in each product.
       rows: how many are to decode together, if known; `TILE` for deterministic generation. A CPU
         has a faster layout of float32 weights for a few, see `jaxsr.models.llama.transposed`.
+      keeps_values: whether `network` and `draft` keep their weights' values. Otherwise each is
+        freed once it lies on the devices.
       draft: a smaller network of the same tokenizer, which proposes tokens. None: there is none.
     """
 
@@ -58,11 +60,17 @@ class JaxDecoder(ProposingNetwork, BatchDecoder):
         programs: Path | None = None,
         packed: Packed = "exact",
         rows: int = 1,
+        keeps_values: bool = True,
         draft: Any = None,
     ) -> None:
-        mesh = sharding.tensor_mesh(1) if mesh is None else mesh
         super().__init__(
-            network, mesh=mesh, programs=programs, packed=packed, rows=rows, draft=draft
+            network,
+            mesh=sharding.tensor_mesh(1) if mesh is None else mesh,
+            programs=programs,
+            packed=packed,
+            rows=rows,
+            keeps_values=keeps_values,
+            draft=draft,
         )
         self.starts_alone = True
         self.packs_prompts = self._layout.packs_prompts and self.devices == 1

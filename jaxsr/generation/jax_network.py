@@ -43,15 +43,24 @@ class JaxNetwork:
     """Weights and programs.
 
     Args:
-      network: the torch module with its weights, which is not changed.
+      network: the torch module with its weights.
       mesh: devices along an axis `tensor` to split weights and cache over.
       programs: folder of traced programs, see `jaxsr.generation.stored_programs`. None keeps none.
       packed: how weights in blocks are multiplied on one CPU.
       rows: how many are to decode together.
+      keeps_values: whether `network` keeps its weights' values. Otherwise each value is freed once
+        it lies on the devices, which takes half of the memory.
     """
 
     def __init__(
-        self, network: Any, *, mesh: Mesh, programs: Path | None, packed: Packed, rows: int
+        self,
+        network: Any,
+        *,
+        mesh: Mesh,
+        programs: Path | None,
+        packed: Packed,
+        rows: int,
+        keeps_values: bool = True,
     ) -> None:
         self.config = network.config
         self.mesh = sharding.grouped_by_heads(mesh, network.config.num_key_value_heads)
@@ -64,7 +73,7 @@ class JaxNetwork:
         on_cpu = self.platform == "cpu"
         compiled = on_cpu and self.mesh.size == 1 and panel_product.available()
         if compiled:
-            panel_product.register()
+            panel_product.register(programs)
         if has_blocks(network):
             network = arranged_copy(network)
             if packed != "off" and compiled:
@@ -92,13 +101,16 @@ class JaxNetwork:
             if isinstance(module, Attention):
                 module.compiled = attends
         self._folder = programs
-        self._weights = self._placed(network)
         self._dtype = jnp.dtype(str(network.dtype).removeprefix("torch."))
+        self._weights = self._placed(network, keeps_values=keeps_values)
         self._programs: dict[Any, Callable[..., Any]] = {}
 
-    def _placed(self, network: Any) -> dict[str, Any]:
-        host = self._stored.of(network)
-        return place(host, self._layout.weight_shardings(host, self._stored.turned))
+    def _placed(self, network: Any, *, keeps_values: bool) -> dict[str, Any]:
+        shardings = self._layout.weight_shardings
+        return {
+            name: place(array, shardings({name: array}, self._stored.turned)[name])
+            for name, array in self._stored.of(network, keeps_values=keeps_values)
+        }
 
     def _replicated(self, *arrays: Any) -> tuple[Any, ...]:
         """Arrays, or tables of them, on every device."""

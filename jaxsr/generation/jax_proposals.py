@@ -24,7 +24,7 @@ class ProposingNetwork(JaxNetwork):
     """`JaxNetwork` with a draft, if there is one.
 
     Args:
-      network, mesh, programs, packed, rows: as for `JaxNetwork`.
+      network, mesh, programs, packed, rows, keeps_values: as for `JaxNetwork`.
       draft: the smaller network, of the same tokenizer; None where there is none.
     """
 
@@ -39,12 +39,14 @@ class ProposingNetwork(JaxNetwork):
         programs: Path | None,
         packed: Packed,
         rows: int,
+        keeps_values: bool = True,
         draft: Any = None,
     ) -> None:
-        super().__init__(network, mesh=mesh, programs=programs, packed=packed, rows=rows)
+        shared: dict[str, Any] = {"mesh": mesh, "packed": packed, "keeps_values": keeps_values}
+        super().__init__(network, programs=programs, rows=rows, **shared)
         self.draft = None
         if draft is not None:
-            self.draft = self.draft_kind(draft, mesh=mesh, programs=None, packed=packed, rows=1)
+            self.draft = self.draft_kind(draft, programs=None, rows=1, **shared)
 
     def check_proposals(self, options: SamplingOptions, *, longest: int = 0) -> None:
         """See `BatchDecoder.check_proposals`."""

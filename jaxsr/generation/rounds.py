@@ -34,7 +34,9 @@ class Completion:
     rows: int
     """Rows that ran together."""
     prefill_s: float
-    """From the prompt to the first token."""
+    """From the prompt to the first token, without compiling."""
+    compile_s: float
+    """Compiling, or reading compiled programs, before the first token."""
     decode_s: float
     """From the first token to the last, prompts of other rows left out."""
     decode_tokens_per_s: float
@@ -70,6 +72,7 @@ class RequestPlace:
 
     request: Request
     prefill_s: float
+    compile_s: float
     tokens_before: int
     """Tokens that all rows had when it began."""
     decode_s_before: float
@@ -92,13 +95,16 @@ class Rounds:
     tokens: int = 0
     """Tokens that were decoded so far, in all rows."""
     decode_s: float = 0.0
+    compile_s: float = 0.0
+    """Compiling of the last start."""
 
     def timed(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, float]:
         """A batch from the engine, and the seconds until its first tokens, without compiling."""
         begin, compiled = time.perf_counter(), self.engine.compile_s
         batch = function(*args, **kwargs)
         self.engine.running(batch)  # waits
-        return batch, time.perf_counter() - begin - (self.engine.compile_s - compiled)
+        self.compile_s = self.engine.compile_s - compiled
+        return batch, time.perf_counter() - begin - self.compile_s
 
     def follow(
         self,
@@ -223,7 +229,8 @@ class Rounds:
             slots=slots,
             padding=padding,
         )
-        seconds = time.perf_counter() - begin - (self.engine.compile_s - compiled)
+        compile_s = self.engine.compile_s - compiled
+        seconds = time.perf_counter() - begin - compile_s
         for row, request in enumerate(first):
             # Scores that are NaN are never the best: then no output has ended.
             if not np.isfinite(scores[row]).all() or outputs[row, 0, 0] == UNFILLED:
@@ -240,6 +247,7 @@ class Rounds:
                     row=row,
                     rows=len(fill),
                     prefill_s=seconds,
+                    compile_s=compile_s,
                     decode_s=seconds,
                     decode_tokens_per_s=length / seconds,
                     beams=tuple((tokens[k], float(scores[row, k])) for k in best),
@@ -257,7 +265,7 @@ class Rounds:
 
     def row_of(self, request: Request, prefill_s: float) -> RequestPlace:
         """The state of a request that begins now."""
-        return RequestPlace(request, prefill_s, self.tokens, self.decode_s)
+        return RequestPlace(request, prefill_s, self.compile_s, self.tokens, self.decode_s)
 
     def settle(
         self, batch: Any, live: dict[int, RequestPlace], rows: int, *, decoded: bool
@@ -306,6 +314,7 @@ class Rounds:
                 row=row,
                 rows=rows,
                 prefill_s=state.prefill_s,
+                compile_s=state.compile_s,
                 decode_s=decode_s,
                 decode_tokens_per_s=later / decode_s if later else 0.0,
                 logprobs=arrays and tuple(array[: len(tokens)] for array in arrays),

@@ -56,6 +56,8 @@ class Session:
         )
         assert isinstance(model, LanguageModel)
         self.model = model
+        if config.resume or config.save_cache or config.continues:
+            _ = self.fingerprint  # the engine takes the weights
         self.engine = self._engine(platform)
         release_freed_memory()
         self.load_s = time.perf_counter() - begin
@@ -94,6 +96,7 @@ class Session:
             programs=compiled_folder(self.config) / "traced",
             packed=settings.packed,
             rows=settings.rows,
+            keeps_values=False,
         )
 
     def _draft_network(self) -> Any:
@@ -118,8 +121,8 @@ class Session:
         ids = prompt_ids(self.config, prompts, self.tokenizer)
         sizes = self.config.batch_size
         config = self.config
-        continued = config.prompts is not None and config.save_cache is None
-        if continued and config.out is not None and config.out.suffix == ".jsonl":
+        if config.continues:
+            assert config.out is not None
             settings = {**self._settings(), "run": self._digest(ids)}
             self._row_file = RowFile(config.out, settings)
             texts = [prompt.text for prompt in prompts]
@@ -196,6 +199,26 @@ class Session:
         parts = (self.fingerprint, list(map(list, ids)), self.options.seed)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
+    def warm_up(self, lengths: Sequence[int]) -> None:
+        """Compiles the programs for as many prompts of each length as rows, and says how long."""
+        soon = StopText((".",), lambda tokens: "." * (len(tokens) > 1))  # after the second token
+        for batch_size in self.config.batch_size:
+            for length in lengths:
+                complete(
+                    self.engine,
+                    [[0] * length] * batch_size,
+                    self.options,
+                    batch_size=batch_size,
+                    stop_ids=self.stop_ids,
+                    stop_text=soon if self.options.num_beams == 1 else None,
+                    deterministic=self.config.deterministic,
+                    padding=self.config.padding,
+                )
+        print(
+            f"{self.engine.device}: programs for prompts of {', '.join(map(str, lengths))} tokens "
+            f"compiled in {self.engine.compile_s:.1f} s; loaded in {self.load_s:.1f} s"
+        )
+
     def resume(self) -> None:
         """Goes on from the saved batch."""
         assert self.config.resume is not None
@@ -257,7 +280,8 @@ class Session:
             "output_tokens": len(done.tokens),
             "output_ids": done.tokens,
             "finish": done.finish,
-            "first_token_s": round(done.prefill_s, 6),
+            "first_token_s": round(done.prefill_s + done.compile_s, 6),
+            "compile_s": round(done.compile_s, 6),
             "decode_s": round(done.decode_s, 6),
             "decode_tokens_per_s": round(done.decode_tokens_per_s, 2),
         }

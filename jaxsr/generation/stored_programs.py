@@ -7,7 +7,6 @@ stored as `jax.export` writes it, StableHLO without pickles; XLA's results are i
 
 import hashlib
 import importlib.metadata
-import logging
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -16,8 +15,8 @@ from typing import Any
 import jax
 from jax import export
 
-from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.interop.cpu_kernels import packed_product, panel_product
+from jaxsr.interop.sealed_bytes import read_sealed, write_sealed
 from jaxsr.runtime.source_digest import source_digest
 
 # Code that a trace runs through: a change in any of it makes other programs.
@@ -31,8 +30,6 @@ _KERNELS = [
     export.DisabledSafetyCheck.custom_call(name)
     for name in (packed_product.NAME, *panel_product.NAMES.values())
 ]
-
-_LOG = logging.getLogger(__name__)
 
 
 def stored(
@@ -50,10 +47,10 @@ def stored(
     if folder is None:
         return trace
     path = folder / f"{name}-{_digest(key, args)}.jaxexport"
-    exported = _read(path)
-    if exported is None:
-        exported = exported_program(trace, args)
-        _write(path, exported)
+    if (content := read_sealed(path)) is not None:
+        return export.deserialize(bytearray(content)).call
+    exported = exported_program(trace, args)
+    write_sealed(path, bytes(exported.serialize()))
     return exported.call
 
 
@@ -83,26 +80,6 @@ def structure(network: Any) -> list[tuple[str, str, str]]:
 
 def _settings(module: Any) -> list[tuple[str, Any]]:
     return sorted((n, v) for n, v in vars(module).items() if not n.startswith("_"))
-
-
-def _read(path: Path) -> Any:
-    if not path.is_file():
-        return None
-    content = path.read_bytes()
-    seal, body = content[:32], content[32:]
-    if hashlib.sha256(body).digest() != seal:
-        _LOG.warning("%s is damaged and will be made anew", path)
-        return None
-    return export.deserialize(bytearray(body))
-
-
-def _write(path: Path, exported: Any) -> None:
-    body = bytes(exported.serialize())
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(path, hashlib.sha256(body).digest() + body)
-    except OSError as error:
-        _LOG.warning("the traced program is not kept: %s", error)
 
 
 def _digest(key: Any, args: tuple[Any, ...]) -> str:

@@ -1,16 +1,19 @@
 """How an engine stores a network's weights on its devices."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
+from torch import Tensor
 
+from jaxsr.interop.host_arrays import to_numpy
 from jaxsr.models.hugging_face.direct_weights import directly_read
-from jaxsr.models.llama.host_weights import host_weights
+from jaxsr.models.llama.host_weights import named_tensors
 from jaxsr.models.llama.network import CausalLM
 from jaxsr.models.llama.packed import level_arrays
 from jaxsr.models.llama.transposed import (
@@ -18,6 +21,7 @@ from jaxsr.models.llama.transposed import (
     in_panels,
     linear_weights,
     transpose,
+    turned_to_panels,
     untie_head,
 )
 
@@ -67,29 +71,48 @@ class StoredWeights:
             copied=copied,
         )
 
-    def of(self, network: Any) -> dict[str, np.ndarray]:
-        """The weights of a network as they are stored."""
-        host = host_weights(network)
-        host |= {name: host[source] for name, source in self.copied.items()}
-        return {name: self._arranged(name, array) for name, array in host.items()}
+    def of(self, network: Any, *, keeps_values: bool) -> Iterator[tuple[str, np.ndarray]]:
+        """The weights of a network as they are stored, one at a time by name.
+
+        Args:
+          network: with its weights.
+          keeps_values: whether it keeps them. Otherwise each is freed after its turn.
+        """
+        tensors = named_tensors(network)
+        others = {name: name for name in tensors if name not in self.copied}
+        for name, source in {
+            **self.copied,
+            **others,
+        }.items():  # copies while their sources are there
+            tensor, is_last = tensors[source].detach(), name == source and not keeps_values
+            # JAX takes aligned memory as it is, and the system's new pages take long.
+            if is_last and name in self.panels and tensor.data_ptr() % _ALIGNED == 0:
+                yield name, to_numpy(turned_to_panels(tensor))
+            else:
+                yield name, to_numpy(self._arranged(name, tensor).contiguous())
+            if is_last:
+                tensors[source].data = torch.empty(0)
 
     def shapes_of(self, network: Any) -> dict[str, jax.ShapeDtypeStruct]:
         """Shapes and dtypes of `of`; the network may lie on the meta device."""
-        named = {**dict(network.named_parameters()), **dict(network.named_buffers())}
-        named |= {name: named[source] for name, source in self.copied.items()}
+        tensors = {name: tensor.to("meta") for name, tensor in named_tensors(network).items()}
+        tensors |= {name: tensors[source] for name, source in self.copied.items()}
         shapes = {}
-        for name, tensor in named.items():
-            one = np.zeros((), jnp.dtype(str(tensor.dtype).removeprefix("torch.")))
-            array = self._arranged(name, np.broadcast_to(one, tensor.shape))
-            shapes[name] = jax.ShapeDtypeStruct(array.shape, array.dtype)
+        for name, tensor in tensors.items():
+            dtype = jnp.dtype(str(tensor.dtype).removeprefix("torch."))
+            shapes[name] = jax.ShapeDtypeStruct(self._arranged(name, tensor).shape, dtype)
         return shapes
 
-    def _arranged(self, name: str, array: np.ndarray) -> np.ndarray:
-        return arranged(array, panels=name in self.panels) if name in self.turned else array
+    def _arranged(self, name: str, tensor: Tensor) -> Tensor:
+        return arranged(tensor, panels=name in self.panels) if name in self.turned else tensor
 
     def for_network(self, weights: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """Stored weights as the network takes them."""
         return {n: w.T if n in self.turned_back else w for n, w in weights.items()}
+
+
+_ALIGNED = 64
+"""Bytes."""
 
 
 def _in_bfloat16(network: Any) -> Any:

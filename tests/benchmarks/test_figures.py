@@ -148,6 +148,15 @@ def test_generation():
     assert f"{first} (batch 1), {others[0]} (4), {others[1]} (16)" in line
 
 
+def test_table_of_start_up():
+    text = (ROOT / "docs" / "generate.md").read_text()
+    for row in rows_of("generate_start_up"):
+        ratios = (row[f"{name}_to_transformers"] for name in ("processor", "wall"))
+        cells = [f"{ratio:.2f}" for ratio in ratios]
+        cells += [f"{row[name]:.1f}" for name in ("processor_s", "wall_s")]
+        assert f"| {row['start']} | {' | '.join(cells)} |" in text
+
+
 def test_table_of_generation():
     text = (ROOT / "docs" / "generate.md").read_text()
     contenders = (

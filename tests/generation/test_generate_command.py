@@ -400,3 +400,29 @@ def test_missing_packages_are_named(capsys, model_folder, monkeypatch):
     assert status == 2
     assert "generating needs jinja2, which is not installed" in said
     assert said.count("\n") == 1
+
+
+def test_warm_up_compiles_what_a_run_needs(capsys, model_folder, tmp_path):
+    pytest.importorskip("flatbuffers", reason="flatbuffers is absent; pip install flatbuffers")
+    common = ("--model", model_folder("llama"), "--raw", "--compile-cache", tmp_path / "cache")
+    status, shown, said = run(capsys, "--warm-up", 3, *common)
+    assert status == 0 and "programs for prompts of 3 tokens compiled in" in shown, said
+    made = {path.name for path in (tmp_path / "cache" / "traced").iterdir()}
+    out = tmp_path / "rows.jsonl"
+    assert run(capsys, "Hi", *common, "--out", out)[0] == 0
+    (row,) = map(json.loads, out.open())
+    assert 0 < row["compile_s"] < row["first_token_s"]
+    assert {path.name for path in (tmp_path / "cache" / "traced").iterdir()} == made
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--warm-up", 0), "warm_up must be at least 1"),
+        (("Hi", "--warm-up"), "warm_up compiles, and prompt is of other runs"),
+        (("--warm-up", "--engine", "torch"), "leave --engine torch out"),
+    ],
+)
+def test_warm_up_is_refused_beside_what_it_would_not_do(options, message, capsys, model_folder):
+    status, _, said = run(capsys, *options, "--model", model_folder("llama"))
+    assert status == 2 and message in said

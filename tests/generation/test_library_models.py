@@ -5,6 +5,7 @@ import dataclasses
 import re
 from inspect import Parameter, Signature, signature
 
+import jax
 import numpy as np
 import pytest
 import torch
@@ -18,6 +19,7 @@ from jaxsr.generation.jax_decoder import JaxDecoder
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.sharding import tensor_mesh
 from jaxsr.generation.torch_decoder import TorchDecoder
+from jaxsr.interop import to_jax
 from jaxsr.models.hugging_face.network import LibraryLM
 from jaxsr.models.language_models import load_language_model
 from jaxsr.models.llama.loading import fingerprint
@@ -319,6 +321,11 @@ def with_longrope(family):
     if family == "phimoe":
         factors |= {"short_mscale": 1.0, "long_mscale": 1.3}
         extra = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    if family == "phi4_multimodal":  # its text alone is generated from
+        other = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+        image = {"num_hidden_layers": 1, "image_size": 28, "crop_size": 28, "patch_size": 14}
+        audio = {"num_blocks": 1, "ext_pw_out_channel": 16, "nemo_conv_channels": 16}
+        extra = {"vision_config": {**other, **image}, "audio_config": {**other, **audio}}
     config = transformers.AutoConfig.for_model(
         family, vocab_size=99, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
@@ -344,7 +351,10 @@ def with_longrope(family):
     [
         ("phi3", TorchDecoder),
         pytest.param("phi3", JaxDecoder, marks=pytest.mark.slow),
-        ("phimoe", TorchDecoder),  # a Python branch in JAX
+        ("phimoe", TorchDecoder),
+        pytest.param("phimoe", JaxDecoder, marks=pytest.mark.slow),
+        ("phi4_multimodal", TorchDecoder),
+        pytest.param("phi4_multimodal", JaxDecoder, marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("deterministic", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -355,6 +365,22 @@ def test_short_texts_beside_long_ones_under_longrope(family, engine, determinist
     options = SamplingOptions(max_new_tokens=8)
     run = complete(engine(network), prompts, options, batch_size=4, deterministic=deterministic)
     assert [list(c.tokens) for c in run.completions] == alone
+
+
+def test_phimoes_angles_are_traced_and_those_of_its_own_code():
+    model, _ = with_longrope("phimoe")
+    own = model.model.rotary_emb
+    rotary = LibraryLM(model).inner.model.rotary_emb
+    apply = jax.jit(lambda *args: to_jax(rotary).apply({}, {}, *args)[0])
+    x = torch.zeros(1, 1, 32)
+    for length in (16, 17):
+        positions = torch.arange(length)[None]
+        reference = own(x, positions)
+        for angles, traced, expected in zip(
+            rotary(x, positions), apply(x.numpy(), positions.numpy()), reference, strict=True
+        ):
+            assert torch.equal(angles, expected)
+            np.testing.assert_allclose(traced, expected, atol=1e-6)
 
 
 def test_an_output_that_passes_longropes_short_context_is_refused():

@@ -21,7 +21,7 @@ def run(network, folder, **how):
 
 
 def kept(folder):
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in folder.glob("*.jaxexport"))
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,10 @@ import copy
 import pytest
 import torch
 
-from jaxsr.models.llama.host_weights import host_weights, without_values
+from jaxsr.generation.generate_loop import complete
+from jaxsr.generation.jax_decoder import JaxDecoder
+from jaxsr.generation.options import SamplingOptions
+from jaxsr.models.llama.host_weights import named_tensors, without_values
 from jaxsr.models.llama.quantized import quantize
 from jaxsr.models.llama.transposed import arranged, linear_weights, transpose, untie_head
 
@@ -25,10 +28,7 @@ def test_logits_are_the_same(family, scheme, rows, shape, network):
     assert ("model.embed_tokens.weight" in names) and all(n.endswith(".weight") for n in names)
     panels = rows == 4 and scheme is None
     assert ("model.embed_tokens.weight" in in_panels) == panels and in_panels <= names
-    arrays = state | {
-        n: torch.from_numpy(arranged(state[n].detach().numpy(), panels=n in in_panels))
-        for n in names
-    }
+    arrays = state | {n: arranged(state[n].detach(), panels=n in in_panels) for n in names}
     tokens = torch.randint(0, 320, shape, generator=torch.Generator().manual_seed(0))
     want, _ = plain(tokens)
     got, _ = torch.func.functional_call(turned, arrays, (tokens,))
@@ -50,5 +50,18 @@ def test_a_head_before_its_embedding_gets_a_weight_of_its_own():
     turned = without_values(network)
     copied = untie_head(turned)
     assert copied == {"table.weight": "head.weight"}
-    assert {*host_weights(network), *copied} == {n for n, _ in turned.named_parameters()}
+    assert {*named_tensors(network), *copied} == {n for n, _ in turned.named_parameters()}
     assert linear_weights(turned) == {"head.weight", "plain.weight"}
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["llama", pytest.param("llama-plain", marks=pytest.mark.slow)],  # tied, untied
+)
+def test_an_engine_that_takes_the_values_computes_the_same(family, network):
+    options, prompts = SamplingOptions(max_new_tokens=4), [[5, 7, 11]]
+    reference = complete(JaxDecoder(network(family)), prompts, options).completions
+    given = copy.deepcopy(network(family))
+    engine = JaxDecoder(given, keeps_values=False)
+    assert not any(tensor.numel() for tensor in named_tensors(given).values())
+    assert complete(engine, prompts, options).completions[0].tokens == reference[0].tokens

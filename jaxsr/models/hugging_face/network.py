@@ -22,6 +22,7 @@ from jaxsr.models.hugging_face.cache import (
     open_cache,
 )
 from jaxsr.models.llama.network import wide
+from jaxsr.models.llama.quantized import swap
 
 _NO_LIMIT = 2**31 - 1
 _CACHE_NAMES = ("cache", "past_key_values", "cache_params")
@@ -90,6 +91,9 @@ class LibraryLM(nn.Module):
           InputError: it keeps what it has seen in another way than transformers' `Cache`.
         """
         super().__init__()
+        for name, module in list(inner.named_modules()):
+            if type(module).__name__ == "PhimoeRotaryEmbedding":
+                swap(inner, name, _PhimoeRotary(module))
         self.inner = inner
         accepted = inspect.signature(inner.forward).parameters
         self._takes = {*accepted}
@@ -301,6 +305,26 @@ class LibraryLM(nn.Module):
                 tokens_BT, **{n: v for n, v in options.items() if n in self._takes}
             )
         return outputs.logits.to(wide(outputs.logits.dtype))
+
+
+class _PhimoeRotary(nn.Module):
+    """Phimoe's rotary embedding, whose scale follows from the longest text, without a branch.
+
+    As its own code has it, the long texts' scale goes with the short ones' frequencies.
+    """
+
+    def __init__(self, rotary: Any) -> None:
+        super().__init__()
+        self.config, self.rope_init_fn = rotary.config, rotary.rope_init_fn
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        inv_freq, scale = self.rope_init_fn(self.config)
+        if "long_mscale" in (rope := self.config.rope_parameters):
+            is_long = position_ids.max() + 1 > rope["original_max_position_embeddings"]
+            scale = torch.where(is_long, float(rope["long_mscale"]), float(rope["short_mscale"]))
+        angles = position_ids[..., None].float() * inv_freq.to(x.device).float()
+        angles = torch.cat((angles, angles), -1)
+        return (angles.cos() * scale).to(x.dtype), (angles.sin() * scale).to(x.dtype)
 
 
 def _context(config: Any) -> int:

@@ -1,20 +1,16 @@
-"""A network's tensors as NumPy arrays without a copy, and the network without its tensors.
+"""A network's tensors by name, and the network without their values.
 
 Together they let an engine place the weights where it wants them, one at a time.
 """
 
 import copy
 
-import numpy as np
-from torch import nn
-
-from jaxsr.interop.host_arrays import to_numpy
+from torch import Tensor, nn
 
 
-def host_weights(network: nn.Module) -> dict[str, np.ndarray]:
+def named_tensors(network: nn.Module) -> dict[str, Tensor]:
     """Every parameter and buffer by its torch name, tied ones once."""
-    named = (*network.named_parameters(), *network.named_buffers())
-    return {name: to_numpy(tensor.contiguous()) for name, tensor in named}
+    return dict(network.named_parameters()) | dict(network.named_buffers())
 
 
 def without_values(network: nn.Module) -> nn.Module:

@@ -259,6 +259,18 @@ def _bias(linear: nn.Linear) -> Tensor | None:
     return None if linear.bias is None else linear.bias.detach()
 
 
+def dequantize(model: nn.Module) -> nn.Module:
+    """Swaps every quantised linear layer for one of the weights that it stands for, in place."""
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, QuantizedLinear):
+            plain = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None)
+            plain.weight.data = layer.dequantized()
+            if layer.bias is not None:
+                plain.bias.data = layer.bias.float()
+            swap(model, name, plain.requires_grad_(False).eval())
+    return model
+
+
 def quantize(model: nn.Module, scheme: Scheme, *, skip: Collection[str] = frozenset()) -> nn.Module:
     """Swaps every linear layer of the blocks for a quantised one, in place.
 

@@ -13,7 +13,6 @@ tokens. Tensors keep their names. Quantised layers stay as they are.
 from collections.abc import Collection
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor, library, nn
 
@@ -196,12 +195,18 @@ def _in_panels(weight: Tensor) -> Tensor:
     return torch.empty(outputs // _PANEL, inputs, _PANEL, dtype=weight.dtype, device="meta")
 
 
-def arranged(weight: np.ndarray, *, panels: bool) -> np.ndarray:
+def arranged(weight: Tensor, *, panels: bool) -> Tensor:
     """The values of a weight (O, I) as (I, O), or in panels as (O/64, I, 64)."""
-    turned = weight.T
     if panels:
-        turned = turned.reshape(len(turned), -1, _PANEL).swapaxes(0, 1)
-    return np.ascontiguousarray(turned)
+        return weight.unflatten(0, (-1, _PANEL)).transpose(1, 2).contiguous()
+    return weight.permute(*reversed(range(weight.ndim))).contiguous()
+
+
+def turned_to_panels(weight: Tensor) -> Tensor:
+    """`arranged` in panels, in the memory of the weight, whose values it replaces."""
+    for panel in weight.unflatten(0, (-1, _PANEL)):  # the same 64 outputs before and after
+        panel.view(-1).copy_(panel.T.reshape(-1))
+    return weight.view(-1, weight.shape[1], _PANEL)
 
 
 def transpose(

@@ -197,3 +197,18 @@ def test_attention_refuses_other_dtypes():
     for arrays in [(q.astype(jnp.bfloat16), k, sees > 0), (q, k, sees)]:
         with pytest.raises(ValueError, match="q, k and v must be float32"):
             panel_product.attention(arrays[0], k, k, arrays[2])
+
+
+def test_machine_code_is_kept_and_damage_is_named(tmp_path, monkeypatch, caplog):
+    import llvmlite.binding as llvm
+
+    panel_product._compiled(1, tmp_path)
+    (path,) = tmp_path.iterdir()
+    code = path.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(llvm, "create_pass_builder", lambda *_: pytest.fail("compiled again"))
+        engine = panel_product._compiled(1, tmp_path)
+    assert all(map(engine.get_function_address, panel_product.NAMES.values()))
+    path.write_bytes(code[:-1] + b"\1")
+    panel_product._compiled(1, tmp_path)
+    assert path.read_bytes() == code and "is damaged" in caplog.text
