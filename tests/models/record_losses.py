@@ -50,6 +50,7 @@ def vgg16() -> VGG16:
             scale = (2 / layer.weight[0].numel()) ** 0.5
             values = scale * rng.standard_normal(tuple(layer.weight.shape))
             layer.weight.data = torch.from_numpy(values)
+            assert layer.bias is not None
             layer.bias.data = torch.from_numpy(0.1 * rng.standard_normal(len(layer.bias)))
     return network.double()
 
