@@ -292,14 +292,13 @@ def pretrained_weights(name: str, *, option: str) -> Path:
             "ORG/NAME of the hub"
         )
     known = import_library("timm").get_pretrained_cfg(entry)
-    repository = known.hf_hub_id if known is not None else None
-    if not repository:
+    if known is None or not known.hf_hub_id:
         raise InputError(
             f"{option} {PRETRAINED}: timm has no weights of {entry} on the hub; give a file, a "
             "folder or ORG/NAME"
         )
-    file = known.hf_hub_filename
-    return fetched(f"hf:{repository}:{file}" if file else f"hf:{repository}")
+    file = f":{known.hf_hub_filename}" if known.hf_hub_filename else ""
+    return fetched(f"hf:{known.hf_hub_id}{file}")
 
 
 LIBRARIES: dict[str, Callable[[str, Mapping[str, Any]], nn.Module]] = {
