@@ -24,8 +24,8 @@ DTYPES = ("float32", "int64", "bool")
 class Options(ReportOptions):
     """Options of the run."""
 
-    samples: int = 4
-    """First samples that are traced, of each entry and dtype of the database."""
+    samples: int = 1
+    """Samples that are traced of each entry and dtype of the database: the first ones."""
     out: Path | None = RESULTS / "torchax_operators.json"
     """JSON of the results."""
 
