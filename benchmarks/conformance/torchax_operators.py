@@ -25,7 +25,8 @@ class Options(ReportOptions):
     """Options of the run."""
 
     samples: int = 1
-    """Samples that are traced of each entry and dtype of the database: the first ones."""
+    """Samples that are traced of each entry and dtype of the database: the first ones.
+    0: `op_db` is null."""
     out: Path | None = RESULTS / "torchax_operators.json"
     """JSON of the results."""
 
@@ -107,7 +108,8 @@ def measure(options: Options) -> None:
     from jaxsr.interop import explain
     from jaxsr.interop._core.torchax_operators import OPERATORS
 
-    conformance, database = _count(_conformance()), _count(_database(options.samples))
+    conformance = _count(_conformance())
+    database = _count(_database(options.samples)) if options.samples else None
     for name in sorted(OPERATORS):
         (operator,) = explain(name).operators
         assert operator.who == "torchax lowering", operator
@@ -115,10 +117,10 @@ def measure(options: Options) -> None:
             "operator": name,
             "source": operator.source,
             "conformance": conformance[name],
-            "op_db": database[name],
+            "op_db": database[name] if database is not None else None,
         }
         report.add(row)
-        print(f"{row['conformance']:4} {row['op_db']:4} {name}", flush=True)
+        print(f"{row['conformance']:4} {row['op_db']!s:>4} {name}", flush=True)
 
 
 if __name__ == "__main__":
