@@ -11,12 +11,17 @@ from typing import Any
 
 import torch
 
-from jaxsr.interop._core import registry
+from jaxsr.interop._core import registry, torchax
+from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import Entry, Kind, Overload, Packet, is_overload, is_packet
 from jaxsr.interop._core.schema import name_of
+from jaxsr.interop._core.torchax import HOW_TO_INSTALL
+from jaxsr.interop._core.torchax_operators import OPERATORS
 from jaxsr.interop.errors import InputError
 from jaxsr.interop.folding import rules
 from jaxsr.interop.folding.elementwise import LANEWISE, pointwise
+
+__all__ = ["HOW_TO_INSTALL", "Explanation", "OperatorExplanation", "explain", "lacking_lowerings"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +80,19 @@ def explain(target: object) -> Explanation:
         raise InputError(f"{target!r} is neither an aten operator nor a torch function")
     name = target if isinstance(target, str) else name_of(func)
     return Explanation((_explain_function(name, func),))
+
+
+def lacking_lowerings() -> list[str]:
+    """Operators of this torch that jaxsr takes from torchax, and the installed one does not have.
+
+    Raises:
+      InputError: nothing can be read of the installed torchax.
+    """
+    registry.load()
+    packets = {name.rpartition(".")[0].removeprefix("aten.") for name in OPERATORS}
+    operators: list[Any] = [getattr(aten, name) for name in sorted(packets)]
+    overloads = [getattr(packet, name) for packet in operators for name in packet.overloads()]
+    return [str(func) for func in overloads if torchax.lacks(func)]
 
 
 def _overload(packet: Packet, name: str) -> "Overload | None":

@@ -92,9 +92,11 @@ def _partitioned(call: RowsCall, ranks: tuple[int, ...]) -> Callable[..., Any]:
         names = _mesh_axes(mesh, call.axes, placed)
 
         def shard(*arrays: jax.Array) -> Any:
-            out = call.run(*arrays[:-1])
             is_part = "n" in names and "n" not in of_results[0]
-            return call.combine(out, names["n"]) if is_part else out
+            # A part has no sharding. From JAX 0.12 on, an explicit mesh would give it one.
+            with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+                out = call.run(*arrays[:-1])
+                return call.combine(out, names["n"]) if is_part else out
 
         shardings = [
             NamedSharding(mesh, PartitionSpec(*(names.get(letter) for letter in letters)))

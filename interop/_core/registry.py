@@ -129,6 +129,8 @@ def resolve(func: Overload) -> Entry:
         lowering = torchax.lowering(func)
         if lowering is not None:
             return Entry(Kind.TORCHAX, lowering, source=source_of(lowering))
+        if lack := torchax.lacks(func):
+            return Entry(Kind.REFUSED, reason=f"{lack}; {torchax.HOW_TO_INSTALL}")
     decomposition = torchax.decomposition(func)
     if decomposition is not None:
         return Entry(Kind.DECOMPOSITION, decomposition, source=source_of(decomposition))

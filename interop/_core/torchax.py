@@ -6,6 +6,7 @@ baked-in key. `dispatch.py` runs the lowerings instead and checks every result a
 """
 
 import functools
+import importlib.metadata
 import os
 import sys
 import threading
@@ -13,6 +14,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from jaxsr.interop._core.torchax_operators import OPERATORS
+from jaxsr.interop.errors import InputError
+
+HOW_TO_INSTALL = "pip install 'torchax==0.0.14.dev20261026', the one that jaxsr is tested with"
 
 _LOCK = threading.Lock()
 
@@ -35,7 +41,7 @@ def _tables() -> tuple[dict, dict]:
         first_import = "torchax" not in sys.modules
         client = getattr(jax.config, "jax_pjrt_client_create_options", None)
         try:
-            from torchax.ops import jaten, ops_registry  # noqa: F401
+            lowerings = _lowerings()
         finally:
             torch.backends.mha.set_fastpath_enabled(fast_path)
             if first_import and hasattr(torch, "jax"):
@@ -47,12 +53,32 @@ def _tables() -> tuple[dict, dict]:
                 jax.config.update("jax_pjrt_client_create_options", client)
         from torch._decomp import decomposition_table
 
-        lowerings = {
+        return lowerings, decomposition_table
+
+
+def _lowerings() -> dict:
+    version = importlib.metadata.version("torchax")
+    try:
+        from torchax.ops import jaten, ops_registry  # noqa: F401
+
+        return {
             op: entry.func
             for op, entry in ops_registry.all_aten_ops.items()
             if entry.is_jax_function and not entry.needs_env
         }
-        return lowerings, decomposition_table
+    except Exception as error:
+        raise InputError(
+            f"torchax {version} has no lowerings that jaxsr can read beside torch "
+            f"{torch.__version__} ({type(error).__name__}: {error}); {HOW_TO_INSTALL}"
+        ) from error
+
+
+def lacks(func: torch._ops.OpOverload) -> str:
+    """Why the installed torchax does not compute an operator that jaxsr takes from it, or ""."""
+    if str(func) not in OPERATORS or lowering(func) is not None:
+        return ""
+    version = importlib.metadata.version("torchax")
+    return f"torchax {version} has no lowering of {func}, which jaxsr takes from it"
 
 
 def lowering(func: torch._ops.OpOverload) -> Callable[..., Any] | None:

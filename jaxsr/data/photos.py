@@ -19,10 +19,11 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
+from jaxsr.data.archives import archived_files, is_archive
 from jaxsr.data.decode import claims_to_be_picture, decode_rgb, picture_size
 from jaxsr.data.held_out import is_held_out
 from jaxsr.data.host_cache import PixelCache
-from jaxsr.data.input_files import list_files
+from jaxsr.data.input_files import Listing, list_files
 from jaxsr.data.picture_file import ChangedFileError, UnreadablePicture
 from jaxsr.data.same_photos import same_photos
 from jaxsr.errors import InputError, MissingFileError, first_of, printable
@@ -293,10 +294,12 @@ def open_photos(
 ) -> Photos:
     """Finds every picture below `folder` and checks each, before anything is trained.
 
+    Pictures in tar files and LMDBs are found as well (`archives.py`).
+
     Hidden files and files that neither are named nor look like a picture are passed over.
 
     Args:
-      folder: searched recursively, links followed; None for all built-in photos.
+      folder: searched recursively, links followed, or one archive; None for all built-in photos.
       crop: least height and width in pixels.
       on_bad_file: "error" refuses the folder, naming what is wrong; "skip" leaves the bad files out
         and says in one warning how many and which (`Photos.skipped` has all of them).
@@ -412,9 +415,12 @@ def _search(folder: Path) -> tuple[dict[str, Path], list[BadFile]]:
     """Picture files below `folder` by relative name, sorted, and what could not be looked into."""
     if not folder.exists():
         raise MissingFileError(f"no folder {folder}; give the path of a folder with images")
-    if not folder.is_dir():
+    if is_archive(folder):
+        listing, folder = Listing(files=[folder]), folder.parent
+    elif folder.is_dir():
+        listing = list_files(folder)
+    else:
         raise InputError(f"{folder} is a file, not a folder; give the folder that holds it")
-    listing = list_files(folder)
     for path, reason in listing.passed_over:
         _log.warning("passed over %s: %s", printable(path), reason)
     pictures: dict[str, Path] = {}
@@ -422,7 +428,8 @@ def _search(folder: Path) -> tuple[dict[str, Path], list[BadFile]]:
     for path, reason in listing.unreadable:
         what = "folder cannot be listed: " if path.is_dir() else ""
         bad.append(BadFile(path.relative_to(folder).as_posix(), what + reason.lower()))
-    for path in listing.files:
+    files = [f for p in listing.files for f in (archived_files(p) if is_archive(p) else [p])]
+    for path in files:
         name = path.relative_to(folder).as_posix()
         try:
             if claims_to_be_picture(path):

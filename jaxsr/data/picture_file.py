@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Shaped
 
+from jaxsr.data.archives import ArchivedFile
 from jaxsr.data.picture_limits import MAX_PIXELS, limit_opencv, max_file_bytes, too_large
 from jaxsr.errors import InputError, UserError
 
@@ -51,19 +52,25 @@ def read_file(path: Path, *, max_pixels: int = MAX_PIXELS) -> bytes:
       UnreadablePicture: a FIFO, a device or such, empty, or larger than any picture.
       OSError: the file cannot be opened.
     """
-    # Without waiting for a FIFO's writer.
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise UnreadablePicture("not a regular file")
-        if status.st_size > max_file_bytes(max_pixels):
-            raise UnreadablePicture(
-                f"{status.st_size:,} bytes, more than any image of {max_pixels:,} pixels"
-            )
-        data = file.read(status.st_size)
+    if isinstance(path, ArchivedFile):
+        _check_size(path.size, max_pixels)
+        data = path.content()
+    else:
+        # Without waiting for a FIFO's writer.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise UnreadablePicture("not a regular file")
+            _check_size(status.st_size, max_pixels)
+            data = file.read(status.st_size)
     if not data:
         raise UnreadablePicture("zero bytes")
     return data
+
+
+def _check_size(size: int, max_pixels: int) -> None:
+    if size > max_file_bytes(max_pixels):
+        raise UnreadablePicture(f"{size:,} bytes, more than any image of {max_pixels:,} pixels")
 
 
 def is_tiff(data: bytes) -> bool:

@@ -22,7 +22,12 @@ _BROKEN = (
 
 
 def check_adapter() -> Iterator[Finding]:
-    """Each program in both, forward, gradient and buffers."""
+    """torchax's lowerings, and each program in both: forward, gradient and buffers."""
+    from jaxsr.interop.explanation import HOW_TO_INSTALL, lacking_lowerings
+
+    lacking = lacking_lowerings()
+    detail = "; ".join(lacking[:3]) + (f"; and {len(lacking) - 3} more" if lacking[3:] else "")
+    yield judged("torchax's lowerings", not lacking, detail or "all there", HOW_TO_INSTALL)
     for name, module, inputs in _programs():
         try:
             error = _difference(module, inputs)

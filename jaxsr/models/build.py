@@ -1,4 +1,4 @@
-"""Builds networks by name; nothing is downloaded.
+"""Builds networks by name; only `pretrained_weights` downloads.
 
 | name | network |
 |---|---|
@@ -27,13 +27,15 @@ from torch.nn.parameter import is_lazy
 from jaxsr.errors import InputError, UserError, first_of, one_line
 from jaxsr.interop.out_of_memory import check_fits, free_memory_bytes
 from jaxsr.models.claims import check_claims
-from jaxsr.models.hub import is_hub_name
+from jaxsr.models.hub import fetched, is_hub_name
 from jaxsr.models.libraries import import_beside_torch, import_library
 from jaxsr.models.registry import perturb
 from jaxsr.models.transformers_files import config_of, model_of, transformers_library
 from jaxsr.models.user_files import place_of
 
 _SEED = 20261121
+PRETRAINED = "pretrained"
+"""Stands for the weights that the network's own library names."""
 BUILDS_FROM_OPTIONS = "untrained_network"
 """Method of `jaxsr.Task` that builds what a run trained."""
 
@@ -274,6 +276,29 @@ def _network_class(module: ModuleType, name: str, library: str) -> Any:
     if not (isinstance(value, type) and issubclass(value, nn.Module)):
         raise InputError(f"{library} has {name}, which is not a network" + _classes_of(module))
     return value
+
+
+def pretrained_weights(name: str, *, option: str) -> Path:
+    """The folder or file, from the hub, of the weights that others trained for `timm:NAME`.
+
+    Raises:
+      InputError: it is not a network of timm, or timm names no repository for it.
+      FileNotFoundError: the hub is not reached, and they are not kept here.
+    """
+    library, _, entry = name.partition(":")
+    if library != "timm":
+        raise InputError(
+            f"{option} {PRETRAINED} is for timm:NAME, not for {name}; give a file, a folder or "
+            "ORG/NAME of the hub"
+        )
+    known = import_library("timm").get_pretrained_cfg(entry)
+    if known is None or not known.hf_hub_id:
+        raise InputError(
+            f"{option} {PRETRAINED}: timm has no weights of {entry} on the hub; give a file, a "
+            "folder or ORG/NAME"
+        )
+    file = f":{known.hf_hub_filename}" if known.hf_hub_filename else ""
+    return fetched(f"hf:{known.hf_hub_id}{file}")
 
 
 LIBRARIES: dict[str, Callable[[str, Mapping[str, Any]], nn.Module]] = {

@@ -44,6 +44,7 @@ from jaxsr.models.registry import (
 )
 from jaxsr.models.spandrel_weights import freeze_merged, load_by_spandrel
 from jaxsr.models.weight_files import READERS, exported_weights, load_weights, read_weights
+from jaxsr.models.weight_sources import weights_file
 
 SHIPPED = {
     "clean": "restore_x4.safetensors",
@@ -77,7 +78,7 @@ def load_model(
     Args:
       model: see the module's docstring. None: `targets` for a detector, else `clean`.
       kind: what the caller needs; another kind is refused. A user's class may be anything.
-      weights: file for `package.module:Class` or a module.
+      weights: for `package.module:Class`, `library:NAME` or a module; see `weights_file`.
       options: keyword arguments of the class.
       trust_builder: the user agrees that code of the user's that a weights file names is run.
       random_weights: a family's name gives a small network with random weights.
@@ -118,6 +119,7 @@ def load_model(
             raise InputError(f"--model {name} needs its weights: add --weights FILE")
         uses: dict[str, Any] = {}
         if weights is not None:
+            weights = weights_file(weights, network=name, option="--weights")
             load_weights(network, read_weights(weights), source=str(weights))
             freeze_merged(network)
             if weights.suffix == ".safetensors":  # the class may be built otherwise, not used so

@@ -1,6 +1,7 @@
-"""Perceptual loss: SmoothL1 between VGG16 features up to relu5_3 (Ledig et al. 2017, SRGAN).
+"""Losses of what a trained network sees in two images: `perceptual`, `lpips` and `dists`.
 
-Images are NCHW, RGB or gray; gray (and luma) is seen as RGB with three equal channels.
+`perceptual` is SmoothL1 between VGG16 features up to relu5_3 (Ledig et al. 2017, SRGAN). Images are
+NCHW, RGB or gray; gray (and luma) is seen as RGB with three equal channels.
 """
 
 from pathlib import Path
@@ -10,11 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from jaxsr.errors import MissingFileError
-from jaxsr.models.pretrained import load_vgg16
-from jaxsr.models.trunks import VGG16, as_rgb
-
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
+from jaxsr.models.dists import DISTS
+from jaxsr.models.lpips import LPIPS
+from jaxsr.models.pretrained import load_dists, load_lpips, load_vgg16
+from jaxsr.models.trunks import IMAGENET_MEAN, IMAGENET_STD, VGG16, as_rgb
 
 
 class PerceptualLoss(nn.Module):
@@ -67,3 +67,39 @@ def perceptual_loss(
     except MissingFileError as error:
         raise MissingFileError(f"the perceptual loss cannot be computed: {error}") from error
     return PerceptualLoss(vgg, value_range=value_range)
+
+
+class Distance(nn.Module):
+    """The mean over a batch of a distance between images, whose weights stay."""
+
+    def __init__(self, distance: LPIPS | DISTS) -> None:
+        super().__init__()
+        self.distance = distance
+
+    def forward(self, image_BCHW: Tensor, target_BCHW: Tensor) -> Tensor:
+        """The mean distance of images in 0…1."""
+        if isinstance(self.distance, LPIPS):
+            image_BCHW, target_BCHW = 2 * image_BCHW - 1, 2 * target_BCHW - 1
+        return self.distance(image_BCHW, target_BCHW).mean()
+
+
+def network_loss(name: str, weights: Path | None, *, untrained: bool = False) -> nn.Module:
+    """The loss of a name in `NETWORK_LOSS_NAMES`, of images in 0…1.
+
+    Args:
+      name: of the loss.
+      weights: VGG16's file for perceptual and dists, as `perceptual_loss` takes it.
+      untrained: random weights where no file is given: enough to compile.
+
+    Raises:
+      MissingFileError: there are no weights.
+    """
+    if name == "perceptual":
+        return perceptual_loss(weights, untrained=untrained, value_range=(0.0, 1.0))
+    try:
+        if name == "lpips":
+            # The trunk that the authors optimise by; AlexNet's is for figures.
+            return Distance(LPIPS("vgg16") if untrained else load_lpips("vgg16"))
+        return Distance(DISTS() if untrained and weights is None else load_dists(weights))
+    except MissingFileError as error:
+        raise MissingFileError(f"the {name} loss cannot be computed: {error}") from error

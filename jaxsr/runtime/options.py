@@ -57,7 +57,8 @@ class ModelOptions(CheckedOptions):
     Face folder or ORG/NAME of its hub, package.module:Class, or timm:, torchvision:, smp:,
     spandrel: and a NAME."""
     weights: Path | None = None
-    """Weights file for a model that is named as package.module:Class or library:NAME."""
+    """Weights for a model that is named as package.module:Class or library:NAME: a file, a run
+    folder, ORG/NAME of the Hugging Face hub, or pretrained for what timm has for timm:NAME."""
     model_options: str = "{}"
     """Keyword arguments of that class, as a JSON object."""
     trust_builder: bool = False

@@ -37,8 +37,9 @@ class RunConfig(LaneFoldingOptions, AotOptions, StepConfig, OptimizerConfig):
     lr_batch: int | None = number(None, least=1, most=2**31 - 1)
     """Batch that lr is meant for; the rate is scaled by batch / lr_batch. Default: not scaled."""
     init: Path | None = None
-    """Weights to start from: a safetensors file, one of torch.save, or a run folder. Tensors that
-    fit by name and shape are loaded; the others are listed."""
+    """Weights to start from: a safetensors file, one of torch.save, a run folder, ORG/NAME or
+    hf:ORG/NAME:FILE of the Hugging Face hub, or pretrained for what timm has for timm:NAME. Tensors
+    that fit by name and shape are loaded; the others are listed."""
     freeze: tuple[str, ...] = ()
     """Patterns (encoder.*) of parameters of the exported network that are not trained. A BatchNorm
     whose statistics match (encoder.bn.running_mean) keeps them fixed and normalises with them."""

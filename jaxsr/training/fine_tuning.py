@@ -15,11 +15,11 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from jaxsr.errors import InputError, first_of
 from jaxsr.models.weight_files import (
-    exported_weights,
     names_of_tensors,
     read_weights,
     under_names_of,
 )
+from jaxsr.models.weight_sources import weights_file
 from jaxsr.training.config import RunConfig
 
 
@@ -43,19 +43,21 @@ def prepare_network(network: nn.Module, config: RunConfig) -> list[str]:
         )
     lines = []
     if config.init is not None and config.branch_from is None and config.aot is None:
-        lines += initialise(network, config.init)
+        named = getattr(config, "network", None)
+        lines += initialise(network, config.init, named=named)
     if config.freeze:
         lines.append(freeze(network, config.freeze))
     learning_rate_factors(network, config.lr_factor)  # refuses what matches nothing
     return lines
 
 
-def initialise(network: nn.Module, source: Path) -> list[str]:
+def initialise(network: nn.Module, source: Path, *, named: str | None = None) -> list[str]:
     """Copies the weights that fit by name and shape.
 
     Args:
       network: changed in place.
-      source: a weights file, or the folder of a run.
+      source: as `jaxsr.models.weight_sources.weights_file` takes it.
+      named: the network as its user names it.
 
     Returns:
       What was loaded and what did not fit, in lines.
@@ -64,7 +66,7 @@ def initialise(network: nn.Module, source: Path) -> list[str]:
       InputError: no tensor fits, or one that does is not finite.
       FileNotFoundError: there is no such file.
     """
-    path = exported_weights(source) if source.is_dir() else source
+    path = weights_file(source, network=named, option="--init")
     weights = under_names_of(network, read_weights(path))
     state = network.state_dict()
     fitting = {n: w for n, w in weights.items() if n in state and w.shape == state[n].shape}

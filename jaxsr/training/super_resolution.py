@@ -9,8 +9,8 @@ from jaxsr.interop.annotations import JsonObject
 from jaxsr.models.build import build_network
 from jaxsr.models.losses.pictures import PICTURE_LOSSES
 from jaxsr.models.losses.terms import Loss, make_terms
-from jaxsr.models.losses.weights import ADVERSARIAL
-from jaxsr.models.perceptual import perceptual_loss
+from jaxsr.models.losses.weights import ADVERSARIAL, NETWORK_LOSS_NAMES
+from jaxsr.models.perceptual import network_loss
 from jaxsr.models.picture_objective import PictureObjective
 from jaxsr.runtime.options import parse_json_object
 from jaxsr.training.network_options import (
@@ -84,11 +84,13 @@ class SuperResolutionTask(SuperResolutionPresets, PhotoTask):
 
 
 def _losses(config: SuperResolutionRun) -> dict[str, Loss | None]:
-    losses: dict[str, Loss | None] = {**PICTURE_LOSSES, "perceptual": None, ADVERSARIAL: None}
-    if "perceptual" in {**config.loss_weights, **config.pretrain_weights}:
-        losses["perceptual"] = perceptual_loss(
-            config.perceptual_weights, untrained=config.aot is not None, value_range=(0.0, 1.0)
-        )
+    losses: dict[str, Loss | None] = {**PICTURE_LOSSES, ADVERSARIAL: None}
+    for name in NETWORK_LOSS_NAMES:
+        losses[name] = None
+        if name in {**config.loss_weights, **config.pretrain_weights}:
+            losses[name] = network_loss(
+                name, config.perceptual_weights, untrained=config.aot is not None
+            )
     return losses
 
 

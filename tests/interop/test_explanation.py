@@ -17,14 +17,14 @@ from tests.oracles.conformance.registry import CASES, TORCH, run_jaxsr
 def operators():
     """The operators that the dispatcher gets from all conformance cases not refused."""
     recorded = set()
-    plain = dispatch.Trace.dispatch
+    plain = dispatch.Dispatcher.dispatch
 
     def record(self, func, args, kwargs):
         recorded.add(func)
         return plain(self, func, args, kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dispatch.Trace, "dispatch", record)
+        patch.setattr(dispatch.Dispatcher, "dispatch", record)
         patch.setattr("tests.oracles.conformance.registry._run_pure", _trace_only)
         for case in CASES.values():
             if case.refused is None:

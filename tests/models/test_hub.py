@@ -1,100 +1,27 @@
-"""Models of the hub, from a server on this machine that speaks its routes, and with its faults."""
+"""Models of the hub, from a server on this machine."""
 
-import hashlib
-import json
 import os
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 pytest.importorskip("huggingface_hub")
 
 from jaxsr.models.hub import _digest, is_hub_name
-
-COMMIT = "0" * 39 + "1"
-
-
-class Hub(BaseHTTPRequestHandler):
-    """`files` of every repository but `org/private`; `fault` is what goes wrong with weights."""
-
-    files: dict[str, bytes]
-    fault: str
-    asked: list[str]
-
-    def do_HEAD(self):
-        self.answer(body=False)
-
-    def do_GET(self):
-        self.answer(body=True)
-
-    def answer(self, *, body):
-        path = self.path.split("?")[0]
-        self.asked.append(path)
-        parts = path.strip("/").split("/")
-        if "private" in path:
-            return self.failed(401, "RepoNotFound")
-        if "revision" in parts and parts[-1] not in ("main", COMMIT, "v1"):
-            return self.failed(404, "RevisionNotFound")
-        if path.startswith("/api/models/") and "tree" in parts:
-            tree = [
-                {"type": "file", "path": name, "size": len(content), "oid": "0" * 40}
-                for name, content in self.files.items()
-            ]
-            return self.sent(json.dumps(tree).encode(), body=body)
-        if path.startswith("/api/models/"):
-            siblings = [{"rfilename": name} for name in self.files]
-            info = {"id": "/".join(parts[2:4]), "sha": COMMIT, "siblings": siblings}
-            return self.sent(json.dumps(info).encode(), body=body)
-        name = path.split("/resolve/")[1].split("/", 1)[1] if "/resolve/" in path else ""
-        if name not in self.files:
-            return self.failed(404, "EntryNotFound")
-        return self.sent(self.files[name], body=body, is_weights=name.endswith(".safetensors"))
-
-    def sent(self, content, *, body, is_weights=False):
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
-        self.send_header("X-Repo-Commit", COMMIT)
-        self.end_headers()
-        if is_weights and Hub.fault == "altered":
-            content = content[:-1] + b"?"
-        if is_weights and Hub.fault == "cut":
-            content = content[: len(content) // 2]
-        if body:
-            self.wfile.write(content)
-
-    def failed(self, status, code):
-        self.send_response(status)
-        self.send_header("X-Error-Code", code)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *_):
-        pass
+from tests.models.hub_server import COMMIT, Hub, serving
 
 
 @pytest.fixture
 def hub(tmp_path):
     """`hub(command…)`: a process that knows this server, and its output."""
-    Hub.fault, Hub.asked = "", []
-    Hub.files = {
+    files = {
         "config.json": b'{"model_type": "llama"}', "model.safetensors": b"weights",
         "tokenizer.json": b"{}", "pytorch_model.bin": b"a pickle", "modeling_own.py": b"code",
         "model-q4.gguf": b"GGUF",
     }  # fmt: skip
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
 
     def run(*names, **environment):
-        settings = {
-            "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
-            "HF_HOME": str(tmp_path / "hf"), "XDG_CACHE_HOME": str(tmp_path / "cache"),
-            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-            "HF_HUB_ETAG_TIMEOUT": "3", "HF_HUB_DOWNLOAD_TIMEOUT": "3",
-        }  # fmt: skip
         code = (
             "import sys; from jaxsr.errors import UserError; from jaxsr.models.hub import fetched\n"
             "for name in sys.argv[1:]:\n"
@@ -110,8 +37,8 @@ def hub(tmp_path):
         assert len(lines) == len(names), lines  # of one line each
         return lines
 
-    yield run
-    server.shutdown()
+    with serving(tmp_path, files) as settings:
+        yield run
 
 
 def test_names_and_paths_are_told_apart(tmp_path, monkeypatch):

@@ -3,18 +3,22 @@
 import math
 from typing import Any, cast
 
+import jax
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from scipy.ndimage import uniform_filter
 from skimage.metrics import structural_similarity
 
 from jaxsr.errors import InputError
+from jaxsr.interop import to_jax
 from jaxsr.models.libraries import import_library
 from jaxsr.models.losses.masks import MASK_LOSSES
 from jaxsr.models.losses.pictures import PICTURE_LOSSES
 from jaxsr.models.losses.terms import Term, make_terms
 from jaxsr.models.losses.weights import MASK_LOSS_NAMES, PICTURE_LOSS_NAMES, parse_weights
+from tests.models.record_losses import SIZES, case, recorded
 
 MODULE = "tests.training.example_networks"
 
@@ -64,6 +68,73 @@ def test_ssim_is_scikit_images(size):
     # float32 sums over windows of 121 pixels
     assert 1 - PICTURE_LOSSES["ssim"](a, b).item() == pytest.approx(np.mean(expected), abs=2e-6)
     assert PICTURE_LOSSES["ssim"](a, a).item() == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["ms_ssim", "focal_frequency"])
+def test_losses_of_restoration_are_their_packages(name):
+    for size, expected in zip(SIZES[name], recorded()[name], strict=True):
+        image, target = case(*size)
+        # Their window is rounded to float32.
+        tolerance = 1e-5 if name == "ms_ssim" else 1e-12
+        assert PICTURE_LOSSES[name](image, target).item() == pytest.approx(expected, rel=tolerance)
+        single = PICTURE_LOSSES[name](image.float(), target.float())
+        assert single.item() == pytest.approx(expected, rel=1e-4)
+        assert PICTURE_LOSSES[name](target, target).item() == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("size", [(1, 2, 161, 190), (1, 1, 187, 163)])
+def test_ms_ssim_of_odd_sides_is_the_papers(size):
+    """Five scales by scikit-image, halved as the authors' MATLAB: 2×2 means that mirror."""
+    image, target = (x.numpy()[0] for x in case(*size))
+    expected = []
+    for channels in zip(image, target, strict=True):
+        (a, b), scales = channels, []
+        for scale in range(5):
+            # A large K1 leaves contrast and structure alone.
+            k1 = 1e6 if scale < 4 else 0.01
+            scales.append(
+                structural_similarity(
+                    a, b, data_range=1.0, gaussian_weights=True, use_sample_covariance=False,
+                    sigma=1.5, K1=k1,
+                )
+            )  # fmt: skip
+            a, b = (uniform_filter(x, 2, mode="reflect", origin=-1)[::2, ::2] for x in (a, b))
+        expected.append(np.prod(np.power(scales, [0.0448, 0.2856, 0.3001, 0.2363, 0.1333])))
+    loss = PICTURE_LOSSES["ms_ssim"](*case(*size)).item()
+    assert 1 - loss == pytest.approx(np.mean(expected), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["ms_ssim", "focal_frequency"])
+def test_losses_of_restoration_in_jax(name):
+    """Value and gradient as torch's, also where similarity is negative and where pictures agree."""
+
+    class Loss(torch.nn.Module):
+        def forward(self, image, target):
+            return PICTURE_LOSSES[name](image, target)
+
+    loss = PICTURE_LOSSES[name]
+    model, scale = to_jax(Loss()), 0.0
+    in_jax = jax.jit(jax.value_and_grad(lambda x, y: model.apply({}, {}, x, y)[0]))
+    image, target = case(1, 1, 161, 162)
+    for one in (image, 1 - target, target):
+        leaf = one.clone().requires_grad_()
+        expected = loss(leaf, target)
+        expected.backward()
+        value, gradient = in_jax(one.float().numpy(), target.float().numpy())
+        assert leaf.grad is not None
+        assert leaf.grad.isfinite().all()
+        # float32 sums over some 26,000 pixels; where pictures agree, the gradient is rounding alone
+        assert float(value) == pytest.approx(expected.item(), rel=1e-5, abs=1e-6)
+        scale = max(leaf.grad.abs().max().item(), scale)
+        np.testing.assert_allclose(gradient / scale, (leaf.grad / scale).numpy(), atol=1e-4)
+
+
+def test_focal_frequency_in_bfloat16():
+    image, target = (x.bfloat16() for x in case(1, 3, 16, 16))
+    loss = PICTURE_LOSSES["focal_frequency"](image, target)
+    assert loss.dtype == torch.bfloat16
+    expected = PICTURE_LOSSES["focal_frequency"]((image - target).double(), 0 * target.double())
+    assert loss.item() == pytest.approx(expected.item(), rel=2**-8)
 
 
 def test_bce_is_torchs():
@@ -132,6 +203,11 @@ def test_other_shapes_are_refused(name):
 def test_ssim_needs_a_window():
     with pytest.raises(InputError, match="at least 11×11 px, got 8×8"):
         PICTURE_LOSSES["ssim"](*pictures(1, 1, 8, 8))
+
+
+def test_ms_ssim_needs_five_windows():
+    with pytest.raises(InputError, match="at least 161×161 px, got 160×176"):
+        PICTURE_LOSSES["ms_ssim"](*pictures(1, 1, 160, 176))
 
 
 def test_weights_keep_their_order_and_default_to_one():

@@ -30,7 +30,7 @@ HERE = "tests.training.example_networks"
 ENLARGE = dataclasses.replace(
     super_resolution.QUICK,
     network=f"{HERE}:Enlarger", steps=6, batch=8, crop=32, lr=1e-4, warmup_steps=2, check=False,
-    loss=f"l1=1,ssim=0.1,{HERE}:edges=0.5", validation_px=64, schedule="constant",
+    loss=f"l1=1,ssim=0.1,focal_frequency=1,{HERE}:edges=0.5", validation_px=64, schedule="constant",
 )  # fmt: skip
 DETECT = dataclasses.replace(
     detection.QUICK,
@@ -45,7 +45,9 @@ ADVERSARIAL = dataclasses.replace(
 def losses(task, config):
     metrics, weights = take_steps(task, config)
     names = [
-        name for name in sorted(metrics[0]) if name.endswith(("/loss", "edges", "ssim", "bce"))
+        name
+        for name in sorted(metrics[0])
+        if name.endswith(("/loss", "edges", "ssim", "frequency", "bce"))
     ]
     return [[step[name] for name in names] for step in metrics], weights
 

@@ -8,8 +8,18 @@ from collections.abc import Iterable
 
 from jaxsr.errors import InputError
 
-PICTURE_LOSS_NAMES = ("l1", "smooth_l1", "mse", "charbonnier", "ssim")
+PICTURE_LOSS_NAMES = (
+    "l1",
+    "smooth_l1",
+    "mse",
+    "charbonnier",
+    "ssim",
+    "ms_ssim",
+    "focal_frequency",
+)
 """Losses between images, which `pictures` computes."""
+NETWORK_LOSS_NAMES = ("perceptual", "lpips", "dists")
+"""Losses of what a trained network sees in images, which `jaxsr.models.perceptual` computes."""
 MASK_LOSS_NAMES = ("bce", "dice", "iou", "focal", "sls")
 """Losses of target masks, which `masks` computes."""
 ADVERSARIAL = "adversarial"

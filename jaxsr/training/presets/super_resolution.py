@@ -6,14 +6,19 @@ from typing import Any
 
 from jaxsr.errors import InputError
 from jaxsr.fields import number
-from jaxsr.models.losses.weights import ADVERSARIAL, PICTURE_LOSS_NAMES, parse_weights
+from jaxsr.models.losses.weights import (
+    ADVERSARIAL,
+    NETWORK_LOSS_NAMES,
+    PICTURE_LOSS_NAMES,
+    parse_weights,
+)
 from jaxsr.runtime.options import parse_json_object
 from jaxsr.training.presets import photos
 from jaxsr.training.presets.networks import NetworkOptions
 from jaxsr.training.presets.photos import AdversarialRun
 from jaxsr.training.task_config import TaskOptions
 
-_NAMES = (*PICTURE_LOSS_NAMES, "perceptual", ADVERSARIAL)
+_NAMES = (*PICTURE_LOSS_NAMES, *NETWORK_LOSS_NAMES, ADVERSARIAL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +32,10 @@ class SuperResolutionRun(NetworkOptions, AdversarialRun):
     multiple: int = number(1, least=1, most=2**12)
     """The sides of the network's input must be multiples of this many pixels."""
     loss: str = "l1"
-    """Losses and weights, as l1=1,ssim=0.1: l1, smooth_l1, charbonnier, mse, ssim, perceptual,
-    adversarial (needs a discriminator), or package.module:function of your own, which takes
-    (prediction, target) with images in 0…1 and returns a scalar."""
+    """Losses and weights, as l1=1,ssim=0.1: l1, smooth_l1, charbonnier, mse, ssim, ms_ssim,
+    focal_frequency, perceptual, lpips, dists, adversarial (needs a discriminator), or
+    package.module:function of your own, which takes (prediction, target) with images in 0…1 and
+    returns a scalar."""
     pretrain_loss: str | None = None
     """Losses of the phase before the adversarial one. Default: those of loss but adversarial."""
     discriminator: str | None = None
