@@ -33,6 +33,10 @@ class ArchivedFile(PosixPath):
         status[6] = self.size
         return os.stat_result(status)
 
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """A path's own names its parts alone: processes that load data get this file by pickle."""
+        return _file, (Path(str(self)), self.content, self.size)
+
     @property
     def parent_archive(self) -> str:
         """The archive that holds it."""

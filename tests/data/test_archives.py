@@ -1,13 +1,14 @@
 """Photos in tar shards and LMDBs, which their own libraries wrote."""
 
 import io
+import pickle
 import tarfile
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from jaxsr.data.archives import archived_files
+from jaxsr.data.archives import archived_files, is_archive
 from jaxsr.data.photos import open_photos
 from jaxsr.errors import InputError
 
@@ -121,3 +122,13 @@ def test_a_damaged_lmdb_is_one_line(tmp_path):
     (tmp_path / "data.mdb").write_bytes(b"nothing")
     with pytest.raises(InputError, match=r"data\.mdb cannot be read as an LMDB"):
         open_photos(tmp_path, crop=16)
+
+
+@pytest.mark.parametrize("write", [tar_shards, lmdb_of_photos])
+def test_processes_that_load_data_get_the_files(write, tmp_path):
+    write(tmp_path)
+    for file in (
+        f for path in tmp_path.rglob("*") if is_archive(path) for f in archived_files(path)
+    ):
+        sent = pickle.loads(pickle.dumps(file))
+        assert (sent, sent.size, sent.content()) == (file, file.size, file.content())
