@@ -32,8 +32,11 @@ from benchmarks.harness.turns import take_turns
 _TRANSFORMERS = """
 import sys, torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
-tokens = AutoTokenizer.from_pretrained(sys.argv[1])(sys.argv[2], return_tensors="pt")
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=False)
+tokens = tokenizer(sys.argv[2], return_tensors="pt")
+model = AutoModelForCausalLM.from_pretrained(
+    sys.argv[1], dtype=torch.float32, trust_remote_code=False
+)
 print(model.generate(**tokens, max_new_tokens=2, do_sample=False, pad_token_id=0))
 """
 _WORDS = "a word of the prompt " * 5
