@@ -55,7 +55,7 @@ def group_norm(
         return x, statistics, statistics
     lowering = torchax.lowering(aten.native_group_norm.default)
     assert lowering is not None
-    x, weight, bias = (
+    wide = (
         a.astype(jnp.float32) if a is not None and a.dtype in HALF else a for a in (x, weight, bias)
     )
-    return lowering(x, weight, bias, n, c, pixels, groups, eps)
+    return lowering(*wide, n, c, pixels, groups, eps)

@@ -47,13 +47,13 @@ class UnavailableError(Exception):
 
 
 def jaxsr_resize(
-    method: str, size: Size, antialias: bool, *, convention: str
+    method: str, size: Size, antialias: bool, *, convention: str, axes: tuple[int, int] = (-3, -2)
 ) -> Callable[[Any], Any]:
     """jaxsr's resize of JAX arrays; Pillow's convention always stretches, OpenCV's never does."""
     from jaxsr.ops.resize import resize
 
     choice = antialias if convention in ("torch", "matlab") else None
-    options = {"antialias": choice, "convention": convention}
+    options = {"antialias": choice, "convention": convention, "axes": axes}
     return partial(resize, size=size, method=method, **options)
 
 
