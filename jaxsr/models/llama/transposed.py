@@ -55,7 +55,10 @@ class PanelLinear(nn.Module):
         self.compiled, self.out_features, self.first = compiled, linear.out_features, 0
         self._together: tuple[PanelLinear, ...] = (self,)
         self.register_buffer("weight", _in_panels(linear.weight))
-        self.register_buffer("bias", None if linear.bias is None else linear.bias.detach())
+        bias = linear.bias
+        # A bias that another module shares stays the same tensor, which has one name.
+        shared = bias is None or not bias.requires_grad
+        self.register_buffer("bias", bias if shared else bias.detach())
 
     def forward(self, x: Tensor) -> Tensor:
         weights = [linear.weight for linear in self._together]
