@@ -76,7 +76,7 @@ def _count(programs: Iterator[Callable[[], None]]) -> Counter[str]:
 
 
 def _conformance() -> Iterator[Callable[[], None]]:
-    from tests.oracles.conformance import functions, layers, modules, programs  # noqa: F401
+    from tests.oracles.conformance import functions, functions_algebra, layers, modules, programs  # noqa: F401
     from tests.oracles.conformance.registry import CASES
 
     for case in CASES.values():

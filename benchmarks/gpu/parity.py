@@ -78,7 +78,7 @@ def parity(name: str, module: Any, arguments: Any, precision: Precision, setting
 
 def conformance(setting: Setting) -> Iterator[Row]:
     """Every program of the conformance suite on the device, against torch on the CPU."""
-    from tests.oracles.conformance import functions, layers, modules, programs  # noqa: F401
+    from tests.oracles.conformance import functions, functions_algebra, layers, modules, programs  # noqa: F401
     from tests.oracles.conformance.registry import CASES
 
     names = [n for n, case in CASES.items() if case.refused is None and n not in setting.done]
@@ -153,4 +153,4 @@ def _start_worker(setting: Setting) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     start_jax(setting)
-    from tests.oracles.conformance import functions, layers, modules, programs  # noqa: F401
+    from tests.oracles.conformance import functions, functions_algebra, layers, modules, programs  # noqa: F401

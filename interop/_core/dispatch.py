@@ -20,6 +20,7 @@ from torch.autograd import Function
 from torch.utils import _pytree as pytree
 
 from jaxsr.interop._core import registry, row_operators, selections, wide_integers
+from jaxsr.interop._core.accumulation import widen_arguments
 from jaxsr.interop._core.autograd_function import apply_function
 from jaxsr.interop._core.deferred import Rewriter
 from jaxsr.interop._core.dtypes import (
@@ -42,7 +43,6 @@ from jaxsr.interop._core.recipes import (
 from jaxsr.interop._core.registry import Entry, Kind, is_overload
 from jaxsr.interop._core.repeated_code import RepeatedCode
 from jaxsr.interop._core.schema import Schema, in_order_of, name_of, schema_of
-from jaxsr.interop._core.spreading import for_sums
 from jaxsr.interop._core.stored_tensors import mark_whole, store_decided
 from jaxsr.interop._core.tensor import JaxTensor, straight_through
 from jaxsr.interop._core.torch_modes import TraceDispatchMode, TraceFunctionMode
@@ -312,7 +312,7 @@ class Dispatcher(Trace):
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, JaxTensor)]
         jargs, jkwargs = wide_integers.arrays_of(func, args, kwargs)
         jkwargs = {k: v for k, v in jkwargs.items() if k not in PLACEMENT_OPTIONS}
-        jargs = for_sums(func, args, jargs, metas)
+        jargs = widen_arguments(func, args, jargs, metas)
         if entry.kind is Kind.TORCHAX:
             check_scalars(func, jargs)
         bounds = wide_integers.bounds_of_results(func, args, kwargs, metas)

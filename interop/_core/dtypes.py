@@ -90,6 +90,12 @@ def widened(x: jax.Array) -> jax.Array:
     return x.astype(wide_dtype(x.dtype))
 
 
+def widened_floats(value: Any) -> Any:
+    """`widened` of floating arrays; anything else, such as an index or None, as it is."""
+    is_float = isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.inexact)
+    return widened(value) if is_float else value
+
+
 def is_nan(x: jax.Array) -> jax.Array:
     """Like `jnp.isnan`, and False for integers."""
     return lax.ne(x, x)

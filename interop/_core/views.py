@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from jax import lax
 
+from jaxsr.interop._core.accumulation import broadcast
 from jaxsr.interop._core.dtypes import to_jax_dtype
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import views
 from jaxsr.interop._core.schema import Call, call_by_name
-from jaxsr.interop._core.spreading import broadcast
 from jaxsr.interop._core.tensor import JaxTensor, View, stop_gradient, straight_through
 from jaxsr.interop._core.trace_scope import Region, plain_torch
 

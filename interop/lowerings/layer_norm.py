@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import torch
 
 from jaxsr.interop._core import torchax
+from jaxsr.interop._core.dtypes import widened_floats
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import Entry, Kind, handles, lowers
-from jaxsr.interop._core.spreading import HALF
 from jaxsr.interop._core.stored_tensors import store
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace import Trace
@@ -55,7 +55,5 @@ def group_norm(
         return x, statistics, statistics
     lowering = torchax.lowering(aten.native_group_norm.default)
     assert lowering is not None
-    wide = (
-        a.astype(jnp.float32) if a is not None and a.dtype in HALF else a for a in (x, weight, bias)
-    )
+    wide = map(widened_floats, (x, weight, bias))
     return lowering(*wide, n, c, pixels, groups, eps)

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from jax import lax
 from torch.utils import _pytree as pytree
 
+from jaxsr.interop._core.accumulation import broadcast
 from jaxsr.interop._core.dtypes import nan_where, widened, x64
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import lowers, overrides
-from jaxsr.interop._core.spreading import broadcast
 from jaxsr.interop._core.tensor import JaxTensor, straight_through
 from jaxsr.interop._core.trace import Trace
 from jaxsr.interop._core.trace_scope import plain_torch

@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from jaxsr.interop._core.accumulation import broadcast
+from jaxsr.interop._core.dtypes import widened
 from jaxsr.interop._core.registry import overrides
-from jaxsr.interop._core.spreading import HALF, broadcast
 from jaxsr.interop._core.trace import Trace
 from jaxsr.interop.errors import UnsupportedTorchError
 
@@ -70,7 +71,7 @@ def _recurrent(mode: str) -> Callable[..., tuple]:
                 gates = value @ w[0].T
                 gates += broadcast(jnp.asarray(bias_x), gates.shape)
                 # Gradients of all steps are added up in float32, as torch's are.
-                wide = [a.astype(jnp.float32) if a.dtype in HALF else a for a in (w[1], bias_h)]
+                wide = [widened(a) for a in (w[1], bias_h)]
 
                 def body(state: tuple, g: jax.Array, wide: list[jax.Array] = wide) -> tuple:
                     w, b = (a.astype(g.dtype) for a in wide)

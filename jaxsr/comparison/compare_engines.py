@@ -91,8 +91,8 @@ def compare_engines(
     )
     if gradients and check and runner_a is not None:
         progress("gradients of the whole step, with float64 as referee")
-        whole = _whole_gradients(workload, (runner_a, runner_b))
-        comparison = replace(comparison, gradients=whole)
+        errors = _gradients_of_step(workload, (runner_a, runner_b))
+        comparison = replace(comparison, gradients=errors)
     return comparison, trace_a, trace_b
 
 
@@ -100,7 +100,7 @@ def _opened(workload: Workload, side: "BackendSpec | Backend") -> Backend:
     return open_backend(workload, side) if isinstance(side, BackendSpec) else side
 
 
-def _whole_gradients(workload: Workload, runners: Sequence[Backend]) -> list[ArrayError]:
+def _gradients_of_step(workload: Workload, runners: Sequence[Backend]) -> list[ArrayError]:
     """The worse side's error of every gradient of the first step: parameters, floating inputs."""
     inputs = workload.begin().inputs()
     assert inputs is not None

@@ -15,7 +15,11 @@ from jaxsr.errors import InputError
 
 
 class Clips:
-    """What `Task.train_data` returns: every run of `frames` frames, as `{"clip": (t, h, w, 3)}`.
+    """Every run of `frames` frames, as `{"clip": (t, h, w, 3)}` of uint8 RGB levels, 0 to 255.
+
+        class Denoising(jaxsr.Task):
+            def train_data(self):
+                return Clips(self.config.data, frames=5, crop=64)
 
     A clip's frames are those of one folder, in the order of their names. A crop lies at the same
     random place in all frames of an item; it is drawn from NumPy's generator, which the task seeds

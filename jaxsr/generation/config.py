@@ -103,8 +103,8 @@ class GenerateConfig(SamplingOptions, AotOptions):
 
     def _check_warm_up(self) -> None:
         others = ("prompt", "prompts", "resume", "out", "save_cache", "aot")
-        if given := [name for name in others if getattr(self, name) not in (None, ())]:
-            raise InputError(f"warm_up compiles, and {given[0]} is of other runs; leave it out")
+        if conflicts := [name for name in others if getattr(self, name) not in (None, ())]:
+            raise InputError(f"warm_up compiles, and {conflicts[0]} is of other runs; leave it out")
         if self.engine == "torch":
             raise InputError("warm_up compiles JAX's programs; leave --engine torch out")
 

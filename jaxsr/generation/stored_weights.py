@@ -80,10 +80,8 @@ class StoredWeights:
         """
         tensors = named_tensors(network)
         others = {name: name for name in tensors if name not in self.copied}
-        for name, source in {
-            **self.copied,
-            **others,
-        }.items():  # copies while their sources are there
+        sources = {**self.copied, **others}  # copies first, while their sources are there
+        for name, source in sources.items():
             tensor, is_last = tensors[source].detach(), name == source and not keeps_values
             # JAX takes aligned memory as it is, and the system's new pages take long.
             if is_last and name in self.panels and tensor.data_ptr() % _ALIGNED == 0:

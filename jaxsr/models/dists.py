@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from jaxsr.errors import InputError
-from jaxsr.models.trunks import IMAGENET_MEAN, IMAGENET_STD, VGG16, as_rgb
+from jaxsr.models.trunks import IMAGENET_MEAN, IMAGENET_STD, VGG16, as_rgb, check_equal_shapes
 
 _HANNING = (0.5, 1.0, 0.5)  # section III-A: a Hanning window of 5 without its zeros
 _FLOOR = 1e-12
@@ -52,11 +51,7 @@ class DISTS(nn.Module):
         Raises:
           ValueError: the shapes differ, or the images are too small for the network.
         """
-        if image_BCHW.shape != target_BCHW.shape:
-            raise InputError(
-                f"images are {tuple(image_BCHW.shape)} and {tuple(target_BCHW.shape)}; "
-                "DISTS compares equal shapes"
-            )
+        check_equal_shapes(image_BCHW, target_BCHW, "DISTS")
         similarity = []
         for x, y in zip(self._features(image_BCHW), self._features(target_BCHW), strict=True):
             mean_x, mean_y = x.mean((2, 3)), y.mean((2, 3))

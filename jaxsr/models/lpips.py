@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from jaxsr.errors import InputError
-from jaxsr.models.trunks import VGG16, AlexNet, as_rgb
+from jaxsr.models.trunks import VGG16, AlexNet, as_rgb, check_equal_shapes
 
 # B batch, C channels, D features, H W height and width
 
@@ -44,11 +44,7 @@ class LPIPS(nn.Module):
         Raises:
           ValueError: the shapes differ, or the images are too small for the network.
         """
-        if image_BCHW.shape != target_BCHW.shape:
-            raise InputError(
-                f"images are {tuple(image_BCHW.shape)} and {tuple(target_BCHW.shape)}; "
-                "LPIPS compares equal shapes"
-            )
+        check_equal_shapes(image_BCHW, target_BCHW, "LPIPS")
         total = image_BCHW.new_zeros(image_BCHW.shape[0])
         pairs = zip(self._features(image_BCHW), self._features(target_BCHW), strict=True)
         for head, (image_BDHW, target_BDHW) in zip(self.heads, pairs, strict=True):

@@ -99,3 +99,12 @@ def as_rgb(image_BCHW: Tensor) -> Tensor:
             f"images must be (batch, 1 or 3, height, width), got {tuple(image_BCHW.shape)}"
         )
     return image_BCHW if image_BCHW.shape[1] == 3 else image_BCHW.expand(-1, 3, -1, -1)
+
+
+def check_equal_shapes(image: Tensor, target: Tensor, distance: str) -> None:
+    """Raises `InputError` where a distance would broadcast one image to the other's shape."""
+    if image.shape != target.shape:
+        raise InputError(
+            f"images are {tuple(image.shape)} and {tuple(target.shape)}; {distance} compares equal "
+            "shapes"
+        )

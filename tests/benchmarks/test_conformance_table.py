@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.conformance.suite import RECORD, TABLE, render
 from benchmarks.harness.report import read_rows
-from tests.oracles.conformance import functions, layers, modules, programs  # noqa: F401
+from tests.oracles.conformance import functions, functions_algebra, layers, modules, programs  # noqa: F401
 from tests.oracles.conformance.registry import CASES, TORCH
 
 

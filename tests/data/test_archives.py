@@ -95,8 +95,8 @@ def test_what_is_wrong_is_named(tmp_path):
     write_tar(tmp_path / "bad.tar", {"a.png": encoded(PHOTOS["0000"])[:60], "b.png": b""})
     with pytest.raises(InputError, match=r"2 of 2 images .*bad\.tar/a\.png \(.*bad\.tar/b\.png \("):
         open_photos(tmp_path, crop=16)
-    whole = (tmp_path / "bad.tar").read_bytes()
-    (tmp_path / "bad.tar").write_bytes(whole[:530])
+    archive = (tmp_path / "bad.tar").read_bytes()
+    (tmp_path / "bad.tar").write_bytes(archive[:530])
     with pytest.raises(InputError, match=r"bad\.tar (ends within a\.png|cannot be read)"):
         open_photos(tmp_path, crop=16)
     with tarfile.open(tmp_path / "bad.tar", "w:gz") as archive:

@@ -40,9 +40,9 @@ def test_items_follow_each_other_within_a_clip(folder):
         np.random.seed(index)
         item = clips[index]["clip"]
         np.random.seed(index)
-        whole = frames_of(folder, clip, first, 2)
-        top, left = (np.random.randint(0, side - 17) for side in whole.shape[1:3])
-        np.testing.assert_array_equal(item, whole[:, top : top + 18, left : left + 18])
+        frames = frames_of(folder, clip, first, 2)
+        top, left = (np.random.randint(0, side - 17) for side in frames.shape[1:3])
+        np.testing.assert_array_equal(item, frames[:, top : top + 18, left : left + 18])
     assert len(Clips(folder, frames=2, crop=18, stride=2)) == 3
 
 

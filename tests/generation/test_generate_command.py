@@ -48,10 +48,10 @@ def test_rows_hold_what_was_generated(
     prompts = tmp_path / "p.jsonl"
     prompts.write_text('{"prompt": "How are people?"}\n')
     common = ("--model", folder, "--max-new-tokens", 8, "--ignore-eos")
-    status, shown, said = run(
+    status, stdout, stderr = run(
         capsys, "Hello there", "--prompts", prompts, *common, "--batch-size", *sizes, "--out", out
     )
-    assert status == 0, said
+    assert status == 0, stderr
     rows = [json.loads(line) for line in out.open()]
     expected = [(size, index) for size in sizes for index in (0, 1)]
     assert [(row["batch_size"], row["index"]) for row in rows] == expected
@@ -70,13 +70,13 @@ def test_rows_hold_what_was_generated(
         assert (row["prompt_tokens"], row["output_tokens"]) == (ids.shape[1], 8)
         assert (row["model"], row["finish"]) == (folder.name, "length")
         assert row["device"].startswith("cpu")
-    assert rows[0]["output"] in shown
-    assert f"{len(rows)} outputs, {8 * len(rows)} tokens" in said
+    assert rows[0]["output"] in stdout
+    assert f"{len(rows)} outputs, {8 * len(rows)} tokens" in stderr
     table = tmp_path / "rows.csv"
-    status, _, said = run(
+    status, _, stderr = run(
         capsys, "Hello there", *common, "--engine", "torch", "--out", table, "--deterministic"
     )
-    assert status == 0, said
+    assert status == 0, stderr
     with table.open(newline="", encoding="utf-8") as file:
         assert next(csv.DictReader(file))["output_ids"] == " ".join(map(str, rows[0]["output_ids"]))
 
@@ -118,24 +118,24 @@ def test_prompts_go_on_after_a_kill(capsys, model_folder, tmp_path):
     assert [row["index"] for row in whole] == [0, 1, 2, 3]
     broken = content.splitlines(keepends=True)
     out.write_bytes(broken[0] + broken[1] + broken[2][:40])
-    status, shown, said = run(capsys, *common)
-    assert status == 0, said
-    assert "has 2 rows already" in said
-    assert "[2, batch size 2] x" in shown
-    assert "Hello" not in shown
+    status, stdout, stderr = run(capsys, *common)
+    assert status == 0, stderr
+    assert "has 2 rows already" in stderr
+    assert "[2, batch size 2] x" in stdout
+    assert "Hello" not in stdout
     for again, row in zip(lines(out), whole, strict=True):
         assert again["output_ids"] == row["output_ids"]
-    status, _, said = run(capsys, *common)  # nothing is left to do
-    assert (status, len(lines(out))) == (0, 4), said
+    status, _, stderr = run(capsys, *common)  # nothing is left to do
+    assert (status, len(lines(out))) == (0, 4), stderr
     for change, message in (
         (("--temperature", 0.9), "temperature=0.8, this run has 0.9"),
         (("--seed", 3), "was made with run="),
         (("--stop", "abc"), "was made with stop=[], this run has ['abc']"),
     ):
-        status, _, said = run(capsys, *common, *change)
+        status, _, stderr = run(capsys, *common, *change)
         assert status == 2
-        assert message in said
-        assert said.count("\n") == 1
+        assert message in stderr
+        assert stderr.count("\n") == 1
     prompts.write_text('{"prompt": "Other"}\n')
     assert "was made with run=" in run(capsys, *common)[2]
 
@@ -150,11 +150,11 @@ def test_stop_texts_end_the_output_exactly(engine, capsys, model_folder, hf_toke
     text = free["output"]
     at = len(text) // 2
     stop = text[at : at + 3]
-    status, shown, said = run(capsys, *common, "--stop", stop, "no such text")
-    assert status == 0, said
+    status, stdout, stderr = run(capsys, *common, "--stop", stop, "no such text")
+    assert status == 0, stderr
     row = lines(out)[0]
     assert row["output"] == text[: text.find(stop)]
-    assert shown.rstrip("\n") == row["output"]
+    assert stdout.rstrip("\n") == row["output"]
     assert row["finish"] == "stop"
     n = len(row["output_ids"])
     assert row["output_ids"] == free["output_ids"][:n]
@@ -165,8 +165,8 @@ def test_stop_texts_end_the_output_exactly(engine, capsys, model_folder, hf_toke
     assert streamed.rstrip("\n") == row["output"]
     # A special token by its name, and a token by its id.
     for name in ("<|im_end|>", str(free["output_ids"][4])):
-        status, _, said = run(capsys, *common, "--stop", name)
-        assert status == 0, said
+        status, _, stderr = run(capsys, *common, "--stop", name)
+        assert status == 0, stderr
         ids = lines(out)[0]["output_ids"]
         token = hf_tokenizer.convert_tokens_to_ids(name) if name.startswith("<") else int(name)
         expected = free["output_ids"]
@@ -188,15 +188,15 @@ def test_logprobs_and_beams_are_columns(capsys, model_folder, tmp_path):
         cell = next(csv.DictReader(file))["token_logprobs"]
     assert [entry["id"] for entry in json.loads(cell)] == row["output_ids"]
     assert json.loads(cell)[0]["top"] == []
-    status, shown, said = run(
+    status, stdout, stderr = run(
         capsys, *common, "--num-beams", 3, "--num-return-sequences", 2, "--out", out
     )
-    assert status == 0, said
+    assert status == 0, stderr
     row = lines(out)[0]
     assert len(row["beams"]) == 2
     assert row["beams"][0]["output_ids"] == row["output_ids"]
     assert row["beams"][0]["score"] >= row["beams"][1]["score"]
-    assert row["output"] in shown
+    assert row["output"] in stdout
 
 
 def test_sampling_of_the_model_is_taken_or_refused(capsys, model_folder, tmp_path):
@@ -217,10 +217,10 @@ def test_sampling_of_the_model_is_taken_or_refused(capsys, model_folder, tmp_pat
         ({"repetition_penalty": -1.0}, "repetition_penalty must be finite and above 0"),
     ):
         path.write_text(json.dumps(fields | change))
-        status, _, said = run(capsys, *common, "--model-sampling")
+        status, _, stderr = run(capsys, *common, "--model-sampling")
         assert status == 2
-        assert message in said
-        assert said.count("\n") == 1
+        assert message in stderr
+        assert stderr.count("\n") == 1
 
 
 @pytest.mark.slow
@@ -249,9 +249,9 @@ def test_deterministic_is_bit_equal_however_it_is_run(
         ["--padding", "left", "--batch-size", 3, "--stream", "off"],
         ["--padding", "left", "--batch-size", 2, "--mesh", 8, "--stream", "on"],
     ):
-        status, _, said = run(capsys, *common, *options)
-        assert status == 0, said
-        assert ("one device of 8 computes" in said) == ("--mesh" in options)
+        status, _, stderr = run(capsys, *common, *options)
+        assert status == 0, stderr
+        assert ("one device of 8 computes" in stderr) == ("--mesh" in options)
         arrays, _ = read_weights(saved)
         results.append({name: (a.shape, a.tobytes()) for name, a in arrays.items()})
     assert results[0] == results[1] == results[2]
@@ -288,10 +288,10 @@ def test_deterministic_is_bit_equal_however_it_is_run(
 def test_wrong_input_is_one_line(arguments, message, capsys, model_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors")
-    status, shown, said = run(capsys, *arguments, "--model", model_folder("llama"))
-    assert (status, shown) == (2, "")
-    assert message in said
-    assert said.count("\n") == 1
+    status, stdout, stderr = run(capsys, *arguments, "--model", model_folder("llama"))
+    assert (status, stdout) == (2, "")
+    assert message in stderr
+    assert stderr.count("\n") == 1
     assert not list(tmp_path.glob("rows*"))
 
 
@@ -308,9 +308,9 @@ def test_what_is_no_model_says_what_to_give(model, message, capsys, tmp_path, mo
     monkeypatch.chdir(tmp_path)
     (tmp_path / "absent").mkdir()
     save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors")
-    status, shown, said = run(capsys, "hi", "--model", model)
-    assert (status, shown, said.count("\n")) == (2, "", 1)
-    assert message in said
+    status, stdout, stderr = run(capsys, "hi", "--model", model)
+    assert (status, stdout, stderr.count("\n")) == (2, "", 1)
+    assert message in stderr
 
 
 def test_a_chat_without_a_template_is_refused(capsys, model_folder, tmp_path):
@@ -318,9 +318,9 @@ def test_a_chat_without_a_template_is_refused(capsys, model_folder, tmp_path):
     (folder / "chat_template.jinja").unlink()
     common = ("hi", "--model", folder, "--engine", "torch", "--max-new-tokens", 2)
     assert run(capsys, *common)[0] == 0
-    status, shown, said = run(capsys, *common, "--system", "Be kind.")
-    assert (status, shown, said.count("\n")) == (2, "", 1)
-    assert "prompt 0 has 2 messages, for which this model has no chat template" in said
+    status, stdout, stderr = run(capsys, *common, "--system", "Be kind.")
+    assert (status, stdout, stderr.count("\n")) == (2, "", 1)
+    assert "prompt 0 has 2 messages, for which this model has no chat template" in stderr
 
 
 def _no_config(folder):
@@ -385,10 +385,10 @@ def test_wrong_model_is_one_line(spoil, message, capsys, model_folder, tmp_path)
     folder = tmp_path / "model"
     shutil.copytree(model_folder("llama"), folder)
     spoil(folder)
-    status, shown, said = run(capsys, "hi", "--model", folder)
-    assert (status, shown) == (2, "")
-    assert message in said
-    assert said.count("\n") == 1
+    status, stdout, stderr = run(capsys, "hi", "--model", folder)
+    assert (status, stdout) == (2, "")
+    assert message in stderr
+    assert stderr.count("\n") == 1
 
 
 def test_missing_packages_are_named(capsys, model_folder, monkeypatch):
@@ -396,17 +396,17 @@ def test_missing_packages_are_named(capsys, model_folder, monkeypatch):
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "jinja2" else find(name)
     )
-    status, _, said = run(capsys, "hi", "--model", model_folder("llama"))
+    status, _, stderr = run(capsys, "hi", "--model", model_folder("llama"))
     assert status == 2
-    assert "generating needs jinja2, which is not installed" in said
-    assert said.count("\n") == 1
+    assert "generating needs jinja2, which is not installed" in stderr
+    assert stderr.count("\n") == 1
 
 
 def test_warm_up_compiles_what_a_run_needs(capsys, model_folder, tmp_path):
     pytest.importorskip("flatbuffers", reason="flatbuffers is absent; pip install flatbuffers")
     common = ("--model", model_folder("llama"), "--raw", "--compile-cache", tmp_path / "cache")
-    status, shown, said = run(capsys, "--warm-up", 3, *common)
-    assert status == 0 and "programs for prompts of 3 tokens compiled in" in shown, said
+    status, stdout, stderr = run(capsys, "--warm-up", 3, *common)
+    assert status == 0 and "programs for prompts of 3 tokens compiled in" in stdout, stderr
     made = {path.name for path in (tmp_path / "cache" / "traced").iterdir()}
     out = tmp_path / "rows.jsonl"
     assert run(capsys, "Hi", *common, "--out", out)[0] == 0
@@ -424,5 +424,5 @@ def test_warm_up_compiles_what_a_run_needs(capsys, model_folder, tmp_path):
     ],
 )
 def test_warm_up_is_refused_beside_what_it_would_not_do(options, message, capsys, model_folder):
-    status, _, said = run(capsys, *options, "--model", model_folder("llama"))
-    assert status == 2 and message in said
+    status, _, stderr = run(capsys, *options, "--model", model_folder("llama"))
+    assert status == 2 and message in stderr

@@ -369,13 +369,13 @@ def test_short_texts_beside_long_ones_under_longrope(family, engine, determinist
 
 def test_phimoes_angles_are_traced_and_those_of_its_own_code():
     model, _ = with_longrope("phimoe")
-    own = model.model.rotary_emb
+    transformers_rotary = model.model.rotary_emb
     rotary = LibraryLM(model).inner.model.rotary_emb
     apply = jax.jit(lambda *args: to_jax(rotary).apply({}, {}, *args)[0])
     x = torch.zeros(1, 1, 32)
     for length in (16, 17):
         positions = torch.arange(length)[None]
-        reference = own(x, positions)
+        reference = transformers_rotary(x, positions)
         for angles, traced, expected in zip(
             rotary(x, positions), apply(x.numpy(), positions.numpy()), reference, strict=True
         ):

@@ -61,7 +61,7 @@ def test_a_head_before_its_embedding_gets_a_weight_of_its_own():
 def test_an_engine_that_takes_the_values_computes_the_same(family, network):
     options, prompts = SamplingOptions(max_new_tokens=4), [[5, 7, 11]]
     reference = complete(JaxDecoder(network(family)), prompts, options).completions
-    given = copy.deepcopy(network(family))
-    engine = JaxDecoder(given, keeps_values=False)
-    assert not any(tensor.numel() for tensor in named_tensors(given).values())
+    source = copy.deepcopy(network(family))
+    engine = JaxDecoder(source, keeps_values=False)
+    assert not any(tensor.numel() for tensor in named_tensors(source).values())
     assert complete(engine, prompts, options).completions[0].tokens == reference[0].tokens

@@ -3,7 +3,7 @@
 import pytest
 
 from jaxsr.interop import UnsupportedTorchError
-from tests.oracles.conformance import functions, layers, modules, programs  # noqa: F401
+from tests.oracles.conformance import functions, functions_algebra, layers, modules, programs  # noqa: F401
 from tests.oracles.conformance.registry import CASES, RTOL, differences, run_jaxsr, run_torch
 
 SAME = [c for c in CASES.values() if c.refused is None]

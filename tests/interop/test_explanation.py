@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from jaxsr.interop import explain
 from jaxsr.interop._core import dispatch
-from tests.oracles.conformance import functions, layers, modules, programs  # noqa: F401
+from tests.oracles.conformance import functions, functions_algebra, layers, modules, programs  # noqa: F401
 from tests.oracles.conformance.registry import CASES, TORCH, run_jaxsr
 
 

@@ -16,7 +16,7 @@ class Hub(BaseHTTPRequestHandler):
 
     files: dict[str, bytes]
     fault: str
-    asked: list[str]
+    requested: list[str]
 
     def do_HEAD(self):
         self.answer(body=False)
@@ -26,7 +26,7 @@ class Hub(BaseHTTPRequestHandler):
 
     def answer(self, *, body):
         path = self.path.split("?")[0]
-        self.asked.append(path)
+        self.requested.append(path)
         parts = path.strip("/").split("/")
         if "private" in path:
             return self.failed(401, "RepoNotFound")
@@ -73,7 +73,7 @@ class Hub(BaseHTTPRequestHandler):
 @contextmanager
 def serving(folder: Path, files: dict[str, bytes]) -> Iterator[dict[str, str]]:
     """The environment of a process that knows the server, whose caches lie in `folder`."""
-    Hub.fault, Hub.asked, Hub.files = "", [], files
+    Hub.fault, Hub.requested, Hub.files = "", [], files
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield {

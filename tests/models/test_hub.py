@@ -52,7 +52,7 @@ def test_names_and_paths_are_told_apart(tmp_path, monkeypatch):
 def test_data_alone_are_fetched_and_kept(hub):
     (line,) = hub("org/name")
     assert f"snapshots/{COMMIT} config.json model.safetensors tokenizer.json" in line
-    assert not any(".bin" in path or ".py" in path or ".gguf" in path for path in Hub.asked)
+    assert not any(".bin" in path or ".py" in path or ".gguf" in path for path in Hub.requested)
     assert hub("org/name", HF_HUB_OFFLINE="1") == [line]
     assert hub("org/name@v1")[0].endswith("config.json model.safetensors tokenizer.json")
     (file,) = hub("hf:org/name:model-q4.gguf")
@@ -74,7 +74,7 @@ def test_parts_of_a_gguf_file_come_together(hub):
         Hub.files[f"big-{part:05}-of-00003.gguf"] = f"part {part}".encode()
     (line,) = hub("hf:org/name:big-00001-of-00003.gguf")
     assert "big-00001-of-00003.gguf" in line
-    assert {path for path in Hub.asked if "big-" in path} == {
+    assert {path for path in Hub.requested if "big-" in path} == {
         f"/org/name/resolve/main/big-{part:05}-of-00003.gguf" for part in range(1, 4)
     }
 
@@ -129,4 +129,4 @@ def test_what_is_not_there_is_one_line(hub, name, reason):
 def test_offline_and_not_kept_names_the_command(hub):
     (line,) = hub("org/name", HF_HUB_OFFLINE="1")
     assert "MissingFileError" in line and line.endswith("hf download org/name")
-    assert not Hub.asked
+    assert not Hub.requested

@@ -57,7 +57,7 @@ print(loaded.network.bias.sum().item())
         assert initialised == [f"initialised 2 of 2 tensors {network.bias.sum().item()}"] * 3
         assert "org/private cannot be fetched (RepositoryNotFoundError" in private
         assert float(loaded) == network.bias.sum().item()
-        assert not any(path.endswith(".bin") for path in Hub.asked)
+        assert not any(path.endswith(".bin") for path in Hub.requested)
 
 
 def test_a_network_of_timm_with_its_pretrained_weights(tmp_path):
@@ -87,7 +87,7 @@ print(network.conv1.weight.sum().item())
         assert "2 have another shape in the file: fc.bias" in lines
         assert any(
             path.startswith("/timm/resnet18.a1_in1k/") and path.endswith("/model.safetensors")
-            for path in Hub.asked
+            for path in Hub.requested
         )
 
 

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -98,3 +99,9 @@ except ValueError as error:
         r"pip install 'torchax==.*'.*\n",
         run.stdout,
     )
+
+
+def test_the_version_to_install_is_the_one_of_ci():
+    pin = re.search(r"torchax==[\w.]+", torchax.HOW_TO_INSTALL)
+    constraints = Path(__file__).parents[3] / "constraints.txt"
+    assert pin and pin[0] in constraints.read_text().splitlines()

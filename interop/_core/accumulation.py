@@ -1,9 +1,9 @@
 """Sums of many terms inside an operator or its gradient, which are as exact as torch's.
 
 In half precision XLA's programs for CPUs round a sum many times, where torch adds in float32 and
-rounds once: ten to a hundred times torch's error, and more where terms cancel. So running sums,
-pools and scattered values are computed on float32 numbers. The gradient of a value that is
-broadcast is a sum of as many terms as it is copied to: such values are broadcast as float32.
+rounds once. So running sums, pools and scattered values are computed on float32 numbers. The
+gradient of a value that is broadcast is a sum of as many terms as it is copied to: such values are
+broadcast as float32.
 
 A sum of float32 numbers is added up with a hundred times torch's error where it has many terms. So
 that of one learned number is the sum of a channel, which torch computes in programs for CPUs.
@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from jaxsr.interop._core.dtypes import wide_dtype, widened_floats
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop.annotations import PyTree
@@ -22,17 +23,15 @@ from jaxsr.interop.annotations import PyTree
 _SPREADING = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
 _LEAST = 1 << 15
 """Elements from which on torch sums them."""
-HALF = (jnp.bfloat16, jnp.float16)
-"""Dtypes whose sums torch adds in float32."""
 _COPYING = (aten.repeat.default, aten.gather.default, aten.index_select.default, aten.index.Tensor)
 """Operators that copy elements of their first argument."""
 _ADDING = (
     aten.cumsum.default, aten.cumprod.default, aten.avg_pool1d.default, aten.avg_pool2d.default,
     aten.avg_pool3d.default, aten.scatter_add.default, aten.index_add.default,
-    aten.scatter_reduce.two, aten.segment_reduce.default, aten.index_put.default,
-    aten._unsafe_index_put.default,
+    aten.scatter_reduce.two, aten.segment_reduce.default,
 )  # fmt: skip
 """Operators that add up, or multiply, elements of their arguments."""
+_WRITING = (aten.index_put.default, aten._unsafe_index_put.default)
 
 
 def broadcast(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -40,12 +39,14 @@ def broadcast(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
     A gradient of two terms is rounded once in either way.
     """
-    if array.dtype not in HALF or math.prod(shape) <= 2 * array.size:
+    if math.prod(shape) <= 2 * array.size:
         return jnp.broadcast_to(array, shape)
-    return jnp.broadcast_to(array.astype(jnp.float32), shape).astype(array.dtype)
+    return jnp.broadcast_to(widened_floats(array), shape).astype(array.dtype)
 
 
-def for_sums(func: torch._ops.OpOverload, args: tuple, arrays: tuple, result: PyTree) -> tuple:
+def widen_arguments(
+    func: torch._ops.OpOverload, args: tuple, arrays: tuple, result: PyTree
+) -> tuple:
     """Arguments of an operator, widened or broadcast for the sums in it and in its gradient.
 
     Args:
@@ -55,28 +56,26 @@ def for_sums(func: torch._ops.OpOverload, args: tuple, arrays: tuple, result: Py
       arrays: the same with JAX arrays for tensors.
       result: what torch returns on the meta device.
     """
-    if func in _COPYING and arrays[0].dtype in HALF and result.numel() > 2 * arrays[0].size:
-        return (arrays[0].astype(jnp.float32), *arrays[1:])
-    writes = func in (aten.index_put.default, aten._unsafe_index_put.default) and not any(args[3:])
-    if func in _ADDING and not writes:
-        return jax.tree.map(
-            lambda a: a.astype(jnp.float32) if isinstance(a, jax.Array) and a.dtype in HALF else a,
-            arrays,
-        )
+    if func in _COPYING and result.numel() > 2 * arrays[0].size:
+        return (widened_floats(arrays[0]), *arrays[1:])
+    # The fourth argument says whether values are added; a cache that is written stays narrow.
+    adds = func in _ADDING or (func in _WRITING and any(args[3:]))
+    if adds:
+        return jax.tree.map(widened_floats, arrays)
     if torch.Tag.pointwise not in func.tags or not isinstance(result, torch.Tensor):
         return arrays
     from jaxsr.interop.lowerings.channel_moments import spread
 
     shape = tuple(result.shape)
-    single = func in _SPREADING and result.numel() >= _LEAST
+    spreads = func in _SPREADING and result.numel() >= _LEAST
 
-    def of(arg: object, array: jax.Array) -> jax.Array:
+    def prepared(arg: object, array: jax.Array) -> jax.Array:
         if not isinstance(arg, JaxTensor) or not arg.needs_grad or array.shape == shape:
             return array
-        if arg.dtype == result.dtype and array.dtype in HALF:
+        if arg.dtype == result.dtype and wide_dtype(array.dtype) != array.dtype:
             return broadcast(array, shape)
-        if single and array.size == 1:
+        if spreads and array.size == 1:
             return spread(array.reshape(1), (*shape, 1), axis=-1).reshape(shape)
         return array
 
-    return tuple(map(of, args, arrays))
+    return tuple(map(prepared, args, arrays))
