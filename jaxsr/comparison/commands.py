@@ -177,6 +177,7 @@ def engines(arguments: list[str]) -> int:
         other = replace(other, train=options.train)
         if options.quantize_b is not None:
             quantize(other.network, options.quantize_b)
+            other = replace(other, model=f"{other.model} in {options.quantize_b}")
         if other.identity() != workload.identity():
             dequantize(other.network)
         if other.identity() != workload.identity():

@@ -36,19 +36,23 @@ def report_of(comparison: Comparison, *, word: Word = str) -> Report:
         tables.append(gradient_table(comparison, _WORST))
     if comparison.steps:
         tables.append(token_table(comparison, word))
-    sides = {"first": first, "second": second}
+    names = _side_names(first, second)
     return Report(
-        title=f"{first['subject']['family']}: {first['side_short']} against {second['side_short']}",
+        title=f"{first['subject']['family']}: {names[0]} against {names[1]}",
         status="ok" if comparison.agree else "differs",
         headline=headline(comparison),
         lines=[
-            "; ".join(f"{n} side: {h['side_short']} ({h['device']})" for n, h in sides.items()),
+            f"first side: {names[0]} ({first['device']}); "
+            f"second side: {names[1]} ({second['device']})",
             *token_lines(comparison, word),
         ],
         tables=tables,
         findings=[f"{f.row.call.place}: {f.text}" for f in comparison.findings[:_MOST_FINDINGS]],
         notes=notes(comparison),
-        sides=[_side(name, header) for name, header in sides.items()],
+        sides=[
+            _side(f"first side: {names[0]}", first),
+            _side(f"second side: {names[1]}", second),
+        ],
         key=[
             (colour, dot, text)
             for colour, dot, text, shown in (
@@ -65,9 +69,16 @@ def report_of(comparison: Comparison, *, word: Word = str) -> Report:
     )
 
 
-def _side(which: str, header: JsonObject) -> tuple[str, dict[str, str]]:
+def _side_names(first: JsonObject, second: JsonObject) -> tuple[str, str]:
+    """The engine of each side, with its model where the two have different ones."""
+    models = [header["subject"]["model"] for header in (first, second)]
+    ends = [f", {model}" if models[0] != models[1] else "" for model in models]
+    return f"{first['side_short']}{ends[0]}", f"{second['side_short']}{ends[1]}"
+
+
+def _side(title: str, header: JsonObject) -> tuple[str, dict[str, str]]:
     facts = {name: header[name] for name in ("device", "computed", "recorder")}
-    return f"{which} side: {header['side_short']}", {
+    return title, {
         "model": header["subject"]["model"],
         "input": header["subject"]["inputs"],
         **facts,

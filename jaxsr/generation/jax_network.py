@@ -49,7 +49,7 @@ class JaxNetwork:
       packed: how weights in blocks are multiplied on one CPU.
       rows: how many are to decode together.
       keeps_values: whether `network` keeps its weights' values. Otherwise each value is freed once
-        it lies on the devices, which takes half of the memory.
+        it lies on the devices, so that the weights do not lie in memory twice.
     """
 
     def __init__(

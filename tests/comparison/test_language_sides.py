@@ -28,6 +28,7 @@ def test_int8_weights_are_found_where_they_are_multiplied(capsys, tmp_path):
     sides = ("--a", "jax,platform=cpu", "--b", "jax,platform=cpu")
     status, report = engines(capsys, tmp_path, *sides, "--quantize-b", "int8", "--batch-size", "2")
     assert status == 1
+    assert "on cpu, random weights against jax float32 on cpu, random weights in int8" in report
     assert "the two sides have different weights" in report
     assert "layers.0.self_attn.q_proj · linear" in report and "on equal inputs" in report
 
