@@ -31,7 +31,6 @@ _ADDING = (
     aten.scatter_reduce.two, aten.segment_reduce.default,
 )  # fmt: skip
 """Operators that add up, or multiply, elements of their arguments."""
-_WRITING = (aten.index_put.default, aten._unsafe_index_put.default)
 
 
 def broadcast(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -58,9 +57,7 @@ def widen_arguments(
     """
     if func in _COPYING and result.numel() > 2 * arrays[0].size:
         return (widened_floats(arrays[0]), *arrays[1:])
-    # The fourth argument says whether values are added; a cache that is written stays narrow.
-    adds = func in _ADDING or (func in _WRITING and any(args[3:]))
-    if adds:
+    if func in _ADDING:
         return jax.tree.map(widened_floats, arrays)
     if torch.Tag.pointwise not in func.tags or not isinstance(result, torch.Tensor):
         return arrays

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from jaxsr.interop._core.accumulation import broadcast
 from jaxsr.interop._core.dtypes import widened
 from jaxsr.interop._core.registry import overrides
 from jaxsr.interop._core.trace import Trace
@@ -52,7 +51,8 @@ def _recurrent(mode: str) -> Callable[..., tuple]:
         x, hidden, flat, biases, layers, dropout, train, both, batch_first = args
         hidden = hidden if mode == "lstm" else (hidden,)
         tensors = [trace.as_jax_tensor(t) for t in (x, *hidden, *flat)]
-        arrays = [t.array() for t in tensors]
+        # In float32 at least, as torch's cells: each step rounds, and gradients of all are added.
+        arrays = [widened(t.array()) for t in tensors]
         value, initial, weights = arrays[0], arrays[1 : 1 + states], arrays[1 + states :]
         directions = 2 if both else 1
         per = len(weights) // (layers * directions)
@@ -68,14 +68,12 @@ def _recurrent(mode: str) -> Callable[..., tuple]:
                 k = layer * directions + d
                 w = weights[k * per : (k + 1) * per]
                 bias_x, bias_h = (w[2], w[3]) if biases else (0.0, jnp.zeros(w[1].shape[0]))
-                gates = value @ w[0].T
-                gates += broadcast(jnp.asarray(bias_x), gates.shape)
-                # Gradients of all steps are added up in float32, as torch's are.
-                wide = [widened(a) for a in (w[1], bias_h)]
+                gates = value @ w[0].T + bias_x
 
-                def body(state: tuple, g: jax.Array, wide: list[jax.Array] = wide) -> tuple:
-                    w, b = (a.astype(g.dtype) for a in wide)
-                    new = step(state, g, w, broadcast(b, g.shape))
+                def body(
+                    state: tuple, g: jax.Array, w: jax.Array = w[1], b: jax.Array = bias_h
+                ) -> tuple:
+                    new = step(state, g, w, b)
                     return new, new[0]
 
                 start = tuple(s[k] for s in initial)

@@ -62,7 +62,7 @@ class Clips:
                 )
         self.items = [
             indices[first : first + frames]
-            for _, indices in sorted(by_clip.items())
+            for indices in by_clip.values()
             for first in range(0, len(indices) - frames + 1, stride)
         ]
         if not self.items:

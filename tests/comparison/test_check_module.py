@@ -12,9 +12,12 @@ from torch import nn
 from torch._higher_order_ops import scan
 
 import jaxsr
+from jaxsr.comparison.arguments import Arguments
+from jaxsr.comparison.check_modes import TorchRuns
 from jaxsr.comparison.check_result import report_of
 from jaxsr.comparison.measures import FLOOR_ULPS, ULP, compare_arrays
 from jaxsr.comparison.report import html_page
+from jaxsr.comparison.torch_runs import RunResult, run_torch
 from jaxsr.errors import InputError, InputTypeError
 from jaxsr.interop import lowering
 from jaxsr.interop.folding.policy import choose_folding
@@ -473,3 +476,18 @@ class Adapted(nn.Module):
 
 def test_draws_that_no_output_depends_on():
     assert jaxsr.check(Adapted(), torch.ones(3, 4)).ok
+
+
+def test_noise_is_of_the_results_that_are_compared():
+    def twice(module, arguments, **options):
+        """Two calls, as the rows of further calls have them."""
+        outputs = run_torch(module, arguments, **options).outputs
+        return RunResult(
+            outputs={f"{name} of call {k}": outputs[name] for name in outputs for k in "12"}
+        )
+
+    arguments = Arguments.of((torch.rand(4, 6),), {})
+    options = {"train": False, "key": jax.random.key(0)}
+    runs = TorchRuns.of(nn.Linear(6, 6), arguments, **options, run=twice)
+    noise = runs.noise["outputs"]
+    assert noise.keys() == runs.single.outputs.keys() and min(noise.values()) > 0

@@ -97,7 +97,7 @@ def test_what_is_wrong_is_named(tmp_path):
         open_photos(tmp_path, crop=16)
     archive = (tmp_path / "bad.tar").read_bytes()
     (tmp_path / "bad.tar").write_bytes(archive[:530])
-    with pytest.raises(InputError, match=r"bad\.tar (ends within a\.png|cannot be read)"):
+    with pytest.raises(InputError, match=r"bad\.tar cannot be read as a tar file"):
         open_photos(tmp_path, crop=16)
     with tarfile.open(tmp_path / "bad.tar", "w:gz") as archive:
         archive.add(__file__, "a.png")

@@ -12,6 +12,17 @@ from jaxsr.interop import to_jax
 
 X = (64, 8, 8, 8)
 INDEX = torch.arange(1000) % 5
+
+
+def recurrent(function, states, p, x):
+    """The outputs of a layer of 64 steps whose weights and biases are `p`."""
+    start = (x.new_zeros(1, 64, 8),) * states
+    weights = [p, p, p[:, 0], p[:, 1]]
+    options = (True, 1, 0.0, False, False, False)  # biases, layers, dropout, and three switches
+    start = start if states > 1 else start[0]
+    return function(x.reshape(64, 64, 8), start, weights, *options)[0]
+
+
 CASES = {
     "mul": (lambda p, x: x * p, (8,)),
     "sub": (lambda p, x: x - p, ()),
@@ -30,6 +41,8 @@ CASES = {
         (),
     ),
     "group_norm": (lambda p, x: F.group_norm(x, 2, p), (8,)),
+    "lstm": (lambda p, x: recurrent(torch.lstm, 2, p, x), (32, 8)),
+    "gru": (lambda p, x: recurrent(torch.gru, 1, p, x), (24, 8)),
     "mse": (lambda p, x: F.mse_loss(p.expand_as(x), x) * 100, (8,)),
     "index": (lambda p, x: p[INDEX] * x.reshape(-1)[:1000, None], (5, 8)),
     "gather": (lambda p, x: p.gather(0, INDEX[:, None].expand(1000, 8)), (5, 8)),
