@@ -31,7 +31,7 @@ from jaxsr.data.host_cache import PixelCache
 from jaxsr.data.masks import Mask, read_mask
 from jaxsr.data.photos import available_cpus
 from jaxsr.data.picture_file import ChangedFileError, UnreadablePicture
-from jaxsr.errors import InputError, MissingFileError, first_of
+from jaxsr.errors import InputError, MissingFileError, counted, first_of
 from jaxsr.interop.bounded_read import read_bounded
 
 IMAGE_FOLDERS = ("images", "image", "imgs", "img")
@@ -176,9 +176,9 @@ def open_training(
     leaked = sorted(set(train.names) & tested)
     if leaked:
         _log.warning(
-            "%d image(s) of %s are in the training list and in the test list, %s among them: "
-            "test figures will flatter",
-            len(leaked), folder, leaked[0],
+            "the training list and the test list of %s share %s, such as %s: test figures will "
+            "flatter",
+            folder, counted(len(leaked), "image"), leaked[0],
         )  # fmt: skip
     if not isinstance(validation, Path):
         train, validation_images = train.held_out(validation)
@@ -190,8 +190,9 @@ def open_training(
         shared = sorted(set(validation_images.names) & other)
         if shared:
             raise InputError(
-                f"{len(shared)} image(s) of the validation list {validation} are also in {what}, "
-                f"{shared[0]} among them; give a list apart from both, or a fraction to hold out"
+                f"the validation list {validation} shares {counted(len(shared), 'image')} with "
+                f"{what}, such as {shared[0]}; give a list apart from both, or a fraction to "
+                "hold out"
             )
     return train, validation_images
 

@@ -26,7 +26,7 @@ from jaxsr.data.host_cache import PixelCache
 from jaxsr.data.input_files import Listing, list_files
 from jaxsr.data.picture_file import ChangedFileError, UnreadablePicture
 from jaxsr.data.same_photos import same_photos
-from jaxsr.errors import InputError, MissingFileError, first_of, printable
+from jaxsr.errors import InputError, MissingFileError, counted, first_of, printable
 
 BUILT_IN_TRAINING = (
     "skimage/data/astronaut.png",
@@ -197,8 +197,9 @@ class Photos:
         in_validation = is_held_out(names, held_out)
         if in_validation.all():
             raise InputError(
-                f"{self.source} has {len(self)} photo(s), too few to hold out held_out={held_out} "
-                f"for validation and train on the rest; add photos, or give --val FOLDER"
+                f"{self.source} has {counted(len(self), 'photo')}, too few to hold out "
+                f"held_out={held_out} for validation and train on the rest; add photos, or give "
+                "--val FOLDER"
             )
         parts = (np.flatnonzero(~in_validation), np.flatnonzero(in_validation))
         return self.subset(parts[0].tolist()), self.subset(parts[1].tolist())
@@ -365,7 +366,9 @@ def open_photos(
             f"other images, at any depth"
         )
     if bad:
-        _log.warning("skipped %d bad file(s) in %s: %s", len(bad), source, _listing(bad, 1000))
+        _log.warning(
+            "skipped %s in %s: %s", counted(len(bad), "bad file"), source, _listing(bad, 1000)
+        )
     paths = tuple(candidates[name] for name in good)
     return Photos(
         source=source,
@@ -457,8 +460,9 @@ def _refuse_overlap(photos: Photos, validation: Photos) -> None:
         ]
     if shared:
         raise InputError(
-            f"{len(shared)} photo(s) of --val {validation.source} are also trained on, "
-            f"{shared[0]} among them; give folders without common photos, or leave --val out"
+            f"--val {validation.source} has {counted(len(shared), 'photo')} that the run also "
+            f"trains on, such as {shared[0]}; give folders without common photos, or "
+            "leave --val out"
         )
 
 

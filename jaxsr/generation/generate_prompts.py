@@ -63,6 +63,7 @@ def check_packages(config: GenerateConfig) -> None:
     needed += ["gguf"] if any(find_gguf(fetched(model)).is_file() for model in models) else []
     if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
         raise InputError(
-            f"generating needs {', '.join(missing)}, which is not installed; "
+            f"generating needs {' and '.join(missing)}, which "
+            f"{'is' if len(missing) == 1 else 'are'} not installed; "
             f"{install_extra('generate')}"
         )

@@ -288,8 +288,8 @@ def pretrained_weights(name: str, *, option: str) -> Path:
     library, _, entry = name.partition(":")
     if library != "timm":
         raise InputError(
-            f"{option} {PRETRAINED} is for timm:NAME, not for {name}; give a file, a folder or "
-            "ORG/NAME of the hub"
+            f"{option} {PRETRAINED} is for timm:NAME, and the network is {name}; give a file, "
+            "a folder or ORG/NAME of the hub"
         )
     known = import_library("timm").get_pretrained_cfg(entry)
     if known is None or not known.hf_hub_id:

@@ -291,7 +291,8 @@ def _in_our_words(text: str, arguments: Sequence[str]) -> str:
         r"invalid choice (.*) for argument '(.*)'\. Expected one of \((.*)\)", text
     ):
         value, option, choices = match.groups()
-        return f"{option} must be one of {choices.replace(chr(39), '').strip(',')}, got {value}"
+        names = [n for n in choices.replace("'", "").strip(",").split(", ") if n != "None"]
+        return f"{option} must be one of {', '.join(names)}, got {value}"
     if match := re.match(r"Missing value for argument '(.*?)'", text):
         return f"{match[1]} needs a value"
     if match := re.match(r"Missing from .*?: (--\S+ )?(\S+) (.*?)\.? \(required\)", text):

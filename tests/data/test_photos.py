@@ -297,7 +297,7 @@ def test_a_folder_with_and_without_a_validation_folder(tmp_path):
     assert validation.cache is train.cache
     train, validation = open_training_photos(None, tmp_path / "val", crop=32)
     assert set(BUILT_IN_TRAINING) <= set(train.names)
-    with pytest.raises(ValueError, match=r"also trained on.*without common photos"):
+    with pytest.raises(ValueError, match=r"also trains on.*without common photos"):
         open_training_photos(tmp_path, tmp_path / "val", crop=8)
 
 
@@ -366,5 +366,5 @@ def test_one_photo_with_two_endings_lies_on_one_side_of_the_split(tmp_path):
     ]
     assert not stems[0] & stems[1]
     assert len(train) + len(validation) == 36 and len(validation) % 3 == 0
-    with pytest.raises(ValueError, match=r"are also trained on, 0.jpg \(the same as 0.png\)"):
+    with pytest.raises(ValueError, match=r"also trains on, such as 0.jpg \(the same as 0.png\)"):
         open_training_photos(tmp_path / "png", tmp_path / "jpg", crop=16)

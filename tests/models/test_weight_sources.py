@@ -93,7 +93,7 @@ print(network.conv1.weight.sum().item())
 
 @pytest.mark.parametrize("network", [None, "torch.nn:Linear", "spandrel:SPAN"])
 def test_pretrained_means_something_for_timm_alone(network):
-    with pytest.raises(InputError, match=r"--init pretrained is for timm:NAME, not for"):
+    with pytest.raises(InputError, match=r"--init pretrained is for timm:NAME, and the network is"):
         weights_file(Path("pretrained"), network=network, option="--init")
 
 

@@ -288,14 +288,14 @@ def quantize(model: nn.Module, scheme: Scheme, *, skip: Collection[str] = frozen
     layers = dict(model.named_modules())
     for name, module in layers.items():
         if isinstance(module, QuantizedLinear):
-            raise InputError(f"{name} is quantised already; drop --quantize {scheme}")
+            raise InputError(f"{name} is quantised already; leave {scheme} out")
         in_block = any(part.isdecimal() for part in name.split("."))
         if in_block and name not in skip and _is_linear(module):
             swap(model, name, make[scheme](_as_linear(module)))
     if not any(isinstance(module, QuantizedLinear) for module in model.modules()):
         raise InputError(
-            f"{scheme}: the {type(model).__name__} has no linear layers in its blocks; drop "
-            f"--quantize {scheme}"
+            f"{scheme}: the {type(model).__name__} has no linear layers in its blocks; leave "
+            f"{scheme} out"
         )
     return model
 
