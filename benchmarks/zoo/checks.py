@@ -282,6 +282,7 @@ def render(rows: Sequence[Row]) -> str:
         if status == "ok":
             status, reason = "ok, no gradient", "torch cannot differentiate it"
         why = escaped(cause({"reason": reason}))
+        reason = re.sub(r"(?:[\w.-]+/)+(\w+\.py:\d+)", r"\1", reason)
         lines.append(f"| {row['group']} {row['model']} | {status} | {why} | {escaped(reason)} |")
     lines += [
         "", "## All", "",
