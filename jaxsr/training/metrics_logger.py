@@ -207,9 +207,13 @@ def _make_bar(total: int, start: int) -> Any:
     """A bar that keeps its place beside the loss and the rate, also where 80 columns are all."""
     if "ipykernel" in sys.modules and importlib.util.find_spec("ipywidgets"):
         from tqdm.notebook import tqdm
+
+        bar = "{bar}"  # of any width: tqdm puts the widget there
     else:
         from tqdm import tqdm
-    shape = "{n_fmt}/{total_fmt} {bar:20} {elapsed}<{remaining}{postfix}"
+
+        bar = "{bar:20}"
+    shape = "{n_fmt}/{total_fmt} " + bar + " {elapsed}<{remaining}{postfix}"
     return tqdm(total=total, initial=start, bar_format=shape, dynamic_ncols=True)
 
 

@@ -45,3 +45,9 @@ def test_it_runs(tmp_path):
     )
     assert "largest difference from torch" in printed
     assert "validation at step 20" in printed
+    widgets = content["metadata"]["widgets"]["application/vnd.jupyter.widget-state+json"]["state"]
+    states = [widget["state"] for widget in widgets.values()]
+    (bar,) = (state for state in states if state["_model_name"] == "FloatProgressModel")
+    assert (bar["value"], bar["max"]) == (20, 20)
+    texts = "".join(str(state.get("value")) for state in states)
+    assert "20/20" in texts and "█" not in texts  # one bar, the widget
