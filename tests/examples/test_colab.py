@@ -23,8 +23,10 @@ def test_it_is_stored_without_results():
 
 @pytest.mark.slow
 @pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("nbconvert", "ipykernel")),
-    reason="nbconvert or ipykernel is not installed: pip install -e '.[notebook]'",
+    any(
+        importlib.util.find_spec(name) is None for name in ("nbconvert", "ipykernel", "ipywidgets")
+    ),
+    reason="nbconvert, ipykernel or ipywidgets is not installed: pip install -e '.[notebook]'",
 )
 def test_it_runs(tmp_path):
     environment = {
