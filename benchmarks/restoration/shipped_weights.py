@@ -4,10 +4,12 @@ The photos are those that the recipe in `jaxsr/weights/README.md` holds out of t
 of the wheels. Each is cut to a multiple of the scale, shrunk as MATLAB's imresize does, rounded to
 8 bits, saved as JPEG by Pillow or left as it is, and enlarged again. PSNR and SSIM are
 scikit-image's, on MATLAB's Y of 8-bit pictures, 4 pixels cut from each border; LPIPS is AlexNet's,
-where its weights are installed.
+where its weights are installed. The processor time is that of a second call, with the programs of
+the first.
 """
 
 import io
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,12 +92,18 @@ def measure(options: Options) -> None:
             truth = picture[:height, :width]
             low = as_jpeg(resized(truth, (height // scale, width // scale)), quality)
             images = {"bicubic": resized(low, (height, width))}
+            times: dict[str, float] = {}
             for model in (model for model in options.models if scales[model] == scale):
-                restored = restore(low, model, ensemble=options.ensemble, engine=options.engine)
-                images[model] = np.asarray(restored)
+                for _ in range(1 if quality else 2):
+                    began = time.process_time()
+                    restored = restore(low, model, ensemble=options.ensemble, engine=options.engine)
+                    images[model] = np.asarray(restored)
+                    times[model] = (time.process_time() - began) / low[..., 0].size * 1e6
             for contender, image in images.items():
                 row: Row = {"photo": name, "folder": folder, "scale": scale, "jpeg": quality}
                 row |= {"model": contender, **judge(image, truth, lpips)}
+                if contender in times and not quality:
+                    row["processor_s_per_mp"] = times[contender]
                 rows.append(row)
                 report.add(row)
         print(f"{name} measured", flush=True)
