@@ -178,3 +178,20 @@ def test_table_of_generation():
         assert f"| {batch} | {' | '.join(cells)} |" in text
     cells = (prompts.get(name, "") for name in contenders)
     assert f"| 1, a prompt of 512 tokens, ms | {' | '.join(cells)} |" in text
+
+
+def test_table_of_pictures():
+    names = {
+        "clean": "`clean` | 384,720 | ×4",
+        "photo": "`photo` | 384,720 | ×4",
+        "clean_x2": "`clean_x2` | 369,132 | ×2",
+        "fast_srgan_x4_hasnainraz.pt": "Fast-SRGAN | 925,646 | ×4",
+    }
+    text = (ROOT / "docs" / "pictures.md").read_text()
+    for model, name in names.items():
+        of_model = [r for r in rows_of("shipped_weights") if r["model"] == model]
+        scale = of_model[0]["scale"]
+        cells = [np.mean(of_kodak(gains(model, scale=scale, jpeg=q))) for q in (0, 90, 60, 30)]
+        times = [r["processor_s_per_mp"] for r in of_model if "processor_s_per_mp" in r]
+        row = " | ".join(f"{cell:+.2f}" for cell in cells)
+        assert f"| {name} | {row} | {np.median(times):.0f} |" in text
