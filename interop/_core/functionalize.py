@@ -38,7 +38,7 @@ from jaxsr.interop._core.forward_gradients import (
     Unrecorded,
     recorded,
 )
-from jaxsr.interop._core.host_draws import DRAWN, refusing_host_draws
+from jaxsr.interop._core.host_draws import DRAWN, calls_by_draws, refusing_host_draws
 from jaxsr.interop._core.index_bounds import collecting_indices
 from jaxsr.interop._core.located_errors import located
 from jaxsr.interop._core.module_checks import drop_caches, refuse_backward_hooks, refuse_wrappers
@@ -232,8 +232,9 @@ class FunctionalModule:
                         settled = self.attributes.check(before, trace, tensors)
                         after = self._collect(trace, tensors, buffers)
                         changes = self.attributes.unjudged(state)
-                    except Exception as e:
-                        raise located(e, self.module, self.names) from None
+                    except Exception as e:  # perhaps for want of what was refused, and caught
+                        error = trace.refusals[0] if trace.refusals else e
+                        raise located(error, self.module, self.names) from None
             if isinstance(gradients, Unrecorded) and gradients.requested:
                 self._traced[method, train] = True
                 return traced(compiling=compiling)
@@ -249,6 +250,7 @@ class FunctionalModule:
         def check_second_call(changes: list[Change], drawn: list[str], *, compiling: bool) -> None:
             """Refuses Python state and draws that another call changes again, or shows."""
             changed_again = list[Change]()
+            reason = describe_change(changes[0]) if changes else DRAWN.format(drawn[0])
 
             def program() -> list[PyTree]:
                 trace = self._new_trace(rng, rewriter, Sketched())
@@ -256,7 +258,7 @@ class FunctionalModule:
                 with session(trace, compiling=compiling):
                     tensors = wrapped(trace)
                     with self._swapped(tensors, train, repeated=True):
-                        for number in range(3):
+                        for number in calls_by_draws():
                             state, trace.draws = Snapshot(self.module), 0
                             with stating_results(self.module), self.attributes.guarded():
                                 result = called(trace)
@@ -274,19 +276,14 @@ class FunctionalModule:
             except UnsupportedTorchError:
                 raise
             except Exception as error:
-                raise UnsupportedTorchError(
-                    f"{describe_change(changes[0])} (a second call fails: {first_line(error)})"
-                ) from error
+                what = f"{reason} (a second call fails: {first_line(error)})"
+                raise UnsupportedTorchError(what) from error
             for change in changed_again:
                 if not (change.is_growth or (change.holds_tensors and not change.is_new)):
                     first = next((one for one in changes if one.path == change.path), change)
                     raise UnsupportedTorchError(describe_change(first))
-            if not equal and not changes:
-                raise UnsupportedTorchError(DRAWN.format(drawn[0]))
             if not equal:
-                raise UnsupportedTorchError(
-                    f"{describe_change(changes[0])} (a second call computes something else)"
-                )
+                raise UnsupportedTorchError(f"{reason} (a second call computes something else)")
 
         try:
             return traced(compiling=True)

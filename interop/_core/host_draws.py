@@ -1,7 +1,7 @@
 """Random generators that a module's code uses while it is traced: Python's, NumPy's, torch's."""
 
 import random
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -46,6 +46,29 @@ def refusing_host_draws(module: nn.Module) -> Generator[list[str]]:
     ]
     if moved and module.training:
         raise UnsupportedTorchError(DRAWN.format(moved[0]))
+
+
+_LEAST, _GREATEST = 0x80110220, 0x12DD9BB3
+"""Words of a Mersenne twister's state from which a uniform draw is almost 0, and almost 1."""
+
+
+def calls_by_draws() -> Iterator[int]:
+    """Counts three calls: Python's and NumPy's generators draw least, greatest and other numbers.
+
+    What such a draw decides shows in any of them, however rare it is.
+    """
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        for number, word in enumerate((_LEAST, _GREATEST)):
+            random.setstate((3, (*(624 * [word]), 0), None))
+            np.random.set_state(("MT19937", np.full(624, word, np.uint32), 0, 0, 0.0))
+            yield number
+        random.setstate(python)
+        np.random.set_state(numpy)
+        yield 2
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 def _numpy_state() -> tuple:

@@ -429,3 +429,28 @@ def test_state_is_refused_with_its_path(name):
     jm = to_jax(Net(code))
     with pytest.raises(UnsupportedTorchError, match=path):
         jax.eval_shape(lambda x: jm.apply(jm.params, jm.buffers, x)[0], X)
+
+
+@pytest.mark.parametrize("draw", [random.random, lambda: np.random.uniform(0, 1)])
+@pytest.mark.parametrize(
+    "branch",
+    [
+        lambda x, draw: x if draw < 0.001 else x * 2,
+        lambda x, draw: x if draw < 0.999 else x * 2,
+        lambda x, draw: x * [1.0, 2.0][1 + (draw < 0.001)],
+    ],
+    ids=["rare", "frequent", "fails"],
+)
+def test_a_rare_branch_on_a_draw_is_refused(draw, branch):
+    jm = to_jax(Net(lambda s, x: branch(x, draw())))
+    with pytest.raises(UnsupportedTorchError, match="draws from"):
+        jax.eval_shape(lambda x: jm.apply(jm.params, jm.buffers, x)[0], X)
+
+
+def test_draws_that_decide_nothing_pass_and_go_on():
+    random.seed(0)
+    expected = [random.random() for _ in range(2)]
+    random.seed(0)
+    jm = to_jax(Net(lambda s, x: x if random.random() < 0 else x * 2))
+    np.testing.assert_array_equal(jm.apply(jm.params, jm.buffers, X)[0], X * 2)
+    assert random.random() in expected

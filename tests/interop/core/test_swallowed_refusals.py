@@ -147,16 +147,17 @@ def test_a_backward_hook_of_all_modules_is_refused():
 def test_a_thread_that_forward_starts_is_refused(monkeypatch):
     monkeypatch.setattr(threading, "excepthook", lambda _: None)  # prints what ended the thread
 
-    def in_a_thread(x):
-        results = [x]
+    def in_a_thread(x, *results):
+        results = list(results)
         thread = threading.Thread(target=lambda: results.append(x * 2))
         thread.start()
         thread.join()
-        return results[-1]
+        return results[-1]  # without a default, an IndexError
 
     class Threaded(nn.Module):
-        def forward(self, x):
-            return in_a_thread(x)
+        def forward(self, x, *results):
+            return in_a_thread(x, *results)
 
-    with pytest.raises(UnsupportedTorchError, match="in a thread that forward starts"):
-        to_jax(Threaded()).apply({}, {}, X)
+    for defaults in ((X,), ()):
+        with pytest.raises(UnsupportedTorchError, match="in a thread that forward starts"):
+            to_jax(Threaded()).apply({}, {}, X, *defaults)
