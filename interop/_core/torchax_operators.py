@@ -18,7 +18,7 @@ bitwise_right_shift.Tensor bitwise_right_shift.Tensor_Scalar bitwise_xor.Scalar
 bitwise_xor.Scalar_Tensor bitwise_xor.Tensor bmm.default bmm.dtype bucketize.Scalar
 bucketize.Tensor cat.default ceil.default clone.default complex.default constant_pad_nd.default
 copy.default cos.default cosh.default diagonal_scatter.default div.Scalar div.Scalar_mode
-div.Tensor div.Tensor_mode dot.default empty.memory_format empty_like.default
+div.Tensor_mode dot.default empty.memory_format empty_like.default
 empty_permuted.default empty_strided.default eq.Scalar eq.Tensor exp.default expm1.default
 fill.Scalar fill.Tensor flip.default floor.default floor_divide.Scalar floor_divide.default
 frexp.Tensor full.default full_like.default gather.default gcd.default ge.Scalar ge.Tensor
@@ -30,7 +30,7 @@ logaddexp2.default logical_and.default logical_not.default logical_or.default
 logical_xor.default lt.Scalar lt.Tensor masked_scatter.default masked_select.default mm.default
 mm.dtype mode.default mul.Scalar mul.Tensor native_layer_norm_backward.default ne.Scalar
 ne.Tensor neg.default new_empty.default new_empty_strided.default nonzero.default ones.default
-prod.default prod.dim_int reciprocal.default reflection_pad1d.default repeat.default
+prod.default prod.dim_int reflection_pad1d.default repeat.default
 roll.default round.decimals round.default scalar_tensor.default scatter.value
 select_scatter.default signbit.default silu.default sin.default sinh.default
 sparse_sampled_addmm.default sqrt.default stack.default sub.Scalar sub.Tensor take.default

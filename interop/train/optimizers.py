@@ -130,12 +130,21 @@ def _rule_of_optax(
         arguments = {"weight_decay": config.weight_decay, **arguments}
     elif config.weight_decay:
         raise InputError(f"optimizer {config.optimizer} takes no weight_decay; leave it at 0")
+    # A rule looks at its arguments at the first update, if ever.
+    weights = {"weight": jax.ShapeDtypeStruct((4, 4), jnp.float32)}
+
+    def update(weights: optax.Params) -> Any:
+        return made.update(weights, made.init(weights), weights)
+
     try:
         made: Any = rule(schedule, **arguments)
-    except (TypeError, ValueError) as error:
+        jax.eval_shape(update, weights)
+    except Exception as error:
         raise InputError(
-            f"optimizer {config.optimizer} does not take {config.optimizer_args} "
-            f"({first_line(error)}); it has {', '.join(takes[1:])}"
+            f"optimizer {config.optimizer} does not take "
+            f"{config.optimizer_args or 'a step without arguments'} "
+            f"({first_line(error)}); it has {', '.join(takes[1:])}; a rule that needs more than "
+            "gradients is not offered by name"
         ) from error
     return made
 

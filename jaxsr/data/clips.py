@@ -4,6 +4,7 @@
 files. A video becomes such a folder by `ffmpeg -i a.mp4 a/%06d.png`.
 """
 
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -21,7 +22,8 @@ class Clips:
             def train_data(self):
                 return Clips(self.config.data, frames=5, crop=64)
 
-    A clip's frames are those of one folder, in the order of their names. A crop lies at the same
+    A clip's frames are those of one folder, in the order of their names, in which numbers count by
+    their value: `f9.png` comes before `f10.png`. A crop lies at the same
     random place in all frames of an item; it is drawn from NumPy's generator, which the task seeds
     for each item.
     """
@@ -46,10 +48,12 @@ class Clips:
         if frames < 1 or stride < 1:
             raise InputError(f"frames and stride must be at least 1, got {frames} and {stride}")
         self.frames, self.crop = frames, crop
-        self.photos: Photos = open_photos(folder, crop=crop or 1, check="header")
+        self.photos: Photos = open_photos(folder, crop=1 if crop is None else crop, check="header")
         by_clip: dict[str, list[int]] = defaultdict(list)
         for index, name in enumerate(self.photos.names):
             by_clip[name.rpartition("/")[0]].append(index)
+        for indices in by_clip.values():
+            indices.sort(key=lambda index: _with_numbers(self.photos.names[index]))
         sizes = self.photos.sizes
         for indices in by_clip.values():
             alike = indices if crop else range(len(sizes))
@@ -83,3 +87,9 @@ class Clips:
         top, left = (np.random.randint(0, side - self.crop + 1) for side in (height, width))
         crops = [self.photos.read_crop(i, top=top, left=left, side=self.crop) for i in indices]
         return {"clip": np.stack(crops)}
+
+
+def _with_numbers(name: str) -> list[tuple[int, str]]:
+    """A name's parts, to sort by: runs of digits by their value, all else as it is."""
+    parts = re.split(r"([0-9]+)", name)
+    return [(int(part), part) if k % 2 else (0, part) for k, part in enumerate(parts)]

@@ -7,6 +7,7 @@ import tempfile
 import threading
 from collections.abc import Hashable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -49,6 +50,10 @@ class PixelCache:
         self._arrays: dict[Hashable, np.ndarray] = {}
         self._lock = threading.Lock()
         self._scratch = _ScratchFile(scratch_folder) if scratch_folder is not None else None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process gets one that keeps nothing: the bound is on all of the machine."""
+        return PixelCache, (0,)
 
     def get(self, key: Hashable) -> np.ndarray | None:
         return self._arrays.get(key)

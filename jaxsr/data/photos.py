@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from jaxsr.data.archives import archived_files, is_archive
+from jaxsr.data.archives import COMPRESSED_ENDINGS, archived_files, is_archive
 from jaxsr.data.decode import claims_to_be_picture, decode_rgb, picture_size
 from jaxsr.data.held_out import is_held_out
 from jaxsr.data.host_cache import PixelCache
@@ -45,6 +45,7 @@ and gray textures beside them are left out: they teach a colour model little abo
 BUILT_IN_VALIDATION = ("skimage/data/chelsea.png", "sklearn/datasets/images/china.jpg")
 """An animal's fur and a building's fine lines, neither of which has a sibling in the other list."""
 
+_COMPRESSED = "compressed: unpack it, or make a plain .tar of its files"
 _NAMED = 8  # files that a message names before it says "and n more"
 _log = logging.getLogger(__name__)
 
@@ -422,23 +423,45 @@ def _search(folder: Path) -> tuple[dict[str, Path], list[BadFile]]:
         listing, folder = Listing(files=[folder]), folder.parent
     elif folder.is_dir():
         listing = list_files(folder)
+    elif folder.suffix.lower() in COMPRESSED_ENDINGS:
+        raise InputError(f"{folder} is {_COMPRESSED}")
     else:
         raise InputError(f"{folder} is a file, not a folder; give the folder that holds it")
-    for path, reason in listing.passed_over:
-        _log.warning("passed over %s: %s", printable(path), reason)
+    files: list[Path] = []
+    for path in listing.files:
+        if not is_archive(path):
+            files.append(path)
+            continue
+        inside = archived_files(path)
+        listing.passed_over += inside.passed_over
+        listing.unreadable += inside.unreadable
+        images = [file for file in inside.files if claims_to_be_picture(file)]
+        files += images
+        # An LMDB's keys have no ending that could say that a value is a label.
+        others = [f.name for f in inside.files if not f.suffix and f not in set(images)]
+        if others or not images:
+            of_all = f"{len(inside.files) - len(images)} of {counted(len(inside.files), 'file')}"
+            such = f", such as {printable(others[0], 80)}" if others else ""
+            listing.passed_over.append((path, f"{of_all} are not images{such}"))
     pictures: dict[str, Path] = {}
     bad = []
     for path, reason in listing.unreadable:
-        what = "folder cannot be listed: " if path.is_dir() else ""
-        bad.append(BadFile(path.relative_to(folder).as_posix(), what + reason.lower()))
-    files = [f for p in listing.files for f in (archived_files(p) if is_archive(p) else [p])]
+        what = "folder cannot be listed: " if os.path.isdir(path) else ""
+        bad.append(
+            BadFile(path.relative_to(folder).as_posix(), what + reason[:1].lower() + reason[1:])
+        )
     for path in files:
         name = path.relative_to(folder).as_posix()
+        if path.suffix.lower() in COMPRESSED_ENDINGS:
+            listing.passed_over.append((path, _COMPRESSED))
+            continue
         try:
             if claims_to_be_picture(path):
                 pictures[name] = path
         except OSError as error:
             bad.append(BadFile(name, _reason(error)))
+    for path, reason in listing.passed_over:
+        _log.warning("passed over %s: %s", printable(path), reason)
     return pictures, bad
 
 

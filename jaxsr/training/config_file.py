@@ -105,8 +105,12 @@ class ConfigFile:
         if base is not None:
             options = _merged(to_json(self.family, base)["options"], options)
         # YAML's and TOML's `mesh: 8` is a number.
-        text = {str: lambda value: str(value) if type(value) is int else value}
-        rules = dacite.Config(cast=[Path, tuple], strict=True, type_hooks=text)
+        hooks = {
+            str: lambda value: str(value) if type(value) is int else value,
+            int: _number,
+            float: _number,
+        }
+        rules = dacite.Config(cast=[Path, tuple], strict=True, type_hooks=hooks)
         try:
             return dacite.from_dict(kind, options, rules)
         except InputError:
@@ -117,6 +121,13 @@ class ConfigFile:
                 f"this configuration is not one of {self.family} ({one_line(error)}); correct the "
                 "file, or leave the entry out to get its default"
             ) from error
+
+
+def _number(value: Any) -> Any:
+    """The value, which Python takes for 1 where YAML has `steps: yes`."""
+    if isinstance(value, bool):
+        raise TypeError(f"{str(value).lower()} where a number is meant")
+    return value
 
 
 def to_json(family: str, config: RunConfig, **facts: Any) -> JsonObject:
@@ -202,6 +213,11 @@ def _parse_yaml(text: str) -> Any:
 
     class Loader(yaml.SafeLoader):
         """Reads 5e-4 as a number, as YAML 1.2 does, and refuses what appears twice."""
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):  # one may hold itself, or a thousand copies
+                raise yaml.YAMLError(f"write the value for *{self.peek_event().anchor}")
+            return super().compose_node(parent, index)
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict:
             names = [key.value for key, _ in node.value]

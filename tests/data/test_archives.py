@@ -1,14 +1,18 @@
 """Photos in tar shards and LMDBs, which their own libraries wrote."""
 
 import io
+import os
 import pickle
+import subprocess
 import tarfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from jaxsr.data.archives import archived_files, is_archive
+from jaxsr.data.decode import claims_to_be_picture
 from jaxsr.data.photos import open_photos
 from jaxsr.errors import InputError
 
@@ -105,30 +109,159 @@ def test_what_is_wrong_is_named(tmp_path):
         open_photos(tmp_path, crop=16)
 
 
-def test_links_and_names_that_lead_outside_stay_inside(tmp_path):
+def linked(name, target, kind):
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, target
+    return member
+
+
+def test_links_lead_within_the_archive(tmp_path):
+    """As GNU tar writes them: one content, several names."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    (folder / "a.png").write_bytes(encoded(PHOTOS["0000"]))
+    (folder / "hard.png").hardlink_to(folder / "a.png")
+    (folder / "soft.png").symlink_to("a.png")
+    subprocess.run(["tar", "-cf", tmp_path / "x.tar", "-C", tmp_path, "photos"], check=True)
+    photos = open_photos(tmp_path / "x.tar", crop=16, cache_bytes=0)
+    assert photos.names == tuple(f"x.tar/photos/{n}.png" for n in ("a", "hard", "soft"))
+    for index in range(3):
+        np.testing.assert_array_equal(photos.read(index), PHOTOS["0000"])
+
+
+def test_what_cannot_be_read_is_named_and_stays_inside(tmp_path):
+    content = encoded(PHOTOS["0000"])
     with tarfile.open(tmp_path / "odd.tar", "w") as archive:
-        link = tarfile.TarInfo("link.png")
-        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
-        archive.addfile(link)
-        member, content = tarfile.TarInfo("../../up.png"), encoded(PHOTOS["0000"])
-        member.size = len(content)
-        archive.addfile(member, io.BytesIO(content))
-    (file,) = archived_files(tmp_path / "odd.tar")
+        archive.addfile(linked("link.png", "/etc/passwd", tarfile.SYMTYPE))
+        archive.addfile(linked("loop.png", "loop.png", tarfile.SYMTYPE))
+        archive.addfile(linked("fifo.png", "", tarfile.FIFOTYPE))
+        for name in ("../../up.png", ".thumbs/a.png"):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    listing = archived_files(tmp_path / "odd.tar")
+    (file,) = listing.files
     assert file.open().read() == content
+    assert {path.name for path, _ in listing.unreadable} == {"link.png", "loop.png"}
+    assert {path.name for path, _ in listing.passed_over} == {"fifo.png"}
+    with pytest.raises(InputError, match=r"2 of 3 images .*link\.png \(a link to /etc/passwd, "):
+        open_photos(tmp_path, crop=16)
+
+
+def test_a_sparse_file_is_refused(tmp_path):
+    (tmp_path / "hole.png").write_bytes(encoded(PHOTOS["0000"]))
+    os.truncate(tmp_path / "hole.png", 2**20)
+    subprocess.run(["tar", "-Scf", "x.tar", "hole.png"], check=True, cwd=tmp_path)
+    with pytest.raises(InputError, match=r"hole\.png \(sparse; make the archive without -S"):
+        open_photos(tmp_path / "x.tar", crop=16)
+
+
+def test_of_files_of_one_name_the_last_counts(tmp_path, caplog):
+    """As `tar -x` has it."""
+    for pixels in (PHOTOS["0000"], PHOTOS["0001"]):
+        (tmp_path / "a.png").write_bytes(encoded(pixels))
+        subprocess.run(["tar", "-rf", "x.tar", "a.png"], check=True, cwd=tmp_path)
+    photos = open_photos(tmp_path / "x.tar", crop=16)
+    np.testing.assert_array_equal(photos.read(0), PHOTOS["0001"])
+    assert len(photos) == 1 and "a later file of the archive has the same name" in caplog.text
+
+
+def three_files(headers=None):
+    """A tar file of three photos, where each member's header begins, and headers of the second."""
+    file, offsets = io.BytesIO(), []
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name in "abc":
+            member, content = tarfile.TarInfo(f"{name}.png"), encoded(PHOTOS["0000"])
+            member.size = len(content)
+            member.pax_headers = headers or {} if name == "b" else {}
+            offsets.append(archive.offset)
+            archive.addfile(member, io.BytesIO(content))
+    return file.getvalue(), offsets[1:]
+
+
+def damaged_tars():
+    """What tarfile takes for an archive's end in silence, or fails on with a ValueError."""
+    whole, (second, third) = three_files()
+    yield "cut in a header", whole[: third + 100]
+    yield "cut in a file", whole[: third + 600]
+    yield "changed header", whole[: second + 5] + b"\xff" + whole[second + 6 :]
+    yield "emptied header", whole[:second] + bytes(512) + whole[second + 512 :]
+    yield "two tar files", whole + whole
+    for number in ("-99", "abc"):
+        yield f"size {number}", three_files({"size": number})[0]
+    yield "sparse", three_files({"GNU.sparse.size": "x"})[0]
+
+
+@pytest.mark.parametrize("archive", [pytest.param(a, id=n) for n, a in damaged_tars()])
+def test_a_damaged_tar_is_one_line_and_never_a_part_of_it(archive, tmp_path):
+    (tmp_path / "x.tar").write_bytes(archive)
+    with pytest.raises(
+        InputError, match=r"x\.tar cannot be read as a tar file \(.*; make it again"
+    ):
+        open_photos(tmp_path, crop=16)
+
+
+def test_a_tar_file_without_its_end_gets_a_line(tmp_path, caplog):
+    tar_shards(tmp_path)
+    shard = tmp_path / "shard-1.tar"
+    with tarfile.open(shard) as archive:
+        end = archive.getmembers()[-2].offset
+    shard.write_bytes(shard.read_bytes()[:end])
+    assert len(open_photos(shard, crop=16)) == 2
+    assert "may be cut short" in caplog.text
+
+
+def test_compressed_archives_are_not_passed_over_in_silence(tmp_path, caplog):
+    with tarfile.open(tmp_path / "x.tar.gz", "w:gz") as archive:
+        archive.add(__file__, "a.png")
+    (tmp_path / "plain.png").write_bytes(encoded(PHOTOS["0001"]))
+    assert len(open_photos(tmp_path, crop=16)) == 1
+    assert "x.tar.gz: compressed: unpack it" in caplog.text
+    with pytest.raises(InputError, match=r"x\.tar\.gz is compressed: unpack it"):
+        open_photos(tmp_path / "x.tar.gz", crop=16)
+
+
+def test_the_first_bytes_of_a_file_are_read_alone(tmp_path):
+    """WebDataset's samples have labels and videos beside the photos."""
+    write_tar(tmp_path / "x.tar", {"film.mp4": bytes(2**20)})
+    (file,) = archived_files(tmp_path / "x.tar").files
+    whole, asked = file.part, []
+    file.part = lambda offset, size: asked.append(size) or whole(offset, size)
+    assert not claims_to_be_picture(file) and sum(asked) <= 8192
+
+
+def test_one_lmdb_by_two_paths_as_a_file_and_beside_what_is_no_image(tmp_path, caplog, monkeypatch):
+    lmdb = pytest.importorskip("lmdb", reason="the extra archives is not installed")
+    environment = lmdb.open(str(tmp_path / "x.lmdb"), subdir=False, map_size=2**24)
+    with environment.begin(write=True) as transaction:
+        transaction.put(b"0000", encoded(PHOTOS["0000"]))
+        transaction.put(b"raw", PHOTOS["0000"].tobytes())
+    environment.close()
+    monkeypatch.chdir(tmp_path)
+    for path in (tmp_path, tmp_path / "x.lmdb", Path("x.lmdb")):
+        assert open_photos(path, crop=16).names == ("x.lmdb/0000",)
+    assert "1 of 2 files are not images, such as raw" in caplog.text
 
 
 def test_a_damaged_lmdb_is_one_line(tmp_path):
-    pytest.importorskip("lmdb", reason="the extra archives is not installed")
-    (tmp_path / "data.mdb").write_bytes(b"nothing")
-    with pytest.raises(InputError, match=r"data\.mdb cannot be read as an LMDB"):
-        open_photos(tmp_path, crop=16)
+    """LMDB's own library ends the process where a page is cut off or damaged."""
+    lmdb_of_photos(tmp_path)
+    file = tmp_path / "photos.lmdb" / "data.mdb"
+    whole, page = file.read_bytes(), 4096
+    used = [k for k in range(2, len(whole) // page) if whole[page * k :][:page].strip(b"\0")]
+    damaged = [b"nothing", whole[: len(whole) // 2], whole[: 2 * page]]
+    damaged += [whole[: page * k] + bytes(16) + whole[page * k + 16 :] for k in used]
+    for content in damaged:
+        file.write_bytes(content)
+        with pytest.raises(InputError, match=r"data\.mdb (cannot be read as an|is a damaged) LMDB"):
+            open_photos(tmp_path, crop=16)
 
 
 @pytest.mark.parametrize("write", [tar_shards, lmdb_of_photos])
 def test_processes_that_load_data_get_the_files(write, tmp_path):
     write(tmp_path)
     for file in (
-        f for path in tmp_path.rglob("*") if is_archive(path) for f in archived_files(path)
+        f for path in tmp_path.rglob("*") if is_archive(path) for f in archived_files(path).files
     ):
         sent = pickle.loads(pickle.dumps(file))
         assert (sent, sent.size, sent.content()) == (file, file.size, file.content())

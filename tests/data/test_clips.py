@@ -1,5 +1,7 @@
 """Clips of frames as Pillow reads them, and a task that trains on them."""
 
+import pickle
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -51,7 +53,27 @@ def test_whole_frames(folder):
     np.testing.assert_array_equal(clips[1]["clip"], frames_of(folder, "b", 1, 3))
 
 
+def test_numbers_in_names_count_by_their_value(tmp_path):
+    """As `ffmpeg -i a.mp4 f%d.png` writes them."""
+    for number in range(1, 13):
+        Image.new("RGB", (4, 4), (number, 0, 0)).save(tmp_path / f"f{number}.png")
+    clips = Clips(tmp_path, frames=12)
+    np.testing.assert_array_equal(clips[0]["clip"][:, 0, 0, 0], range(1, 13))
+
+
+def test_clips_reach_processes_that_load_data(folder):
+    clips = Clips(folder, frames=2, crop=18)
+    sent = pickle.loads(pickle.dumps(clips))
+    items = []
+    for source in (clips, sent):
+        np.random.seed(0)
+        items.append(source[3]["clip"])
+    np.testing.assert_array_equal(*items)
+
+
 def test_what_cannot_be_used_is_named(folder):
+    with pytest.raises(InputError, match="crop must be at least 1 pixel, got 0"):
+        Clips(folder, frames=2, crop=0)
     with pytest.raises(InputError, match=r"differ in size; frames .* where no crop is given"):
         Clips(folder, frames=2)
     with pytest.raises(InputError, match=r"no clip of .* has frames=5; the longest has 4"):

@@ -58,6 +58,8 @@ def test_other_files_are_refused(content, message, tmp_path):
     [
         ({"width": 3}, 'can not match "width" to any data class field'),
         ({"lr": "fast"}, 'wrong value type for field "lr"'),
+        ({"steps": True}, "true where a number is meant"),
+        ({"lr": False}, "false where a number is meant"),
         ({"lr": -1.0}, r"lr must be positive, got -1\.0"),
         ({"mesh": "2x4"}, "mesh '2x4' is neither"),
     ],
@@ -68,6 +70,13 @@ def test_wrong_options_are_refused(change, message, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match=message):
         read_config(tmp_path).run_config(span.SpanRun)
+
+
+def test_yaml_that_holds_itself_or_copies_is_refused(tmp_path):
+    for text in ("family: span\nmilestones: &a [*a]\n", "family: span\na: &b [1]\nc: [*b, *b]\n"):
+        (tmp_path / "mine.yaml").write_text(text)
+        with pytest.raises(ValueError, match=r"write the value for \*[ab]"):
+            read_config(tmp_path / "mine.yaml")
 
 
 def test_the_summary_names_the_preset_and_what_differs():

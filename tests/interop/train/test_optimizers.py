@@ -203,6 +203,8 @@ def test_rules_of_optax_by_name(name, options, rule):
         ({"optimizer": "optax.contrib:schedule_free_adamw"}, "validates other weights"),
         ({"optimizer": "optax:sgd", "weight_decay": 0.1}, "takes no weight_decay"),
         ({"optimizer": "optax:lion", "optimizer_args": '{"beta": 1}'}, "does not take .*it has b1"),
+        ({"optimizer": "optax:adam", "optimizer_args": '{"b1": "x"}'}, "does not take .*it has b1"),
+        ({"optimizer": "optax:lbfgs"}, "a rule that needs more than gradients"),
     ],
 )
 def test_rules_that_optax_lacks(options, message):
