@@ -32,7 +32,7 @@ from jaxsr.interop._core.dtypes import (
 from jaxsr.interop._core.forward_gradients import Gradients
 from jaxsr.interop._core.index_bounds import checked_indices
 from jaxsr.interop._core.integer_bounds import bounds_of, fits
-from jaxsr.interop._core.lowered_values import check_scalars, fit
+from jaxsr.interop._core.lowered_values import fit, fitting_scalars
 from jaxsr.interop._core.recipes import (
     known_value,
     places_for_masks,
@@ -313,8 +313,8 @@ class Dispatcher(Trace):
         jargs, jkwargs = wide_integers.arrays_of(func, args, kwargs)
         jkwargs = {k: v for k, v in jkwargs.items() if k not in PLACEMENT_OPTIONS}
         jargs = widen_arguments(func, args, jargs, metas)
-        if entry.kind is Kind.TORCHAX:
-            check_scalars(func, jargs)
+        if torch.Tag.pointwise in func.tags and not wide_integers.is_wide(list(jargs)):
+            jargs = fitting_scalars(func, jargs)
         bounds = wide_integers.bounds_of_results(func, args, kwargs, metas)
         with jax.named_scope(name_of(func)):
             try:

@@ -1,6 +1,7 @@
 """Arguments and results of a lowering, with torch's shapes, dtypes and ranges enforced."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,12 +33,22 @@ def fit(func: Callable, value: ArrayLike, meta: torch.Tensor) -> jax.Array:
     return cast(value, dtype)
 
 
-def check_scalars(func: Callable, args: tuple) -> None:
-    """Refuses Python numbers that the integers of an operation cannot hold."""
+def fitting_scalars(func: Callable, args: tuple) -> tuple:
+    """Arguments of an operation, whose large Python integers are floats beside floats.
+
+    Raises:
+      UnsupportedTorchError: the integers of the operation cannot hold one of these.
+    """
     dtypes = [a.dtype for a in args if isinstance(a, jax.Array)]
     is_whole = dtypes and not any(jnp.issubdtype(dtype, jnp.inexact) for dtype in dtypes)
-    for value in args:
-        if is_whole and isinstance(value, int) and not isinstance(value, bool):
-            check_range(np.asarray(value), f"{name_of(func)} with a Python number")
-        if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 1 << 63:
+
+    def fitting(value: Any) -> Any:
+        if not isinstance(value, int) or isinstance(value, bool):
+            return value
+        if abs(value) >= 1 << 63:
             raise UnsupportedTorchError(f"{name_of(func)}: {value} does not fit an integer")
+        if is_whole:
+            check_range(np.asarray(value), f"{name_of(func)} with a Python number")
+        return float(value) if dtypes and not is_whole and abs(value) >= 1 << 31 else value
+
+    return tuple(map(fitting, args))

@@ -49,6 +49,7 @@ class Kind(enum.Enum):
     PYTHON = "torch, in Python"
     COMPOSITE = "torch, as a composite of other operators"
     VALUE = "read into Python, of constants only"
+    KNOWN = "torch, of known values"
     WRITE = "in-place write of the functional form"
     VIEW = "view"
     LOWERING = "jaxsr lowering"
@@ -62,7 +63,7 @@ class Kind(enum.Enum):
 
 
 # An operator may have one entry of each of these besides the one that computes it.
-_BESIDE = (Kind.USER, Kind.FOLDING, Kind.UNUSED)
+_BESIDE = (Kind.USER, Kind.FOLDING, Kind.UNUSED, Kind.TORCHAX)
 # Functions of arrays, or of tensors, that neither write nor alias their arguments.
 _FUNCTIONAL = (Kind.USER, Kind.LOWERING, Kind.DECOMPOSITION)
 
@@ -125,15 +126,17 @@ def resolve(func: Overload) -> Entry:
         return entry or Entry(Kind.VIEW)
     if entry is not None:
         return entry
+    wrapper = _entry(Kind.TORCHAX, func)
+    decomposition = torchax.decomposition(func)
+    if decomposition is not None and wrapper is None:
+        return Entry(Kind.DECOMPOSITION, decomposition, source=source_of(decomposition))
     if (Kind.UNUSED, func) not in _ENTRIES:
         lowering = torchax.lowering(func)
         if lowering is not None:
-            return Entry(Kind.TORCHAX, lowering, source=source_of(lowering))
+            function = lowering if wrapper is None else wrapper.call(lowering)
+            return Entry(Kind.TORCHAX, function, source=source_of(lowering))
         if lack := torchax.lacks(func):
             return Entry(Kind.REFUSED, reason=f"{lack}; {torchax.HOW_TO_INSTALL}")
-    decomposition = torchax.decomposition(func)
-    if decomposition is not None:
-        return Entry(Kind.DECOMPOSITION, decomposition, source=source_of(decomposition))
     return Entry(Kind.NOTHING)
 
 
@@ -214,6 +217,30 @@ def skip_torchax(reason: str, *funcs: Operator) -> None:
     place = _caller()
     for func in funcs:
         _register(func, Entry(Kind.UNUSED, reason=reason, source=place))
+
+
+def wraps_torchax(*funcs: Operator) -> Callable[[Decorated], Decorated]:
+    """Registers a function that makes a lowering of torchax's one.
+
+    It goes in front of torch's decomposition. Of an operator with overloads those are meant that
+    return a new tensor.
+    """
+
+    def register(wrapper: Decorated) -> Decorated:
+        for func in (overload for each in funcs for overload in _overloads(each)):
+            if is_overload(func) and not _aliases(func):
+                _register(func, Entry(Kind.TORCHAX, wrapper))
+        return wrapper
+
+    return register
+
+
+def computes_known(reason: str, *funcs: Operator) -> None:
+    """Leaves operators to torch, where all values are known: `reason` says why others are not."""
+    place = _caller()
+    for func in (overload for each in funcs for overload in _overloads(each)):
+        if is_overload(func) and not schema_of(func).mutated:
+            _register(func, Entry(Kind.KNOWN, reason=reason, source=place))
 
 
 def register_user_lowering(func: Operator, lowering: Function) -> None:

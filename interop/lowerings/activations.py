@@ -116,6 +116,14 @@ def hardsigmoid(x: jax.Array) -> jax.Array:
 
 # ---- smooth
 
+lowers(aten.silu.default)(jax.nn.silu)
+
+
+@lowers(aten.glu.default)
+def glu(x: jax.Array, dim: int = -1) -> jax.Array:
+    values, gates = jnp.split(x, 2, dim)
+    return values * jax.nn.sigmoid(gates)
+
 
 def _gelu_slope(x: jax.Array, _: jax.Array) -> jax.Array:
     # 1 - erf(-x), not 1 + erf(x): XLA would keep what both have in common from the forward pass to

@@ -16,10 +16,9 @@ import torch
 from jax import lax
 from jax.typing import ArrayLike
 
-from jaxsr.interop._core import torchax
 from jaxsr.interop._core.dtypes import is_nan, wide_dtype, widened
 from jaxsr.interop._core.operators import aten
-from jaxsr.interop._core.registry import lowers
+from jaxsr.interop._core.registry import lowers, wraps_torchax
 from jaxsr.interop._core.tensor import straight_through
 from jaxsr.interop.lowerings.masked_product import masked_product
 
@@ -116,17 +115,19 @@ def _lowers_of_floats(func: torch._ops.OpOverload, function: Callable[..., jax.A
     lowers(func)(lambda x: function(x if jnp.issubdtype(x.dtype, jnp.inexact) else widened(x)))
 
 
-_lowers_of_floats(aten.sigmoid.default, jax.nn.sigmoid)
-_lowers_of_floats(aten.erf.default, jax.scipy.special.erf)
-_lowers_of_floats(aten.erfc.default, jax.scipy.special.erfc)
-_lowers_of_floats(aten.erfinv.default, jax.scipy.special.erfinv)
+for _func, _function in (
+    (aten.acos, jnp.arccos), (aten.acosh, jnp.arccosh), (aten.asin, jnp.arcsin),
+    (aten.asinh, jnp.arcsinh), (aten.atan, jnp.arctan), (aten.atanh, jnp.arctanh),
+    (aten.cos, jnp.cos), (aten.cosh, jnp.cosh), (aten.erf, jax.scipy.special.erf),
+    (aten.erfc, jax.scipy.special.erfc), (aten.erfinv, jax.scipy.special.erfinv),
+    (aten.exp, jnp.exp), (aten.expm1, jnp.expm1), (aten.log, jnp.log), (aten.log10, jnp.log10),
+    (aten.log1p, jnp.log1p), (aten.log2, jnp.log2), (aten.sigmoid, jax.nn.sigmoid),
+    (aten.sin, jnp.sin), (aten.sinh, jnp.sinh), (aten.sqrt, jnp.sqrt), (aten.tan, jnp.tan),
+    (aten.tanh, jnp.tanh),
+):  # fmt: skip
+    _lowers_of_floats(_func.default, _function)
 lowers(aten.rsqrt.default)(lambda x: lax.rsqrt(widened(x)))
 lowers(aten.exp2.default)(lambda x: jnp.exp2(widened(x)))
-
-
-@lowers(aten.logaddexp.default)
-def logaddexp(x: jax.Array, y: jax.Array) -> jax.Array:
-    return jnp.logaddexp(widened(x), widened(y))
 
 
 @lowers(aten.sgn.default, aten.sign.default)
@@ -274,6 +275,11 @@ def _lowers_wide(value: Callable[..., jax.Array], *funcs: torch._ops.OpOverload)
     """`funcs` of two arguments as `value`, computed in float32 at least."""
     lowers(*funcs)(lambda x, y: value(*map(widened, common_dtype(x, y))))
 
+
+_lowers_wide(jnp.logaddexp, aten.logaddexp.default)
+_lowers_wide(jnp.logaddexp2, aten.logaddexp2.default)
+_lowers_wide(jax.scipy.special.gammainc, aten.igamma.default)
+_lowers_wide(jax.scipy.special.gammaincc, aten.igammac.default)
 
 _atan2 = with_partials(
     jnp.arctan2,
@@ -450,26 +456,21 @@ _I1E = with_partials(_bessel.i1e, lambda x, y: _I0E(x) - jnp.sign(x) * y - _over
 _I0E = with_partials(_bessel.i0e, lambda x, y: _I1E(x) - jnp.sign(x) * y)
 
 
-def _of_numbers(func: torch._ops.OpOverloadPacket) -> None:
-    """Torchax's lowerings of an operator, which take no booleans."""
-    for name in func.overloads():
-        if "out" not in name:
-            lowers(getattr(func, name))(functools.partial(_with_numbers, getattr(func, name)))
+@wraps_torchax(
+    aten.special_bessel_j0, aten.special_bessel_j1, aten.special_bessel_y0,
+    aten.special_bessel_y1, aten.special_modified_bessel_i0, aten.special_modified_bessel_i1,
+    aten.special_modified_bessel_k0, aten.special_modified_bessel_k1, aten.special_erfcx,
+    aten.special_hermite_polynomial_h, aten.special_hermite_polynomial_he,
+    aten.special_laguerre_polynomial_l,
+)  # fmt: skip
+def _of_numbers(lowering: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """Torchax's takes no booleans."""
 
+    def number(value: Any) -> Any:
+        return widened(value) if getattr(value, "dtype", None) == jnp.bool_ else value
 
-def _with_numbers(func: torch._ops.OpOverload, *values: Any) -> jax.Array:
-    lowering = torchax.lowering(func)
-    assert lowering is not None, func
-    is_bool = (getattr(v, "dtype", None) == jnp.bool_ for v in values)
-    return lowering(*(widened(v) if b else v for v, b in zip(values, is_bool, strict=True)))
+    return lambda *values: lowering(*map(number, values))
 
-
-for _name in (
-    "bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1", "modified_bessel_i0", "modified_bessel_i1",
-    "modified_bessel_k0", "modified_bessel_k1", "erfcx", "hermite_polynomial_h",
-    "hermite_polynomial_he", "laguerre_polynomial_l",
-):  # fmt: skip
-    _of_numbers(getattr(aten, f"special_{_name}"))
 
 for _function, _func in (
     (_I0, aten.i0), (_I0E, aten.special_i0e), (_I1, aten.special_i1), (_I1E, aten.special_i1e),

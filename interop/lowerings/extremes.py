@@ -50,6 +50,11 @@ def lowest(dtype: DTypeLike) -> float:
     return -jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
 
 
+def highest(dtype: DTypeLike) -> float:
+    """The greatest value of a dtype."""
+    return jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).max
+
+
 def _is_narrow(x: jax.Array) -> bool:
     """Whether XLA may compute with more digits than `x` has."""
     return jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
@@ -175,6 +180,19 @@ lowers(aten.max.dim)(functools.partial(_with_index, position=jnp.argmax))
 lowers(aten.min.dim)(functools.partial(_with_index, position=jnp.argmin))
 
 
+def _place(position: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """The index of the first extreme; NaN is one."""
+
+    def lowering(x: jax.Array, dim: int | None = None, keepdim: bool = False) -> jax.Array:
+        return position(x, dim, keepdims=keepdim) if x.ndim else jnp.zeros((), jnp.int32)
+
+    return lowering
+
+
+lowers(aten.argmax.default)(_place(jnp.argmax))
+lowers(aten.argmin.default)(_place(jnp.argmin))
+
+
 # ---- running, sorted, in the middle
 
 
@@ -228,6 +246,22 @@ def kthvalue(
     x: jax.Array, k: int, dim: int = -1, keepdim: bool = False
 ) -> tuple[jax.Array, jax.Array]:
     return _picked(x, dim, keepdim, lambda values: k - 1)
+
+
+@lowers(aten.mode.default)
+def mode(x: jax.Array, dim: int = -1, keepdim: bool = False) -> tuple[jax.Array, jax.Array]:
+    """The smallest of the most frequent, and the place of the last of them."""
+
+    def place(values: jax.Array) -> jax.Array:
+        axis = dim % x.ndim
+        position = lax.broadcasted_iota(jnp.int32, values.shape, axis)
+        before = jnp.roll(values, 1, axis)
+        starts = lax.cummax(jnp.where((values != before) | (position == 0), position, 0), axis=axis)
+        run = position - starts
+        first_end = jnp.argmax(run, axis, keepdims=True)
+        return first_end
+
+    return _picked(x, dim, keepdim, place)
 
 
 @lowers(aten.median.dim)

@@ -4,6 +4,7 @@
 Python.
 """
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +15,6 @@ import torch
 from jax import lax
 from jax.typing import ArrayLike
 
-from jaxsr.interop._core import torchax
 from jaxsr.interop._core.dtypes import is_differentiable
 from jaxsr.interop._core.index_bounds import Use, look_at_index
 from jaxsr.interop._core.operators import aten
@@ -23,7 +23,7 @@ from jaxsr.interop._core.tensor import JaxTensor, View, straight_through
 from jaxsr.interop._core.trace import Trace
 from jaxsr.interop._core.trace_scope import plain_torch
 from jaxsr.interop._core.views import updated, without_grad
-from jaxsr.interop.lowerings.extremes import equal
+from jaxsr.interop.lowerings.extremes import equal, highest, lowest
 
 _Write = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -38,6 +38,13 @@ def _slice_scatter(
     step: int = 1,
 ) -> jax.Array:
     return updated(x, source, dim % x.ndim, slice(start, end, step))
+
+
+@lowers(aten.select_scatter.default)
+def _select_scatter(x: jax.Array, source: jax.Array, dim: int, index: int) -> jax.Array:
+    dim %= x.ndim
+    index %= x.shape[dim]
+    return updated(x, jnp.expand_dims(source, dim), dim, slice(index, index + 1))
 
 
 # ---- a traced integer as an index
@@ -145,9 +152,44 @@ def embedding(
     return rows
 
 
+@lowers(aten.index.Tensor, aten._unsafe_index.Tensor)
+def index(x: jax.Array, indices: Sequence[jax.Array | None]) -> jax.Array:
+    return x[_place(indices)]
+
+
+def _place(indices: Sequence[jax.Array | None]) -> tuple[Any, ...]:
+    return tuple(slice(None) if each is None else each for each in indices)
+
+
+@lowers(aten.index_select.default)
+def index_select(x: jax.Array, dim: int, index: jax.Array) -> jax.Array:
+    return x[(slice(None),) * (dim % x.ndim) + (index.reshape(-1),)] if x.ndim else x
+
+
+@lowers(aten.take.default)
+def take(x: jax.Array, index: jax.Array) -> jax.Array:
+    return x.reshape(-1)[index]
+
+
+@lowers(aten.gather.default)
+def gather(x: jax.Array, dim: int, index: jax.Array, *, sparse_grad: bool = False) -> jax.Array:
+    del sparse_grad
+    if not x.ndim or not index.size:
+        return jnp.broadcast_to(x.reshape(-1)[:1], index.size).reshape(index.shape)
+    # torch counts none from the end here.
+    return x.at[_places(dim, index)].get(mode="promise_in_bounds", wrap_negative_indices=False)
+
+
 @lowers(aten.repeat_interleave.Tensor)
 def repeat_interleave(repeats: jax.Array, output_size: int | None = None) -> jax.Array:
     return jnp.repeat(jnp.arange(repeats.shape[0]), repeats, total_repeat_length=output_size)
+
+
+@lowers(aten.bucketize.Tensor, aten.bucketize.Scalar)
+def bucketize(
+    x: ArrayLike, boundaries: jax.Array, *, out_int32: bool = False, right: bool = False
+) -> jax.Array:
+    return searchsorted(boundaries, x, right=right)
 
 
 @lowers(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
@@ -186,8 +228,6 @@ def scatter_reduce(
     *,
     include_self: bool = True,
 ) -> jax.Array:
-    general = torchax.lowering(aten.scatter_reduce.two)
-    assert general is not None
     if x.dtype == jnp.bool_:
         numbers = (x.astype(jnp.int32), dim, index, source.astype(jnp.int32))
         return scatter_reduce(*numbers, reduce, include_self=include_self) != 0
@@ -196,11 +236,7 @@ def scatter_reduce(
         return scatter_reduce(*one, reduce, include_self=include_self)[0]
     if reduce == "prod" and jnp.issubdtype(x.dtype, jnp.floating):
         return _scatter_prod(x, dim, index, source, include_self)
-    if not include_self and jnp.issubdtype(x.dtype, jnp.integer) and reduce in ("amax", "amin"):
-        limits = jnp.iinfo(x.dtype)
-        least = limits.min if reduce == "amax" else limits.max
-        x, include_self = x.at[_scattered(source, dim, index)[1]].set(least), True
-    out = general(x, dim, index, source, reduce, include_self=include_self)
+    out = _reduced(x, dim, index, source, reduce, include_self)
     if reduce not in ("amax", "amin") or not jnp.issubdtype(x.dtype, jnp.floating):
         return out
     # Among equals torch shares the gradient; XLA's scatter would give each of them all of it.
@@ -216,15 +252,42 @@ def scatter_reduce(
     return straight_through(share, out)
 
 
-def _by_torchax(func: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> jax.Array:
-    """Torchax's lowering; sums and products of booleans are those of integers, other than 0."""
-    lowering = torchax.lowering(func)
-    assert lowering is not None
-    x, *rest = args
-    if x.dtype != jnp.bool_:
-        return lowering(*args, **kwargs)
-    rest = [jnp.asarray(v, jnp.int32) if _is_bool(v) else v for v in rest[:-1]] + rest[-1:]
-    return lowering(x.astype(jnp.int32), *rest, **kwargs) != 0
+def _reduced(
+    x: jax.Array, dim: int, index: jax.Array, source: jax.Array, reduce: str, include_self: bool
+) -> jax.Array:
+    """`x` combined with the elements that are scattered onto it, by JAX's own gradients."""
+    source, place = _scattered(source, dim, index)
+    if not include_self:
+        x = x.at[place].set(_NEUTRAL.get(reduce, lambda _: 0)(x.dtype))
+    at = x.at[place]
+    if reduce == "amax":
+        return at.max(source)
+    if reduce == "amin":
+        return at.min(source)
+    if reduce in ("prod", "multiply"):
+        return at.multiply(source)
+    total = at.add(source)
+    if reduce in ("sum", "add"):
+        return total
+    count = jnp.full(x.shape, int(include_self), jnp.int32).at[place].add(1)
+    count = jnp.maximum(count, 1)
+    return total // count if jnp.issubdtype(x.dtype, jnp.integer) else total / count
+
+
+_NEUTRAL = {"prod": lambda _: 1, "amax": lowest, "amin": highest}
+
+
+def _of_numbers(lowering: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """Sums and products of booleans, which are those of integers, other than 0."""
+
+    @functools.wraps(lowering)
+    def of_numbers(x: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
+        if x.dtype != jnp.bool_:
+            return lowering(x, *args, **kwargs)
+        args = tuple(jnp.asarray(v, jnp.int32) if _is_bool(v) else v for v in args)
+        return lowering(x.astype(jnp.int32), *args, **kwargs) != 0
+
+    return of_numbers
 
 
 def _is_bool(value: object) -> bool:
@@ -235,17 +298,32 @@ def _is_bool(value: object) -> bool:
 def index_put(
     x: jax.Array, indices: Sequence[jax.Array | None], values: jax.Array, accumulate: bool = False
 ) -> jax.Array:
+    place = _place(indices)
+    mask = place[0]
+    if len(place) == 1 and not isinstance(mask, slice) and mask.dtype == jnp.bool_:
+        return _put_where(x, mask, values, accumulate)
     if accumulate:
-        return _by_torchax(aten.index_put.default, x, indices, values, True)
-    lowering = torchax.lowering(aten.index_put.default)
-    assert lowering is not None
+        return _of_numbers(lambda x, values: x.at[place].add(values))(x, values)
+    return _overwritten(x, values, lambda x, v: x.at[place].set(v), lambda x, v: x.at[place].add(v))
 
-    return _overwritten(
-        x,
-        values,
-        lambda x, values: lowering(x, indices, values),
-        lambda x, values: lowering(x, indices, values, True),
-    )
+
+def _put_where(x: jax.Array, mask: jax.Array, values: jax.Array, accumulate: bool) -> jax.Array:
+    """`x[mask] = values` where only the program knows how many rows the mask selects."""
+    row_ndim = x.ndim - mask.ndim
+    if values.ndim > row_ndim:
+        if not values.shape[0]:
+            return x
+        # A row for each: the first of them, the second, and so on.
+        order = jnp.cumsum(mask.reshape(-1), dtype=jnp.int32).reshape(mask.shape) - 1
+        values = values[0] if values.shape[0] == 1 else values[jnp.maximum(order, 0)]
+    mask = mask.reshape(*mask.shape, *[1] * row_ndim)
+    return jnp.where(mask, x + values if accumulate else values, x)
+
+
+@lowers(aten.masked_scatter.default)
+def masked_scatter(x: jax.Array, mask: jax.Array, source: jax.Array) -> jax.Array:
+    x, mask = jnp.broadcast_arrays(x, mask)
+    return _put_where(x, mask, source.reshape(-1), False)
 
 
 def _overwritten(x: jax.Array, values: jax.Array, write: _Write, add: _Write) -> jax.Array:
@@ -283,6 +361,14 @@ def scatter(x: jax.Array, dim: int, index: jax.Array, source: jax.Array) -> jax.
     return _overwritten(x, source, lambda x, v: x.at[place].set(v), lambda x, v: x.at[place].add(v))
 
 
+@lowers(aten.scatter.value)
+def scatter_number(x: jax.Array, dim: int, index: jax.Array, value: complex) -> jax.Array:
+    number = jnp.asarray(value).astype(x.dtype)
+    if not x.ndim:
+        return jnp.where(index.size > 0, number, x)
+    return x.at[_places(dim, index)].set(number, wrap_negative_indices=False)
+
+
 @lowers(aten.put.default)
 def put(x: jax.Array, index: jax.Array, source: jax.Array, accumulate: bool = False) -> jax.Array:
     flat = index_put(x.reshape(-1), [index], source.reshape(index.shape), accumulate)
@@ -295,26 +381,32 @@ def scatter_by(
 ) -> jax.Array:
     source = jnp.asarray(source, x.dtype)
     source = jnp.broadcast_to(source, index.shape) if source.ndim == 0 else source
-    return _by_torchax(aten.scatter_reduce.two, x, dim, index, source, reduce)
+    return _of_numbers(_reduced)(x, dim, index, source, reduce, True)
 
 
 @lowers(aten.scatter_add.default)
 def scatter_add(x: jax.Array, dim: int, index: jax.Array, source: jax.Array) -> jax.Array:
-    general = torchax.lowering(aten.scatter_add.default)
-    assert general is not None
-    if x.dtype == jnp.bool_:
-        return general(x.astype(jnp.int32), dim, index, source.astype(jnp.int32)) != 0
-    return general(x, dim, index, source)
+    if not x.ndim:
+        return scatter_add(x[None], 0, index.reshape(-1), source.reshape(-1))[0]
+    source, place = _scattered(source, dim, index)
+    return _of_numbers(lambda x, source: x.at[place].add(source, wrap_negative_indices=False))(
+        x, source
+    )
 
 
 def _scattered(
     source: jax.Array, dim: int, index: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """The elements of `source` that are scattered, and the places that they go to."""
+    return source[tuple(slice(0, n) for n in index.shape)], _places(dim, index)
+
+
+def _places(dim: int, index: jax.Array) -> tuple[jax.Array, ...]:
+    """Where `gather` reads and `scatter` writes: at `index` along `dim`, and each in its row."""
     indices = list(jnp.indices(index.shape, sparse=True))
     if indices:
         indices[dim] = index
-    return source[tuple(slice(0, n) for n in index.shape)], tuple(indices)
+    return tuple(indices)
 
 
 def _scatter_prod(

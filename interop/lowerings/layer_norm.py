@@ -5,12 +5,14 @@ store the stream: every reader adds all blocks so far up anew, and the gradient'
 A Swin of 12 blocks became kernels of 800 operations, and took twice the time to compile.
 """
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import torch
+from jax import lax
 
-from jaxsr.interop._core import torchax
-from jaxsr.interop._core.dtypes import widened_floats
+from jaxsr.interop._core.dtypes import widened
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import Entry, Kind, handles, lowers
 from jaxsr.interop._core.stored_tensors import store
@@ -25,7 +27,7 @@ _LEAST_STORED = 1 << 14
 def layer_norm(
     trace: Trace, func: torch._ops.OpOverload, args: tuple, kwargs: dict
 ) -> tuple[JaxTensor, ...]:
-    """By torchax; whoever reads the input later reads the stored array, too."""
+    """Whoever reads the input later reads the stored array, too."""
     x: JaxTensor = args[0] if args else kwargs["input"]
     # A transposed view is what convolutions made, whose results are stored anyway.
     is_stream = (
@@ -34,8 +36,36 @@ def layer_norm(
     )
     if is_stream and not x.cell.owner and not trace.gradients.recording:
         store(x)
-    entry = Entry(Kind.TORCHAX, torchax.lowering(func))
-    return trace.functional(func, entry, args, kwargs, trace.meta_result(func, args, kwargs))
+    return trace.functional(func, _ENTRY, args, kwargs, trace.meta_result(func, args, kwargs))
+
+
+def _layer_norm(
+    x: jax.Array,
+    shape: Sequence[int],
+    weight: jax.Array | None,
+    bias: jax.Array | None,
+    eps: float,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    out, mean, rstd = _normalized(widened(x), tuple(range(-len(shape), 0)), eps)
+    return _affine(out, weight, bias), mean, rstd
+
+
+_ENTRY = Entry(Kind.LOWERING, _layer_norm)
+
+
+def _normalized(
+    x: jax.Array, axes: tuple[int, ...], eps: float
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """`x` with mean 0 and variance 1 over axes, the mean, and the inverse standard deviation."""
+    mean = x.mean(axes, keepdims=True)
+    centred = x - mean
+    rstd = lax.rsqrt(jnp.square(centred).mean(axes, keepdims=True) + eps)
+    return centred * rstd, mean, rstd
+
+
+def _affine(x: jax.Array, weight: jax.Array | None, bias: jax.Array | None) -> jax.Array:
+    x = x if weight is None else x * weight
+    return x if bias is None else x + bias
 
 
 @lowers(aten.native_group_norm.default)
@@ -49,11 +79,12 @@ def group_norm(
     groups: int,
     eps: float,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """By torchax in float32, in which torch computes narrower ones, also of nothing."""
+    """In float32, in which torch computes narrower ones, also of nothing."""
     if not x.size:
         statistics = jnp.zeros((n, groups), x.dtype)
         return x, statistics, statistics
-    lowering = torchax.lowering(aten.native_group_norm.default)
-    assert lowering is not None
-    wide = map(widened_floats, (x, weight, bias))
-    return lowering(*wide, n, c, pixels, groups, eps)
+    out, mean, rstd = _normalized(widened(x).reshape(n, groups, -1), (-1,), eps)
+    per_channel = (c, *[1] * (x.ndim - 2))
+    weight, bias = (v if v is None else v.reshape(per_channel) for v in (weight, bias))
+    out = _affine(out.reshape(x.shape), weight, bias)
+    return out, mean.reshape(n, groups), rstd.reshape(n, groups)

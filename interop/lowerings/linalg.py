@@ -3,7 +3,7 @@
 Products are lowered at the torch function: torch splits them into reshapes, which hinder sharding.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ from jax import lax
 from torch.utils import _pytree as pytree
 
 from jaxsr.interop._core.accumulation import broadcast
-from jaxsr.interop._core.dtypes import nan_where, widened, x64
+from jaxsr.interop._core.dtypes import nan_where, to_jax_dtype, widened, x64
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import lowers, overrides
 from jaxsr.interop._core.tensor import JaxTensor, straight_through
@@ -51,19 +51,26 @@ def lowers_function(func: Callable, lowering: Callable) -> None:
     overrides(func)(handler)
 
 
+def added(x: jax.Array, out: jax.Array, *, beta: complex = 1, alpha: complex = 1) -> jax.Array:
+    """A product added to `x`, with torch's factors."""
+    out = out if alpha == 1 else out * jnp.asarray(alpha).astype(out.dtype)
+    if beta == 0:  # torch then does not read `x`, which may hold NaN
+        return jnp.broadcast_to(out, jnp.broadcast_shapes(x.shape, out.shape))
+    scaled = x if beta == 1 else x * jnp.asarray(beta).astype(out.dtype)
+    return out + broadcast(scaled, out.shape)
+
+
 def _lowers_added(func: torch._ops.OpOverload, product: Callable[..., jax.Array]) -> None:
     """`func`, a product that is added to its first argument."""
+    lowers(func)(lambda x, a, b, **factors: added(x, product(a, b), **factors))
 
-    @lowers(func)
-    def run(
-        x: jax.Array, a: jax.Array, b: jax.Array, *, beta: complex = 1, alpha: complex = 1
-    ) -> jax.Array:
-        out = product(a, b)
-        out = out if alpha == 1 else out * jnp.asarray(alpha).astype(out.dtype)
-        if beta == 0:  # torch then does not read `x`, which may hold NaN
-            return jnp.broadcast_to(out, jnp.broadcast_shapes(x.shape, out.shape))
-        scaled = x if beta == 1 else x * jnp.asarray(beta).astype(out.dtype)
-        return out + broadcast(scaled, out.shape)
+
+lowers(aten.mm.default, aten.bmm.default, aten.dot.default)(jnp.matmul)
+
+
+@lowers(aten.mm.dtype, aten.bmm.dtype)
+def product_in(a: jax.Array, b: jax.Array, out_dtype: torch.dtype) -> jax.Array:
+    return jnp.matmul(a, b, preferred_element_type=to_jax_dtype(out_dtype))
 
 
 _lowers_added(aten.addmm.default, jnp.matmul)
@@ -71,6 +78,24 @@ _lowers_added(aten.addmv.default, jnp.matmul)
 _lowers_added(aten.baddbmm.default, jnp.matmul)
 _lowers_added(aten.addbmm.default, lambda a, b: jnp.einsum("bij,bjk->ik", a, b))
 _lowers_added(aten.addr.default, jnp.outer)
+
+
+@lowers(aten.addmm.dtype)
+def added_product_in(
+    x: jax.Array, a: jax.Array, b: jax.Array, out_dtype: torch.dtype, **factors: complex
+) -> jax.Array:
+    wide = to_jax_dtype(out_dtype)
+    return added(x.astype(wide), product_in(a, b, out_dtype), **factors)
+
+
+@lowers(aten._trilinear.default)
+def trilinear(
+    a: jax.Array, b: jax.Array, c: jax.Array, of_a: Sequence[int], of_b: Sequence[int],
+    of_c: Sequence[int], summed: Sequence[int], unroll_dim: int = 1,
+) -> jax.Array:  # fmt: skip
+    """The sum over axes of a product of three, each with the axes that it lacks put in."""
+    a, b, c = map(jnp.expand_dims, (a, b, c), (of_a, of_b, of_c))
+    return (a * b * c).sum(tuple(summed))
 
 
 _LEAST_SPREAD = 1 << 18
@@ -151,6 +176,44 @@ def lu_parts(a: jax.Array, *, pivot: bool = True) -> tuple[jax.Array, ...]:
     lower = jnp.tril(lu[..., :rank], -1) + jnp.eye(rows, rank, dtype=a.dtype)
     p = jax.nn.one_hot(order, rows, dtype=a.dtype).mT
     return p, lower, jnp.triu(lu[..., :rank, :])
+
+
+@lowers(aten.linalg_qr.default)
+def qr(a: jax.Array, mode: str = "reduced") -> tuple[jax.Array, jax.Array]:
+    if mode == "r":
+        return jnp.zeros(0, a.dtype), jnp.linalg.qr(a, mode)
+    return tuple(jnp.linalg.qr(a, mode))
+
+
+@lowers(aten._linalg_svd.default)
+def svd(
+    a: jax.Array, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
+) -> tuple[jax.Array, ...]:
+    del driver
+    if compute_uv:
+        return tuple(jnp.linalg.svd(a, full_matrices))
+    nothing = jnp.zeros(0, a.dtype)
+    return nothing, jnp.linalg.svd(a, compute_uv=False), nothing
+
+
+@lowers(aten.linalg_solve_triangular.default)
+def solve_triangular(
+    a: jax.Array, b: jax.Array, *, upper: bool, left: bool = True, unitriangular: bool = False
+) -> jax.Array:
+    batch = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    a, b = (jnp.broadcast_to(m, (*batch, *m.shape[-2:])) for m in (a, b))
+    return lax.linalg.triangular_solve(
+        a, b, left_side=left, lower=not upper, unit_diagonal=unitriangular
+    )
+
+
+@lowers(aten.triangular_solve.default)
+def triangular_solve(
+    b: jax.Array, a: jax.Array, upper: bool = True, transpose: bool = False, unit: bool = False
+) -> tuple[jax.Array, jax.Array]:
+    read, upper = (a.mT, not upper) if transpose else (a, upper)
+    out = solve_triangular(read, b, upper=upper, unitriangular=unit)
+    return out, jnp.broadcast_to(a, (*out.shape[:-2], *a.shape[-2:]))
 
 
 @jax.custom_jvp

@@ -80,6 +80,37 @@ def _windows(size: int, kernel: int, stride: int, padding: int, dilation: int, c
     return count - 1 if ceil and (count - 1) * stride >= size + padding else count
 
 
+def _avg_pool(
+    x: jax.Array,
+    kernel: int | Sequence[int],
+    stride: int | Sequence[int] | None = (),
+    padding: int | Sequence[int] = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor: int | None = None,
+    *,
+    ndim: int,
+) -> jax.Array:
+    """Sums of windows over their sizes, which are known while this is traced."""
+    kernel, padding = per_axis(kernel, ndim), per_axis(padding, ndim)
+    stride = per_axis(stride, ndim) if stride not in ((), [], None) else kernel
+    sizes, sides = np.ones(()), []
+    for size, k, s, p in zip(x.shape[-ndim:], kernel, stride, padding, strict=True):
+        starts = np.arange(_windows(size, k, s, p, 1, ceil_mode)) * s - p
+        sides.append((p, max(0, int(starts[-1]) + k - size)))
+        # In ceil mode a window may reach over the padding; what is there counts in no way.
+        first, last = (starts, size + p) if count_include_pad else (np.maximum(starts, 0), size)
+        sizes = sizes[..., None] * (np.minimum(starts + k, last) - first)
+    lead = (1,) * (x.ndim - ndim)
+    zero = np.zeros((), x.dtype)
+    total = lax.reduce_window(
+        x, zero, lax.add, (*lead, *kernel), (*lead, *stride), [(0, 0)] * len(lead) + sides
+    )
+    sizes = np.asarray(divisor) if divisor is not None else sizes
+    sizes = sizes.flat[0] if (sizes == sizes.flat[0]).all() else sizes
+    return lax.div(total, jnp.broadcast_to(jnp.asarray(sizes, x.dtype), total.shape))
+
+
 def _adaptive_bounds(size: int, out: int) -> list[tuple[int, int]]:
     return [(i * size // out, -(-(i + 1) * size // out)) for i in range(out)]
 
@@ -155,6 +186,7 @@ def _unpool(x: jax.Array, indices: jax.Array, size: Sequence[int], *_: Any, ndim
 for _ndim in (2, 3):
     for _name, _pool in (
         (f"max_pool{_ndim}d_with_indices", _max_pool),
+        (f"avg_pool{_ndim}d", _avg_pool),
         (f"adaptive_max_pool{_ndim}d", _adaptive_max),
         (f"_adaptive_avg_pool{_ndim}d", _adaptive_mean),
         (f"max_unpool{_ndim}d", _unpool),

@@ -38,7 +38,7 @@ _quotient.defjvp(_quotient_jvp, symbolic_zeros=True)
 
 
 @lowers(aten.div.Tensor)
-def divide(x: ArrayLike, y: ArrayLike) -> jax.Array:
+def quotient(x: ArrayLike, y: ArrayLike) -> jax.Array:
     dtype = jnp.result_type(x, y)
     dtype = dtype if jnp.issubdtype(dtype, jnp.inexact) else wide_dtype(dtype)
     return _quotient(*(jnp.asarray(v, dtype) for v in jnp.broadcast_arrays(x, y)))

@@ -1,4 +1,6 @@
-"""Evenly spaced numbers between tensors, by the arithmetic of torch's kernel; identity matrices."""
+"""Evenly spaced numbers, by the arithmetic of torch's kernel or counted; identities; triangles."""
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +34,21 @@ def linspace(
     if not is_integer:
         return (origin + step * steps_away).astype(result)
     return _multiply_add(step, steps_away, origin).astype(result)
+
+
+@lowers(aten.arange.default, aten.arange.start, aten.arange.start_step)
+def arange(*limits: float, dtype: torch.dtype | None = None) -> jax.Array:
+    return jnp.arange(*limits, dtype=None if dtype is None else to_jax_dtype(dtype))
+
+
+@lowers(aten.tril_indices.default)
+def tril_indices(rows: int, columns: int, offset: int = 0, **_: Any) -> jax.Array:
+    return jnp.stack(jnp.tril_indices(rows, offset, columns))
+
+
+@lowers(aten.triu_indices.default)
+def triu_indices(rows: int, columns: int, offset: int = 0, **_: Any) -> jax.Array:
+    return jnp.stack(jnp.triu_indices(rows, offset, columns))
 
 
 @lowers(aten.eye.default, aten.eye.m)

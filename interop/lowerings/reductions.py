@@ -23,20 +23,23 @@ from jaxsr.interop.lowerings.linalg import lowers_function
 def _reduced(reduce: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     def lowering(
         x: jax.Array,
-        dim: Sequence[int] | None = None,
+        dim: int | Sequence[int] | None = None,
         keepdim: bool = False,
         *,
         dtype: torch.dtype | None = None,
     ) -> jax.Array:
         if dtype is not None:
             x = x.astype(to_jax_dtype(dtype))
-        return reduce(x, tuple(dim) if dim and x.ndim else None, keepdims=keepdim and x.ndim > 0)
+        axes = dim if dim is None or isinstance(dim, int) else tuple(dim) or None
+        return reduce(x, axes if x.ndim else None, keepdims=keepdim and x.ndim > 0)
 
     return lowering
 
 
 lowers(aten.sum.default, aten.sum.dim_IntList)(_reduced(jnp.sum))
 lowers(aten.mean.default, aten.mean.dim)(_reduced(jnp.mean))
+lowers(aten.prod.default, aten.prod.dim_int)(_reduced(jnp.prod))
+lowers(aten.any.default, aten.any.dim, aten.any.dims)(_reduced(jnp.any))
 
 
 @lowers(aten.dist.default)
@@ -152,6 +155,18 @@ def softmax_of_dtype(x: jax.Array, dim: int, half_to_float: bool = False) -> jax
     return wide if half_to_float else wide.astype(x.dtype)
 
 
+@lowers(aten._log_softmax.default)
+def log_softmax(x: jax.Array, dim: int, half_to_float: bool = False) -> jax.Array:
+    if not x.size:
+        return x
+    wide = (
+        jax.nn.log_softmax(widened(x), dim)
+        if x.ndim
+        else jnp.where(jnp.isfinite(x), x * 0, jnp.nan)
+    )
+    return wide if half_to_float else wide.astype(x.dtype)
+
+
 @lowers(aten._safe_softmax.default)
 def safe_softmax(x: jax.Array, dim: int, dtype: torch.dtype | None = None) -> jax.Array:
     if dtype is not None:
@@ -194,29 +209,35 @@ _root_of_variance = with_partials(
 """torch's gradient of equal elements is zero."""
 
 
-@lowers(aten.std.correction)
-def std(
+@lowers(aten.var.correction)
+def var(
     x: jax.Array,
     dim: Sequence[int] | None = None,
     *,
-    correction: Any = None,
+    correction: float | None = None,
     keepdim: bool = False,
 ) -> jax.Array:
-    axes = tuple(dim) if dim else None
-    ddof = 1 if correction is None else correction
-    return _root_of_variance(jnp.var(widened(x), axes, ddof=ddof, keepdims=keepdim))
+    ddof: Any = 1 if correction is None else correction
+    return jnp.var(widened(x), tuple(dim) if dim else None, ddof=ddof, keepdims=keepdim)
 
 
-@lowers(aten.std_mean.correction)
-def std_mean(
-    x: jax.Array,
-    dim: Sequence[int] | None = None,
-    *,
-    correction: Any = None,
-    keepdim: bool = False,
-) -> tuple[jax.Array, jax.Array]:
-    mean = jnp.mean(widened(x), tuple(dim) if dim else None, keepdims=keepdim)
-    return std(x, dim, correction=correction, keepdim=keepdim), mean
+@lowers(aten.std.correction)
+def std(x: jax.Array, dim: Sequence[int] | None = None, **options: Any) -> jax.Array:
+    return _root_of_variance(var(x, dim, **options))
+
+
+def _with_mean(moment: Callable[..., jax.Array]) -> Callable[..., tuple[jax.Array, jax.Array]]:
+    def lowering(
+        x: jax.Array, dim: Sequence[int] | None = None, *, keepdim: bool = False, **options: Any
+    ) -> tuple[jax.Array, jax.Array]:
+        mean = jnp.mean(widened(x), tuple(dim) if dim else None, keepdims=keepdim)
+        return moment(x, dim, keepdim=keepdim, **options), mean
+
+    return lowering
+
+
+lowers(aten.var_mean.correction)(_with_mean(var))
+lowers(aten.std_mean.correction)(_with_mean(std))
 
 
 @lowers(aten.histc.default)

@@ -1,12 +1,13 @@
 """Refusals: operators and torch functions that JAX would compute differently, and workarounds.
 
-Also torchax's lowerings that are not used. A new refusal is one line of a table here.
+Also what torch itself computes, of known values only, and torchax's lowerings that are not used.
+A new refusal is one line of a table here.
 """
 
 import torch
 
 from jaxsr.interop._core.operators import aten
-from jaxsr.interop._core.registry import refuse, skip_torchax
+from jaxsr.interop._core.registry import computes_known, refuse, skip_torchax
 from jaxsr.interop._core.tensor import BACKWARD_IN_FORWARD
 from jaxsr.interop.errors import GradientInForwardError
 
@@ -59,3 +60,18 @@ skip_torchax(
     aten.randperm,
     aten.uniform,
 )
+computes_known(
+    "its result's shape depends on values",
+    aten._unique,
+    aten._unique2,
+    aten.bincount,
+    aten.linalg_lstsq,
+    aten.unique_consecutive,
+    aten.unique_dim,
+)
+computes_known(
+    "of others it selects rows of a mask, whose number depends on values",
+    aten.masked_select,
+    aten.nonzero,
+)
+computes_known("it takes sparse tensors", aten.sparse_sampled_addmm)

@@ -15,7 +15,7 @@ from jaxsr.interop._core.caught_errors import try_around
 from jaxsr.interop._core.index_bounds import check_values, place_in_code
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.recipes import known_value
-from jaxsr.interop._core.registry import handles, overrides
+from jaxsr.interop._core.registry import handles, lowers, overrides
 from jaxsr.interop._core.stack_frames import code_around
 from jaxsr.interop._core.trace import Trace
 from jaxsr.interop._core.trace_scope import plain_torch
@@ -42,6 +42,11 @@ def _check_matrix(trace: Trace, func: torch._ops.OpOverload, args: tuple, kwargs
             f"{name}{place_in_code()} takes a matrix that is singular or not positive-definite",
             info.array() != 0,
         )
+
+
+@lowers(aten._assert_scalar.default, aten._assert_tensor_metadata.default)
+def _nothing(*_: object, **__: object) -> None:
+    """Python numbers, sizes and dtypes, which torch itself knows while it is traced."""
 
 
 @handles(aten._assert_async.default, aten._assert_async.msg)

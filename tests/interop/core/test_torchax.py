@@ -16,18 +16,19 @@ from jaxsr.interop._core import registry, torchax
 from jaxsr.interop._core.torchax_operators import OPERATORS
 
 
-class Joined(nn.Module):
+class Factored(nn.Module):
     def forward(self, x):
-        return torch.cat([x, x])
+        return torch.linalg.ldl_factor(x).LD
 
 
 @pytest.fixture
-def without_cat(monkeypatch):
-    """torchax as it would be if it had no lowering of `aten.cat`."""
+def without_ldl(monkeypatch):
+    """torchax as it would be if it had no lowering of `aten.linalg_ldl_factor_ex`."""
     registry.load()
     lowerings, decompositions = torchax._tables()
-    cat = {torch.ops.aten.cat, torch.ops.aten.cat.default}
-    fewer = {op: lowering for op, lowering in lowerings.items() if op not in cat}
+    packet = torch.ops.aten.linalg_ldl_factor_ex
+    ldl = {packet, packet.default}
+    fewer = {op: lowering for op, lowering in lowerings.items() if op not in ldl}
     monkeypatch.setattr(torchax, "_tables", lambda: (fewer, decompositions))
     registry.resolve.cache_clear()
     yield
@@ -53,19 +54,20 @@ def test_the_list_is_what_the_registry_says():
     assert not unused, "take them out of interop/_core/torchax_operators.py"
 
 
-@pytest.mark.usefixtures("without_cat")
+@pytest.mark.usefixtures("without_ldl")
 def test_an_operator_that_it_lacks_is_refused_by_name():
     message = (
-        r"torchax \S+ has no lowering of aten\.cat\.default, which jaxsr takes from it; "
+        r"torchax \S+ has no lowering of aten\.linalg_ldl_factor_ex\.default, "
+        r"which jaxsr takes from it; "
         r"pip install 'torchax=="
     )
     with pytest.raises(UnsupportedTorchError, match=message):
-        to_jax(Joined()).apply({}, {}, np.ones(3, np.float32))
-    assert re.search(message, str(explain("aten.cat")))
+        to_jax(Factored()).apply({}, {}, np.eye(3, dtype=np.float32))
+    assert re.search(message, str(explain("aten.linalg_ldl_factor_ex")))
     first = next(check_adapter())
     assert first.subject == "torchax's lowerings"
     assert first.status == "fail"
-    assert "aten.cat.default" in first.detail
+    assert "aten.linalg_ldl_factor_ex.default" in first.detail
     assert first.advice is not None
     assert first.advice.startswith("pip install 'torchax==")
     # What the registry does not take from it needs nothing of it.
