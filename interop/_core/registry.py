@@ -1,7 +1,7 @@
 """Who computes an operator: the one registry of aten operators and torch functions.
 
 Files of `interop/lowerings` and `interop/folding` register entries with the decorators below, and
-are found by themselves (`load`). `resolve` alone chooses between entries, torchax and torch; the
+are found by themselves (`load`). `resolve` alone chooses between entries, torch and torchax; the
 dispatcher acts on what it says, and `jaxsr.interop.explain` prints it.
 """
 

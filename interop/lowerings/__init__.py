@@ -1,4 +1,4 @@
-"""Who computes which aten operator: JAX functions that stand in front of torchax's and torch's.
+"""Who computes which aten operator: JAX functions, before torch's decompositions and torchax's.
 
 One file per subject, each imported by itself before the first trace. A function registers with a
 decorator of `_core/registry.py`:

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 from jax import lax
 from jax.typing import ArrayLike
@@ -45,6 +46,16 @@ def _select_scatter(x: jax.Array, source: jax.Array, dim: int, index: int) -> ja
     dim %= x.ndim
     index %= x.shape[dim]
     return updated(x, jnp.expand_dims(source, dim), dim, slice(index, index + 1))
+
+
+@lowers(aten.diagonal_scatter.default)
+def _diagonal_scatter(
+    x: jax.Array, source: jax.Array, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> jax.Array:
+    rows = jnp.moveaxis(x, (dim1, dim2), (-2, -1))
+    first = jnp.arange(source.shape[-1]) + max(-offset, 0)
+    rows = rows.at[..., first, first + offset].set(source)
+    return jnp.moveaxis(rows, (-2, -1), (dim1, dim2))
 
 
 # ---- a traced integer as an index
@@ -253,7 +264,12 @@ def scatter_reduce(
 
 
 def _reduced(
-    x: jax.Array, dim: int, index: jax.Array, source: jax.Array, reduce: str, include_self: bool
+    x: jax.Array,
+    dim: int,
+    index: jax.Array,
+    source: jax.Array,
+    reduce: str,
+    include_self: bool = True,
 ) -> jax.Array:
     """`x` combined with the elements that are scattered onto it, by JAX's own gradients."""
     source, place = _scattered(source, dim, index)
@@ -363,7 +379,7 @@ def scatter(x: jax.Array, dim: int, index: jax.Array, source: jax.Array) -> jax.
 
 @lowers(aten.scatter.value)
 def scatter_number(x: jax.Array, dim: int, index: jax.Array, value: complex) -> jax.Array:
-    number = jnp.asarray(value).astype(x.dtype)
+    number = np.asarray(value).astype(x.dtype)
     if not x.ndim:
         return jnp.where(index.size > 0, number, x)
     return x.at[_places(dim, index)].set(number, wrap_negative_indices=False)
@@ -381,7 +397,7 @@ def scatter_by(
 ) -> jax.Array:
     source = jnp.asarray(source, x.dtype)
     source = jnp.broadcast_to(source, index.shape) if source.ndim == 0 else source
-    return _of_numbers(_reduced)(x, dim, index, source, reduce, True)
+    return _of_numbers(_reduced)(x, dim, index, source, reduce)
 
 
 @lowers(aten.scatter_add.default)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxsr.interop._core.operators import aten
@@ -39,7 +40,7 @@ def constant_pad(x: jax.Array, padding: Sequence[int], value: complex = 0) -> ja
     """By numbers that may be negative, from the last axis on."""
     sides = [(low, high, 0) for low, high in zip(padding[::2], padding[1::2], strict=True)]
     sides += [(0, 0, 0)] * (x.ndim - len(sides))
-    return lax.pad(x, jnp.asarray(value).astype(x.dtype), sides[::-1])
+    return lax.pad(x, np.asarray(value).astype(x.dtype), sides[::-1])
 
 
 @lowers(aten.reflection_pad1d.default)
