@@ -1,6 +1,6 @@
 """The only file that touches torchax: its table of aten lowerings, without its global state.
 
-jaxsr takes the lowerings that neither it nor torch has (`torchax_operators.py`). torchax's tensor
+Of its lowerings jaxsr takes what neither it nor torch has (`torchax_operators.py`). Its tensor
 type, modes and environment are not used: they lose in-place writes through views, ignore `no_grad`
 and draw random numbers from a baked-in key. `dispatch.py` runs the lowerings instead and checks
 every result against torch.

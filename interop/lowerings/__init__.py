@@ -1,4 +1,4 @@
-"""Lowerings: JAX functions that compute aten operators, before torch's decompositions and torchax.
+"""Who computes which aten operator: JAX functions, before torch's decompositions and torchax's.
 
 One file per subject, each imported by itself before the first trace. A function registers with a
 decorator of `_core/registry.py`:
