@@ -68,7 +68,7 @@ def divide(x: jax.Array, y: ArrayLike, *, rounding_mode: str | None = None) -> j
 
 _lowers_each(
     {
-        "neg": operator.neg, "gcd": jnp.gcd, "lcm": jnp.lcm, "_conj_physical": jnp.conj,
+        "neg": jnp.negative, "gcd": jnp.gcd, "lcm": jnp.lcm, "_conj_physical": jnp.conj,
     },
     "default",
 )  # fmt: skip

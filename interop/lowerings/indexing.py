@@ -348,16 +348,22 @@ def _overwritten(x: jax.Array, values: jax.Array, write: _Write, add: _Write) ->
     It is read where values were written, also of those that a later one of the same index replaced.
     """
 
-    @jax.custom_jvp
-    def run(x: jax.Array, values: jax.Array) -> jax.Array:
-        return write(jnp.asarray(x), jnp.asarray(values))  # outside of jit they may be literals
+    x, values = jnp.asarray(x), jnp.asarray(values)  # outside of jit they may be literals
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        return write(x, values)
+    written = write(jnp.zeros(x.shape, bool), jnp.ones(values.shape, bool))
+    return straight_through(add(jnp.where(written, 0, x), values), write(x, values))
 
-    @run.defjvp
-    def _(primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]) -> tuple:
-        written = write(jnp.zeros(x.shape, bool), jnp.ones(values.shape, bool))
-        return run(*primals), add(jnp.where(written, 0, tangents[0]), tangents[1])
 
-    return run(x, values)
+@lowers(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
+def index_fill(x: jax.Array, dim: int, index: jax.Array, value: ArrayLike) -> jax.Array:
+    """torch's gradient of the value counts an index once, however often it stands there."""
+    if not x.ndim:
+        return index_fill(x[None], 0, index, value)[0]
+    axis = dim % x.ndim
+    chosen = jnp.zeros(x.shape[axis], bool).at[index.reshape(-1)].set(True)
+    others = [other for other in range(x.ndim) if other != axis]
+    return jnp.where(jnp.expand_dims(chosen, others), jnp.asarray(value).astype(x.dtype), x)
 
 
 @lowers(aten.index_copy.default)

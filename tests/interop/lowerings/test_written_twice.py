@@ -46,6 +46,7 @@ WRITES = {
     "index_copy": lambda x, v: x.index_copy(1, torch.tensor([2, 2]), v[:2, :2]),
     "index_copy of a row": lambda x, v: x[0].index_copy(0, torch.tensor(1), v[2, 0]),
     "mask": lambda x, v: x.masked_fill(x > 0.5, 0).index_put((x > 0.5,), v[0, 0]),
+    "index_fill": lambda x, v: x.index_fill(1, torch.tensor([2, 0, 2]), v[0, 0]),
     "put": lambda x, v: x.put(torch.tensor([[5, 0], [2, -1]]), v[:2, :2]),
     "put, added": lambda x, v: x.put(torch.tensor([0, 0, 3, -1]), v[:, 1], accumulate=True),
     "put_, added": _added_in_place,
@@ -70,6 +71,22 @@ def test_gradients_of_writes_at_equal_indices_are_torchs(name):
     gradients = torch.autograd.grad((expected * torch.tensor(weight)).sum(), inputs)
     for ours, theirs in zip(jax.grad(loss, (0, 1))(*arrays), gradients, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+def _slopes_of_a_write(x: Tensor, v: Tensor) -> Tensor:
+    written = WRITES["scatter"](x, v)
+    slopes = torch.autograd.grad((written**3).sum(), (x, v), create_graph=True)
+    return torch.cat([slope.flatten() for slope in slopes])
+
+
+def test_second_derivatives_of_a_write_are_torchs():
+    x, v = (torch.rand(n, 3, requires_grad=True) for n in (2, 4))
+    model = to_jax(Call(_slopes_of_a_write))
+    arrays = [np.asarray(t.detach()) for t in (x, v)]
+    ours = jax.grad(lambda *a: model.apply({}, {}, *a)[0].sum(), (0, 1))(*arrays)
+    theirs = torch.autograd.grad(_slopes_of_a_write(x, v).sum(), (x, v))
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.bool])

@@ -179,6 +179,8 @@ def _distinct(tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.is_floating_point() or flat.unique().numel() == flat.numel():
         return tensor
     ranks = flat.argsort(stable=True).argsort()
+    if tensor.dtype == torch.bfloat16:  # which has few numbers: one after another, from 2**-7 on
+        return (ranks + 0x3C00).to(torch.int16).view(tensor.dtype).reshape(tensor.shape)
     return ((ranks - flat.numel() // 2) / 8).to(tensor.dtype).reshape(tensor.shape)
 
 
