@@ -66,9 +66,9 @@ class JaxNetwork:
         self.mesh = sharding.grouped_by_heads(mesh, network.config.num_key_value_heads)
         device = self.mesh.devices.flat[0]
         self.platform, self.devices = device.platform, self.mesh.size
-        self.device = f"{device.platform}: {device.device_kind}" + (
-            f" × {self.mesh.size}" if self.mesh.size > 1 else ""
-        )
+        kind = "" if device.device_kind == device.platform else f": {device.device_kind}"
+        copies = f" × {self.mesh.size}" if self.mesh.size > 1 else ""
+        self.device = f"{device.platform}{kind}{copies}"
         self.compile_s = 0.0
         on_cpu = self.platform == "cpu"
         compiled = on_cpu and self.mesh.size == 1 and panel_product.available()
