@@ -4,9 +4,10 @@ import dataclasses
 import math
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from jaxsr.errors import InputError
+from jaxsr.errors import InputError, printable
 
 _LARGEST = 2**31 - 1
+_INFINITIES = (math.inf, -math.inf)
 _LARGEST_FLOAT = 1e37  # beyond, float32 has infinity alone
 
 
@@ -36,14 +37,14 @@ def check_fields(config: Any) -> None:
 
 
 def _check(name: str, value: float, least: float | None, most: float | None) -> None:
-    if math.isnan(value):
+    if isinstance(value, float) and math.isnan(value):
         raise InputError(f"{name} must be finite, got {value}")
     if least is not None and value < least:
-        raise InputError(f"{name} must be at least {least:,}, got {value}")
+        raise InputError(f"{name} must be at least {least:,}, got {printable(value, 40)}")
     free = _LARGEST if isinstance(value, int) else _LARGEST_FLOAT
     largest = free if most is None else most
-    if abs(value) > largest and math.isfinite(value):
-        raise InputError(f"{name} must be at most {largest:,}, got {value}")
+    if abs(value) > largest and (value not in _INFINITIES or most is not None):
+        raise InputError(f"{name} must be at most {largest:,}, got {printable(value, 40)}")
 
 
 def _of_jaxsr(kind: type, name: str) -> "list[dataclasses.Field]":

@@ -222,6 +222,11 @@ def open_split(
         problem is listed.
     """
     folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(
+            f"{folder} is a file; an infrared data set is a folder with images/NAME.png and "
+            "masks/NAME.png: unpack an archive"
+        )
     if not folder.is_dir():
         raise MissingFileError(f"no folder {folder}; give the folder of an infrared data set")
     root = _root(folder, split)

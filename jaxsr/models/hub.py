@@ -10,6 +10,10 @@ import functools
 import hashlib
 import importlib.util
 import re
+import shlex
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +29,17 @@ _DATA = (
     *("tokenizer.model", "spiece.model", "LICENSE*"),
 )
 """Files that are fetched of a repository; of several formats of weights safetensors alone."""
+_FOLDERS = "*/*"
+"""Files in folders, which are other forms of the model: `original/`, `onnx/`."""
+_RULES = {
+    "RepositoryNotFoundError": "there is no such repository, or it is private; check the name, or "
+    "give a token that may read it: hf auth login, or HF_TOKEN",
+    "GatedRepoError": "its owner admits people one by one; ask on its page, and give a token: hf "
+    "auth login, or HF_TOKEN",
+    "RevisionNotFoundError": "there is no such branch, tag or commit; check what follows @",
+    "RemoteEntryNotFoundError": "there is no such file; check what follows the second colon",
+}
+"""What to do about errors of huggingface_hub that its command has as well."""
 _DIGEST = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 
 
@@ -38,6 +53,12 @@ def is_hub_name(model: str | Path) -> bool:
         return True
     here = Path(text)
     return bool(_PLAIN.fullmatch(text)) and not here.exists() and not here.parent.exists()
+
+
+def hub_hint(path: str | Path) -> str:
+    """The end of an error about a path that is not there, and may be meant as a repository."""
+    text = str(path)
+    return f"; hf:{text} is that of the hub" if _PLAIN.fullmatch(text) else ""
 
 
 @functools.cache
@@ -65,20 +86,42 @@ def fetched(model: str | Path) -> Path:
     if importlib.util.find_spec("huggingface_hub") is None:
         raise InputError(
             f"{text} is fetched by huggingface_hub, which is not installed; pip install "
-            f"huggingface_hub, or fetch it elsewhere: hf download {repo}"
+            f"huggingface_hub, or fetch it elsewhere: {_command(repo, revision, file)}"
         )
     try:
-        path = _download(repo, revision, file)
+        path = _interruptible(lambda: _download(repo, revision, file))
     except (InputError, MissingFileError):
         raise
     except Exception as error:  # of huggingface_hub, its transport, and its many kinds
-        named = " ".join([repo, *([file] if file else [])])
-        raise MissingFileError(
-            f"{text} cannot be fetched ({type(error).__name__}: {one_line(error):.200}); where the "
-            f"hub is reached: hf download {named}"
-        ) from error
+        kind = type(error).__name__
+        if kind in _RULES:
+            reason = f"({kind}): {_RULES[kind]}"
+        else:
+            command = _command(repo, revision, file)
+            reason = f"({kind}: {one_line(error):.200}); where the hub is reached: {command}"
+        raise MissingFileError(f"{printable(text)} cannot be fetched {reason}") from error
     _check_digests(path)
     return path
+
+
+def _command(repo: str, revision: str | None, file: str | None) -> str:
+    """The command that fetches it elsewhere."""
+    options = ["--revision", revision] if revision else []
+    return printable(shlex.join(["hf", "download", repo, *([file] if file else []), *options]))
+
+
+def _interruptible(work: Callable[[], Path]) -> Path:
+    """The result of `work`, done in a thread: Ctrl-C does not wait for files on their way."""
+    result: Future[Path] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:  # raised again below
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="hub", daemon=True).start()
+    return result.result()
 
 
 def _check_digests(path: Path) -> None:
@@ -126,7 +169,9 @@ def _download(repo: str, revision: str | None, file: str | None) -> Path:
     if file is not None:
         paths = [hf_hub_download(repo, name, **options) for name in part_names(file)]
         return Path(paths[part_names(file).index(file)])
-    folder = Path(snapshot_download(repo, allow_patterns=list(_DATA), **options))
+    folder = Path(
+        snapshot_download(repo, allow_patterns=list(_DATA), ignore_patterns=_FOLDERS, **options)
+    )
     if any(folder.glob("*.safetensors")):
         return folder
     here = [path.name for path in folder.iterdir()]
@@ -139,7 +184,7 @@ def _download(repo: str, revision: str | None, file: str | None) -> Path:
         )
     if not firsts:
         raise MissingFileError(
-            f"{repo} has neither safetensors nor a GGUF file, which alone are fetched; give "
-            "another repository"
+            f"{repo} has neither safetensors, outside of folders, nor a GGUF file, which alone are "
+            "fetched; give another repository"
         )
     return _download(repo, revision, firsts[0])

@@ -12,7 +12,7 @@ import torch
 from jaxsr.errors import InputError, MissingFileError
 from jaxsr.models.claims import check_claims, check_folder_claims
 from jaxsr.models.gguf_names import find_gguf
-from jaxsr.models.hub import fetched
+from jaxsr.models.hub import fetched, hub_hint
 from jaxsr.models.llama import loading
 from jaxsr.models.llama.config import ARCHITECTURES, LlamaConfig
 from jaxsr.models.llama.gguf_architectures import read_config
@@ -137,6 +137,7 @@ def check_model(
     if not path.is_dir():
         raise MissingFileError(
             f"no model at {path}; give a Hugging Face folder, a .gguf file, or ORG/NAME of the hub"
+            + hub_hint(path)
         )
     fields = read_json(path / "config.json")
     if choose(fields, implementation) == "own":

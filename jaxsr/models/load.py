@@ -31,7 +31,7 @@ from jaxsr.models.build import (
 )
 from jaxsr.models.claims import check_claims
 from jaxsr.models.gguf_names import find_gguf
-from jaxsr.models.hub import fetched, is_hub_name
+from jaxsr.models.hub import fetched, hub_hint, is_hub_name
 from jaxsr.models.own_network import load_own_network, stated_uses
 from jaxsr.models.registry import (
     FAMILIES,
@@ -137,7 +137,7 @@ def load_model(
     if name in SHIPPED:
         return _from_weights(_shipped(name), f"jaxsr's own, {name}", kind, trust_builder)
     if not path.exists() and path.suffix not in READERS:
-        raise MissingFileError(f"no model {name!r}: {_accepted(random_weights)}")
+        raise MissingFileError(f"no model {name!r}: {_accepted(random_weights)}{hub_hint(name)}")
     if _is_language_checkpoint(path, kind):
         return _from_checkpoint(
             path, kind, dtype=dtype, scheme=scheme, implementation=implementation, packed=packed

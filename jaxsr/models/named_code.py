@@ -18,6 +18,8 @@ from torch import nn
 from jaxsr.errors import InputError
 from jaxsr.models.build import LIBRARIES
 
+_OPTAX = ("optax", "optax.contrib")
+"""Modules whose rules `--optimizer` names: of them alone, and with a learning rate alone."""
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _ENTRY = re.compile(r"[\w.-]+")
 _LOADING = re.compile(
@@ -89,7 +91,8 @@ def check_run_names(source: Path, named: Iterable[object], words: Iterable[str])
     for text in _texts(named):
         names = _NAME.finditer(text) if text[:1] != "{" else ()
         for name in (match[0] for match in names):
-            if name.partition(":")[0] in LIBRARIES or any(name in word for word in words):
+            library = name.partition(":")[0]
+            if library in (*LIBRARIES, *_OPTAX) or any(name in word for word in words):
                 continue
             raise InputError(
                 f"{source} names the code {name}, and a run folder runs no code of its choice; "

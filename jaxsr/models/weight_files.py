@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from jaxsr.errors import InputError, MissingFileError, first_line, first_of, printable
 from jaxsr.interop.weights import open_safetensors, what_it_is
+from jaxsr.models.hub import hub_hint
 
 # Averaged weights first: they are the ones that a file holding both is meant to be used with.
 WRAPPERS = (
@@ -39,7 +40,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         built), or one that holds no tensors.
     """
     if not path.is_file():
-        raise MissingFileError(f"no weights file at {path}; check the path")
+        raise MissingFileError(f"no weights file at {path}; check the path{hub_hint(path)}")
     if path.suffix not in READERS:
         raise InputError(
             f"{path} ends in {path.suffix or 'nothing'!r}; weights are read from "

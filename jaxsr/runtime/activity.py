@@ -13,6 +13,8 @@ import threading
 import time
 from typing import Any, cast
 
+from jaxsr.errors import printable
+
 QUIET = "JAXSR_QUIET"
 """Variable that silences all progress, in processes that a command starts as well."""
 SWITCH = "JAXSR_ACTIVITY"
@@ -125,7 +127,7 @@ def start_status(command: str) -> None:
 def set_status(text: str | None) -> None:
     """The command is doing this from now on; None: it shows progress of its own."""
     for status in _status_lines:
-        status.set("command", text)
+        status.set("command", None if text is None else printable(text))
         _watch_compiler(status)
 
 

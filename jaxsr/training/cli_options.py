@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, get_args, get_type_hints
 
 from jaxsr.errors import InputError
 from jaxsr.runtime.activity import is_quiet
@@ -23,6 +23,9 @@ from jaxsr.training.task_config import TaskOptions
 
 if TYPE_CHECKING:
     from jaxsr.training.task import Task
+
+_PATHS = {name for name, kind in get_type_hints(RunConfig).items() if Path in get_args(kind)}
+"""Options of files and folders, which may have a colon in them, as `hf:ORG/NAME:FILE` has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +107,8 @@ def _check_run_names(source: Path, run: ConfigFile, words: list[str]) -> None:
     """Refuses a run whose code the command does not name, before anything of it is imported."""
     from jaxsr.models.named_code import check_run_names
 
-    check_run_names(source, (run.family, *run.options.values()), words)
+    values = (value for name, value in run.options.items() if name not in _PATHS)
+    check_run_names(source, (run.family, *values), words)
 
 
 def _resumed(
@@ -162,7 +166,9 @@ def _preset(task: type[TaskOptions], name: str) -> RunConfig:
 def _preset_below(task: type[TaskOptions], file: ConfigFile, rest: list[str]) -> RunConfig:
     """The preset whose values the options have that a configuration file leaves out."""
     has_data = "data" in file.options or any(_is_option(a, "--data") for a in rest)
-    return _preset(task, file.preset or task.default_presets[has_data])
+    preset = _preset(task, file.preset or task.default_presets[has_data])
+    units = [name for name in ("steps", "epochs") if file.options.get(name) is not None]
+    return _with_length(preset, units[0]) if len(units) == 1 else preset
 
 
 def _parse(

@@ -27,11 +27,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxsr.errors import DamagedFileError, InputError, MissingFileError, one_line
+from jaxsr.errors import DamagedFileError, InputError, MissingFileError, one_line, printable
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.bounded_read import read_bounded
 from jaxsr.interop.sealed_json import short_digest, unseal
 from jaxsr.training.config import RunConfig
+from jaxsr.training.config_values import from_values
 
 PER_RUN = ("out", "resume")
 """Options that belong to one start of one run."""
@@ -40,6 +41,7 @@ NOT_INHERITED = (*PER_RUN, "branch_from")
 _ENTRIES = {
     "family", "preset", "model", "options", "data", "cpu_threads", "kernel_threads", "computed_by",
 }  # fmt: skip
+_KINDS = {"family": str, "options": dict, "preset": str | None, "data": dict | None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +72,12 @@ class ConfigFile:
         try:
             if unknown := {*content} - _ENTRIES:
                 raise KeyError(f"unknown {', '.join(sorted(unknown))}")
+            for name, kind in _KINDS.items():
+                if name in content and not isinstance(content[name], kind):
+                    raise TypeError(f"{name} is {printable(content[name], 80)}")
             return cls(
-                family=str(content["family"]),
-                options=dict(content["options"]),
+                family=content["family"],
+                options=content["options"],
                 preset=content.get("preset"),
                 data=content.get("data"),
                 cpu_threads=content.get("cpu_threads"),
@@ -99,35 +104,18 @@ class ConfigFile:
         Raises:
           ValueError: an option is unknown, or its value is of another type or out of range.
         """
-        import dacite
-
         options = {n: v for n, v in self.options.items() if n not in without}
         if base is not None:
             options = _merged(to_json(self.family, base)["options"], options)
-        # YAML's and TOML's `mesh: 8` is a number.
-        hooks = {
-            str: lambda value: str(value) if type(value) is int else value,
-            int: _number,
-            float: _number,
-        }
-        rules = dacite.Config(cast=[Path, tuple], strict=True, type_hooks=hooks)
         try:
-            return dacite.from_dict(kind, options, rules)
+            return from_values(kind, options)
         except InputError:
             raise
-        except (dacite.DaciteError, TypeError, ValueError, AttributeError) as error:
-            # The last three come from casts to paths and tuples.
+        except (TypeError, ValueError, AttributeError) as error:  # of a class of the user's
             raise InputError(
                 f"this configuration is not one of {self.family} ({one_line(error)}); correct the "
                 "file, or leave the entry out to get its default"
             ) from error
-
-
-def _number(value: Any) -> Any:
-    """The value, which Python takes for 1 where YAML has `steps: yes`."""
-    if isinstance(value, bool):
-        raise TypeError(f"{str(value).lower()} where a number is meant")
-    return value
 
 
 def to_json(family: str, config: RunConfig, **facts: Any) -> JsonObject:

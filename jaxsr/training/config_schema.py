@@ -10,6 +10,7 @@ from jaxsr.interop.annotations import JsonObject
 from jaxsr.runtime.help_page import field_texts
 from jaxsr.training.config import RunConfig
 from jaxsr.training.config_file import NOT_INHERITED, to_json
+from jaxsr.training.config_values import takes_json
 
 _TYPES = {bool: "boolean", int: "integer", float: "number", Path: "string"}
 
@@ -64,6 +65,8 @@ def _value(kind: Any, field: dataclasses.Field, default: Any) -> JsonObject:
         return {"enum": list(get_args(kind))}
     if get_origin(kind) in (Union, types.UnionType):
         return {"anyOf": [_value(each, field, default) for each in get_args(kind)]}
+    if get_origin(kind) is list:
+        return {"type": "array", "items": _value(get_args(kind)[0], field, default)}
     if get_origin(kind) is tuple:
         items = get_args(kind)
         if items[1:] == (...,):
@@ -75,5 +78,8 @@ def _value(kind: Any, field: dataclasses.Field, default: Any) -> JsonObject:
     least, most = field.metadata.get("bounds", (None, None))
     bounds = {"minimum": least, "maximum": most} if kind in (int, float) else {}
     if kind is str:  # `mesh: 8` is one
-        return {"type": ["string", "integer"]}
+        more = ["object"] if takes_json(field.name) else []
+        return {"type": ["string", "integer", *more]}
+    if kind not in _TYPES:  # of a class of the user's
+        return {}
     return {"type": _TYPES[kind]} | {n: v for n, v in bounds.items() if v is not None}

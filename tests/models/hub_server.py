@@ -3,6 +3,7 @@
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,6 +18,7 @@ class Hub(BaseHTTPRequestHandler):
     files: dict[str, bytes]
     fault: str
     requested: list[str]
+    slowness_s = 20.0
 
     def do_HEAD(self):
         self.answer(body=False)
@@ -55,6 +57,10 @@ class Hub(BaseHTTPRequestHandler):
         self.end_headers()
         if is_weights and Hub.fault == "altered":
             content = content[:-1] + b"?"
+        if is_weights and body and Hub.fault == "slow":
+            self.wfile.write(content[:1])
+            time.sleep(self.slowness_s)
+            content = content[1:]
         if is_weights and Hub.fault == "cut":
             content = content[: len(content) // 2]
         if body:

@@ -1,14 +1,19 @@
 """Models of the hub, from a server on this machine."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("huggingface_hub")
 
+from jaxsr.errors import MissingFileError
 from jaxsr.models.hub import _digest, is_hub_name
+from jaxsr.models.language_models import check_model
 from tests.models.hub_server import COMMIT, Hub, serving
 
 
@@ -29,7 +34,7 @@ def hub(tmp_path):
             "  except UserError as error: print(type(error).__name__, error)"
         )
         process = subprocess.run(
-            [sys.executable, "-c", code, *names], env=os.environ | settings | environment,
+            [sys.executable, "-c", code, *names], env=os.environ | run.settings | environment,
             capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
         assert process.returncode == 0, process.stderr
@@ -37,7 +42,7 @@ def hub(tmp_path):
         assert len(lines) == len(names), lines  # of one line each
         return lines
 
-    with serving(tmp_path, files) as settings:
+    with serving(tmp_path, files) as run.settings:
         yield run
 
 
@@ -66,7 +71,7 @@ def test_a_repository_of_one_gguf_file(hub):
     (line,) = hub("org/name")
     assert "InputError org/name has 2 GGUF files" in line and "hf:org/name:FILE" in line
     Hub.files = {"config.json": b"{}", "pytorch_model.bin": b"a pickle"}
-    assert "neither safetensors nor a GGUF file" in hub("org/other")[0]
+    assert "neither safetensors, outside of folders, nor a GGUF" in hub("org/other")[0]
 
 
 def test_parts_of_a_gguf_file_come_together(hub):
@@ -115,9 +120,10 @@ def test_what_does_not_arrive_whole_is_not_used(hub, fault):
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("org/private", "RepositoryNotFoundError"),
-        ("org/name@none", "RevisionNotFoundError"),
-        ("hf:org/name:none.gguf", "EntryNotFoundError"),
+        ("org/private", "(RepositoryNotFoundError): there is no such repository, or it is private"),
+        ("org/name@none", "(RevisionNotFoundError): there is no such branch, tag or commit"),
+        ("hf:org/name:none.gguf", "(RemoteEntryNotFoundError): there is no such file"),
+        ("hf:org/name:a\x1b.gguf", "hf:org/name:a\\x1b.gguf cannot be fetched"),
         ("hf:org", "is not hf:ORG/NAME"),
     ],
 )
@@ -129,4 +135,36 @@ def test_what_is_not_there_is_one_line(hub, name, reason):
 def test_offline_and_not_kept_names_the_command(hub):
     (line,) = hub("org/name", HF_HUB_OFFLINE="1")
     assert "MissingFileError" in line and line.endswith("hf download org/name")
+    (line,) = hub("hf:org/name@v1:a b.gguf", HF_HUB_OFFLINE="1")
+    assert line.endswith("hf download org/name 'a b.gguf' --revision v1")
     assert not Hub.requested
+
+
+def test_files_in_folders_stay_there(hub):
+    Hub.files["original/model.safetensors"] = b"the same weights again"
+    hub("org/name")
+    assert not any("original" in path for path in Hub.requested if "resolve" in path)
+
+
+def test_a_mistyped_path_is_told_that_it_may_be_of_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "org").mkdir()
+    with pytest.raises(MissingFileError, match=r"hf:org/name is that of the hub"):
+        check_model(Path("org/name"))
+
+
+def test_an_interrupt_does_not_wait_for_files(hub):
+    Hub.fault = "slow"
+    code = (
+        "from jaxsr.models.hub import fetched; from jaxsr.runtime.cli import run_program\n"
+        "run_program(lambda: fetched('org/name'), command='generate')"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], env=os.environ | hub.settings, stderr=subprocess.PIPE
+    )
+    while not any("resolve" in path and "safetensors" in path for path in tuple(Hub.requested)):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, text = process.communicate(timeout=Hub.slowness_s / 2)
+    assert text.decode().splitlines()[-1] == "jaxsr: interrupted" and process.returncode == 130

@@ -11,6 +11,7 @@ from jaxsr.interop.bounded_read import MOST_BYTES
 from jaxsr.training.cli_options import parse_command_line
 from jaxsr.training.config_file import read_config, summarize, to_json
 from jaxsr.training.find_task import find_task
+from jaxsr.training.mshnet import MSHNetTask
 from jaxsr.training.presets import span
 from jaxsr.training.span import SpanTask
 
@@ -56,10 +57,21 @@ def test_other_files_are_refused(content, message, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"width": 3}, 'can not match "width" to any data class field'),
-        ({"lr": "fast"}, 'wrong value type for field "lr"'),
-        ({"steps": True}, "true where a number is meant"),
-        ({"lr": False}, "false where a number is meant"),
+        ({"width": 3}, "there is no option width of this task"),
+        ({"model": {"size": 3}}, r"there is no option model\.size of this task"),
+        ({"lr": "fast"}, 'lr must be a number, got "fast"; correct the file'),
+        ({"steps": True}, "steps must be a whole number or null, got true"),
+        ({"lr": False}, "lr must be a number, got false"),
+        ({"milestones": 5}, "milestones must be a list of numbers, got 5"),
+        ({"milestones": ["a"]}, r'milestones must be a list of numbers, got \["a"\]'),
+        ({"betas": [0.9]}, r"betas must be a list of 2 numbers, got \[0\.9\]"),
+        ({"low_jpeg": 40}, "low_jpeg must be a list of 2 whole numbers or null, got 40"),
+        ({"logger": "wandb"}, 'logger must be a list of texts, got "wandb"'),
+        ({"data": 5}, "data must be a path or null, got 5"),
+        ({"model": {"scale": 3}}, r"model\.scale must be one of 1, 2, 4, got 3"),
+        ({"model": 5}, "model must be a mapping of options, got 5"),
+        ({"mixup": float("inf")}, "mixup must be at most 1, got inf"),
+        ({"save_every": 10**400}, "save_every must be at most 2,147,483,647, got 1000"),
         ({"lr": -1.0}, r"lr must be positive, got -1\.0"),
         ({"mesh": "2x4"}, "mesh '2x4' is neither"),
     ],
@@ -170,8 +182,8 @@ def test_a_file_written_by_hand_changes_a_preset(name, text, tmp_path):
             "family: span\nlr: !!python/name:os.system ''",
             "ValueError: could not determine",
         ),
-        ("a.yaml", "family: span\nlr: fast", 'wrong value type for field "lr"'),
-        ("a.yaml", "family: span\nwidth: 3", 'can not match "width" to any data class field'),
+        ("a.yaml", "family: span\nlr: fast", 'lr must be a number, got "fast"'),
+        ("a.yaml", "family: span\nwidth: 3", "there is no option width"),
         ("a.yaml", "family: span\npreset: huge", "no preset 'huge'; there are"),
         ("a.toml", "family = span", "TOMLDecodeError"),
         ("a.toml", "family = 'span'\nlr = 1\nlr = 2", "TOMLDecodeError"),
@@ -208,3 +220,35 @@ def test_a_preset_changes_with_a_line_alone(capsys, words, preset, line):
     assert dataclasses.replace(task.presets[preset], data=config.data) == config
     said = capsys.readouterr().out
     assert said.startswith(line) and bool(said) == bool(line)
+
+
+def parsed(tmp_path, text, *words):
+    (tmp_path / "mine.yaml").write_text(text)
+    return parse_command_line(["--config", str(tmp_path / "mine.yaml"), *words])[2]
+
+
+def test_a_length_in_steps_replaces_that_of_a_preset_in_epochs(tmp_path):
+    default = MSHNetTask.presets[MSHNetTask.default_presets[False]]
+    assert default.steps is None
+    config = parsed(tmp_path, "family: mshnet\nsteps: 1e3\n")
+    assert (config.steps, config.epochs) == (1000, None)
+    config = parsed(tmp_path, "family: span\nepochs: 2\n")
+    assert (config.steps, config.epochs) == (None, 2.0)
+
+
+def test_names_of_optax_and_of_the_hub_are_not_code(tmp_path):
+    text = "family: span\noptimizer: optax:lion\noptimizer_args: {b2: 0.9}\ninit: hf:org/a:b.pt\n"
+    config = parsed(tmp_path, text)
+    assert config.arguments == {"b2": 0.9}
+    assert str(config.init) == "hf:org/a:b.pt"
+    for text in ("optimizer: evil:Rule", "network: hf:org", "logger: ['optax.evil:Rule']"):
+        with pytest.raises(InputError, match="runs no code of its choice"):
+            parsed(tmp_path, f"family: super-resolution\n{text}\n")
+
+
+@pytest.mark.parametrize(
+    "text", ["preset: [a]", "preset: 5", "options: 5", "family: [a]", "family: null"]
+)
+def test_entries_of_another_type_are_refused(text, tmp_path):
+    with pytest.raises(InputError, match="is not the configuration of a run"):
+        parsed(tmp_path, text if text.startswith("family") else f"family: span\n{text}")

@@ -1,12 +1,15 @@
 """The schema of options accepts what `--config` accepts, by the judgement of jsonschema."""
 
+import copy
 import json
+import random
 
 import jsonschema
 import pytest
 
+from jaxsr.errors import InputError
 from jaxsr.training.cli_options import parse_command_line
-from jaxsr.training.config_file import NOT_INHERITED, to_json
+from jaxsr.training.config_file import NOT_INHERITED, ConfigFile, to_json
 from jaxsr.training.find_task import TASKS, find_task
 
 
@@ -42,3 +45,43 @@ def test_mistakes_are_seen(capsys):
     ):  # fmt: skip
         assert not validator.is_valid(content | change), change
     assert "Peak learning rate" in json.dumps(validator.schema)
+
+
+VALUES = (
+    None, True, 0, 1, -1, 2**31, 2**70, 1.5, 3.0, float("inf"), "", "x", "a\0b", [], [1], [1, 2],
+    ["a"], [None], [[1]], {}, {"a": 1}, {"width": 5}, [True], [1.5, float("nan")],
+)  # fmt: skip
+
+
+def _groups(options):
+    """The options, and the groups of options among them."""
+    yield options
+    for value in options.values():
+        if isinstance(value, dict):
+            yield from _groups(value)
+
+
+@pytest.mark.parametrize("family", TASKS)
+def test_what_the_schema_refuses_is_one_line_of_the_parser(family, capsys):
+    draw = random.Random(family)
+    validator, task = _validator(capsys, family), find_task(family)
+    presets = [to_json(family, config)["options"] for config in task.presets.values()]
+    taken = 0
+    for _ in range(200):
+        options = copy.deepcopy(draw.choice(presets))
+        options = {name: value for name, value in options.items() if name not in NOT_INHERITED}
+        group = draw.choice(list(_groups(options)))
+        name = draw.choice([*group, "further"])
+        group[name] = copy.deepcopy(draw.choice(VALUES))
+        is_valid = validator.is_valid({"family": family, **options})
+        try:
+            ConfigFile(family=family, options=options).run_config(task.Config)
+        except InputError as error:
+            text = str(error)
+            assert text.isprintable() and len(text) < 400
+            assert name in text or not is_valid or "correct the file" not in text
+            assert not (is_valid and "correct the file" in text), (name, group[name])
+        else:
+            assert is_valid, (name, group[name])
+            taken += 1
+    assert taken > 5

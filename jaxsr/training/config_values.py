@@ -1,0 +1,153 @@
+"""Values of JSON, YAML or TOML as the types that a dataclass of options declares.
+
+One that does not fit is an error with the field's name, the value, and what is taken.
+"""
+
+import dataclasses
+import json
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from jaxsr.errors import InputError, printable
+
+Options = TypeVar("Options")
+_UNFIT = object()
+_CORRECT = "correct the file, or leave the entry out to get its default"
+_WORDS = {
+    bool: ("true or false", "values true or false"),
+    int: ("a whole number", "whole numbers"),
+    float: ("a number", "numbers"),
+    str: ("a text", "texts"),
+    Path: ("a path", "paths"),
+    type(None): ("null", "null"),
+}
+"""One value of a type, and several."""
+
+
+def takes_json(name: str) -> bool:
+    """Whether an option of text is JSON: a file may have it as a mapping."""
+    return name.endswith("_args")
+
+
+def from_values(kind: type[Options], values: Mapping[str, Any], *, prefix: str = "") -> Options:
+    """The dataclass with these values.
+
+    Args:
+      kind: the dataclass.
+      values: by field; those that are left out have their defaults.
+      prefix: of the fields' names in errors.
+
+    Raises:
+      InputError: a name is unknown or missing, or a value is of another type or out of range.
+    """
+    assert dataclasses.is_dataclass(kind)
+    declared = get_type_hints(kind)
+    fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
+    for name in values:
+        if name not in fields:
+            shown = printable(f"{prefix}{name}", 80)
+            raise InputError(f"there is no option {shown} of this task; {_CORRECT}")
+    for name, field in fields.items():
+        if name not in values and field.default is field.default_factory is dataclasses.MISSING:
+            raise InputError(f"{prefix}{name} is missing, and has no default; add it to the file")
+    return kind(**{name: _fitting(declared[name], v, prefix + name) for name, v in values.items()})
+
+
+def _fitting(kind: Any, value: Any, name: str) -> Any:
+    result = _converted(kind, value, name)
+    if result is _UNFIT:
+        raise InputError(f"{name} must be {_meaning(kind)}, got {_shown(value)}; {_CORRECT}")
+    return result
+
+
+def _converted(kind: Any, value: Any, name: str) -> Any:
+    """The value as this type has it, or `_UNFIT`."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        exact_first = sorted(inner, key=lambda each: type(value) is not each)
+        results = (_converted(each, value, name) for each in exact_first)
+        return next((result for result in results if result is not _UNFIT), _UNFIT)
+    if origin is Literal:
+        return value if any(value == x and type(value) is type(x) for x in inner) else _UNFIT
+    if (origin or kind) in (tuple, list):
+        return _several(kind, value, name)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        is_group = isinstance(value, Mapping)
+        return from_values(kind, value, prefix=f"{name}.") if is_group else _UNFIT
+    if kind in _SINGLE:
+        return _SINGLE[kind](value, name)
+    fits = not isinstance(origin or kind, type) or isinstance(value, origin or kind)
+    return value if fits else _UNFIT  # a type of the user's own
+
+
+def _several(kind: Any, value: Any, name: str) -> Any:
+    if not isinstance(value, list | tuple):
+        return _UNFIT
+    inner = get_args(kind) or (Any, ...)
+    is_list = (get_origin(kind) or kind) is list
+    kinds = inner[:1] * len(value) if is_list or inner[1:] == (...,) else inner
+    if len(kinds) != len(value):
+        return _UNFIT
+    results = [_converted(each, v, name) for each, v in zip(kinds, value, strict=True)]
+    if any(result is _UNFIT for result in results):
+        return _UNFIT
+    return results if is_list else tuple(results)
+
+
+def _text(value: Any, name: str) -> Any:
+    if isinstance(value, Mapping) and takes_json(name):
+        try:
+            return json.dumps(value)
+        except (TypeError, ValueError, RecursionError):  # a date of YAML
+            return _UNFIT
+    number = _whole(value, name)  # as of `mesh: 8`
+    return value if isinstance(value, str) else _UNFIT if number is _UNFIT else str(number)
+
+
+def _whole(value: Any, _: str) -> Any:
+    """A whole number, which may be written as one of a float, `1e3`."""
+    if type(value) is float and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    return value if type(value) is int else _UNFIT
+
+
+def _number(value: Any, _: str) -> Any:
+    try:
+        return float(value) if type(value) in (int, float) else _UNFIT
+    except OverflowError:
+        return _UNFIT
+
+
+_SINGLE = {
+    bool: lambda value, _: value if isinstance(value, bool) else _UNFIT,
+    int: _whole,
+    float: _number,
+    str: _text,
+    Path: lambda value, _: Path(value) if isinstance(value, str | Path) else _UNFIT,
+    type(None): lambda value, _: None if value is None else _UNFIT,
+}
+
+
+def _meaning(kind: Any) -> str:
+    """What a type takes, in words."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind in _WORDS:
+        return _WORDS[kind][0]
+    if origin in (Union, types.UnionType):
+        return " or ".join(map(_meaning, inner))
+    if origin is Literal:
+        return f"one of {', '.join(map(str, inner))}"
+    if (origin or kind) in (tuple, list):
+        several = {_WORDS[each][1] for each in inner if each in _WORDS}
+        words = several.pop() if len(several) == 1 else "values"
+        count = "" if origin is list or ... in inner or not inner else f"{len(inner)} "
+        return f"a list of {count}{words}"
+    if dataclasses.is_dataclass(kind):
+        return "a mapping of options"
+    return str(getattr(kind, "__name__", kind))
+
+
+def _shown(value: Any) -> str:
+    return printable(json.dumps(value, default=str, ensure_ascii=False), 80)
