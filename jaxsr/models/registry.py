@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from jaxsr.errors import InputError
+from jaxsr.field_values import from_values
 from jaxsr.models.families import FAMILIES
 
 Kind = Literal["restorer", "detector", "language model"]
@@ -53,7 +54,7 @@ class Family:
 
     kind: Kind
     """Kind of its networks."""
-    config: Callable[..., Any]
+    config: type[Any]
     """Frozen dataclass of a network's sizes."""
     network: Callable[[Any], nn.Module]
     """Builds the network of a configuration."""
@@ -69,10 +70,14 @@ class Family:
     """Intensities of black and white, for families that take pictures."""
 
     def build(self, config: Mapping[str, Any]) -> nn.Module:
-        """The network of a configuration that a file states; unknown fields are left out."""
-        names = {field.name for field in fields(self.config)}  # type: ignore[arg-type]
-        known = {k: tuple(v) if isinstance(v, list) else v for k, v in config.items() if k in names}
-        return self.network(self.config(**known))
+        """The network of a configuration that a file states; unknown fields are left out.
+
+        Raises:
+          InputError: a field has a value of another type, or out of range.
+        """
+        names = {field.name for field in fields(self.config)}
+        known = {name: value for name, value in config.items() if name in names}
+        return self.network(from_values(self.config, known, prefix="config."))
 
     def example(self, *, side_px: int = 32) -> Tensor:
         """An input for the small network: a picture of noise, or a row of tokens."""

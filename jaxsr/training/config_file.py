@@ -28,11 +28,11 @@ from pathlib import Path
 from typing import Any
 
 from jaxsr.errors import DamagedFileError, InputError, MissingFileError, one_line, printable
+from jaxsr.field_values import from_values
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.bounded_read import read_bounded
 from jaxsr.interop.sealed_json import short_digest, unseal
 from jaxsr.training.config import RunConfig
-from jaxsr.training.config_values import from_values
 
 PER_RUN = ("out", "resume")
 """Options that belong to one start of one run."""

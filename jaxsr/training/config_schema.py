@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from jaxsr.field_values import takes_json
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.runtime.help_page import field_texts
 from jaxsr.training.config import RunConfig
 from jaxsr.training.config_file import NOT_INHERITED, to_json
-from jaxsr.training.config_values import takes_json
 
 _TYPES = {bool: "boolean", int: "integer", float: "number", Path: "string"}
 

@@ -1,5 +1,6 @@
 """A family is one folder and one line: every command then knows it."""
 
+import json
 import os
 import sys
 from dataclasses import dataclass
@@ -107,6 +108,26 @@ def test_weights_alone_tell_family_and_configuration(name, tmp_path):
         torch.testing.assert_close(
             loaded.network(entry.example()), network(entry.example()), rtol=0, atol=0
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value", "rule"),
+    [
+        ("span", "depth", "6", "a whole number"),
+        ("span", "width", [48], "a whole number"),
+        ("fast-srgan", "label_real", 1, "a list of 2 numbers"),
+        ("mshnet", "widths", [16, None], "a list of whole numbers"),
+        ("mshnet", "loss", {}, "one of paper, corrected"),
+    ],
+)
+def test_a_configuration_of_another_type_is_refused_in_one_line(name, field, value, rule, tmp_path):
+    """What a file states of its network may be anything."""
+    metadata = {"family": json.dumps(name), "config": json.dumps({field: value})}
+    state = random_network(name).state_dict()
+    save_file({k: v.clone() for k, v in state.items()}, tmp_path / "w.safetensors", metadata)
+    with pytest.raises(InputError, match=rf"config\.{field} must be {rule}, got") as error:
+        load_model(tmp_path / "w.safetensors")
+    assert "\n" not in str(error.value)
 
 
 def test_another_kind_is_refused(tmp_path):
