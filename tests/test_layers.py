@@ -16,7 +16,7 @@ HOMES = {"jaxsr.ops": ROOT / "ops", "jaxsr.interop": ROOT / "interop", "jaxsr": 
 LAYERS = (
     ("ops",),
     ("interop",),
-    ("errors", "fields", "folders"),
+    ("errors", "field_values", "fields", "folders"),
     ("models", "data", "metrics", "weights"),
     ("runtime",),
     ("training", "restoration", "detection", "generation", "comparison", "doctor"),
