@@ -44,7 +44,7 @@ class JaxDecoder(ProposingNetwork, BatchDecoder):
       mesh: devices along an axis `tensor` to split weights and cache over. Default: one device.
       programs: folder of traced programs, see `jaxsr.generation.stored_programs`. None keeps none.
       packed: how weights in blocks are multiplied on one CPU; see
-        `jaxsr.interop.cpu_kernels.packed_product`. `off`: unpacked in each product.
+        `jaxsr.interop.cpu_kernels.panel_product`. `off`: unpacked in each product.
       rows: how many are to decode together, if known; `TILE` for deterministic generation. A CPU
         has a faster layout of float32 weights for a few, see `jaxsr.models.llama.transposed`.
       keeps_values: whether `network` and `draft` keep their weights' values. Otherwise each is

@@ -20,10 +20,10 @@ from jaxsr.generation.cache_layouts import OwnLayout
 from jaxsr.generation.hugging_face_layouts import LibraryLayout
 from jaxsr.generation.jax_steps import Steps
 from jaxsr.generation.options import LESS_MEMORY
-from jaxsr.generation.packed_layers import Packed, lower_packed_product, use_kernels, use_panels
+from jaxsr.generation.packed_layers import Packed, use_panels
 from jaxsr.generation.stored_programs import stored, structure
 from jaxsr.generation.stored_weights import StoredWeights
-from jaxsr.interop.cpu_kernels import packed_product, panel_product
+from jaxsr.interop.cpu_kernels import panel_product
 from jaxsr.interop.cpu_kernels.choice import attends_compiled
 from jaxsr.interop.mesh import place
 from jaxsr.interop.out_of_memory import check_program_fits
@@ -78,8 +78,6 @@ class JaxNetwork:
             network = arranged_copy(network)
             if packed != "off" and compiled:
                 use_panels(network)
-            elif packed != "off" and on_cpu and self.mesh.size == 1 and packed_product.available():
-                use_kernels(network, exact=packed == "exact")
         self._skeleton = without_values(network)
         multiply_integers(self._skeleton, weight_only=on_cpu)
         if self.platform == "gpu":
@@ -128,7 +126,6 @@ class JaxNetwork:
         from jaxsr.interop import lowering, to_jax
 
         lowering("aten::_int_mm")(_integer_product)
-        lowering("jaxsr::packed_product")(lower_packed_product)
         lowering("jaxsr::panel_product")(lambda x, panels: panel_product.product(x, *panels))
         lowering("jaxsr::packed_panels")(panel_product.packed)
         return to_jax(self._skeleton)

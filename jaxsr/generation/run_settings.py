@@ -1,5 +1,6 @@
 """The command's options for one model: for a run, and for `--aot` of the same run."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -9,6 +10,8 @@ from jaxsr.generation.config import GenerateConfig
 from jaxsr.generation.options import SamplingOptions, recommended_options
 from jaxsr.generation.packed_layers import Packed
 from jaxsr.generation.prompts import Prompt
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +37,10 @@ def engine_settings(config: GenerateConfig) -> EngineSettings:
     if config.num_beams > 1:
         rows = 1  # steps of other products
     devices = 1 if config.deterministic else config.devices
-    return EngineSettings(devices=devices, packed=config.packed, rows=rows)
+    if config.packed == "fast":
+        log.warning("--packed fast is deprecated and computes what exact does; leave it out")
+    packed = "off" if config.packed == "off" else "exact"
+    return EngineSettings(devices=devices, packed=packed, rows=rows)
 
 
 def sampling_options(config: GenerateConfig, generation: dict[str, Any]) -> SamplingOptions:
