@@ -76,7 +76,7 @@ class AheadEngine(_Shapes, JaxDecoder):
       network: the torch module, on the meta device or not.
       topology: where to compile to.
       devices: that weights and cache are split over. Default: all of them.
-      packed, rows, draft: as for `JaxDecoder`.
+      packed, draft: as for `JaxDecoder`.
     """
 
     draft_kind = _Shapes
@@ -88,14 +88,13 @@ class AheadEngine(_Shapes, JaxDecoder):
         *,
         devices: int | None = None,
         packed: Packed = "exact",
-        rows: int = 1,
         draft: Any = None,
     ) -> None:
         self.reports: list[Ahead] = []
         self._topology = topology
         self._rows: dict[Batch, _PlannedRows] = {}
         mesh = Mesh(np.array(list(topology.devices)[:devices]), (sharding.AXIS,))
-        super().__init__(network, mesh=mesh, packed=packed, rows=rows, draft=draft)
+        super().__init__(network, mesh=mesh, packed=packed, draft=draft)
 
     def compile(
         self, options: SamplingOptions, *, batch: int, prompt: int, slots: int

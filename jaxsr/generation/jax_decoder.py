@@ -45,8 +45,6 @@ class JaxDecoder(ProposingNetwork, BatchDecoder):
       programs: folder of traced programs, see `jaxsr.generation.stored_programs`. None keeps none.
       packed: how weights in blocks are multiplied on one CPU; see
         `jaxsr.interop.cpu_kernels.panel_product`. `off`: unpacked in each product.
-      rows: how many are to decode together, if known; `TILE` for deterministic generation. A CPU
-        has a faster layout of float32 weights for a few, see `jaxsr.models.llama.transposed`.
       keeps_values: whether `network` and `draft` keep their weights' values. Otherwise each is
         freed once it lies on the devices.
       draft: a smaller network of the same tokenizer, which proposes tokens. None: there is none.
@@ -59,7 +57,6 @@ class JaxDecoder(ProposingNetwork, BatchDecoder):
         mesh: Mesh | None = None,
         programs: Path | None = None,
         packed: Packed = "exact",
-        rows: int = 1,
         keeps_values: bool = True,
         draft: Any = None,
     ) -> None:
@@ -68,7 +65,6 @@ class JaxDecoder(ProposingNetwork, BatchDecoder):
             mesh=sharding.tensor_mesh(1) if mesh is None else mesh,
             programs=programs,
             packed=packed,
-            rows=rows,
             keeps_values=keeps_values,
             draft=draft,
         )

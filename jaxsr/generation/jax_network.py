@@ -33,7 +33,6 @@ from jaxsr.models.llama.network import Attention, CausalLM, take_fewer_kernels
 from jaxsr.models.llama.packed import arranged_copy, has_blocks
 from jaxsr.ops._cpu_calls import xla_only
 from jaxsr.runtime.cuda_graphs import LOOPS_IN_GRAPHS
-from jaxsr.runtime.xla_flags import product_fusion
 
 if TYPE_CHECKING:
     from jaxsr.interop import JaxModule
@@ -47,7 +46,6 @@ class JaxNetwork:
       mesh: devices along an axis `tensor` to split weights and cache over.
       programs: folder of traced programs, see `jaxsr.generation.stored_programs`. None keeps none.
       packed: how weights in blocks are multiplied on one CPU.
-      rows: how many are to decode together.
       keeps_values: whether `network` keeps its weights' values. Otherwise each value is freed once
         it lies on the devices, so that the weights do not lie in memory twice.
     """
@@ -59,7 +57,6 @@ class JaxNetwork:
         mesh: Mesh,
         programs: Path | None,
         packed: Packed,
-        rows: int,
         keeps_values: bool = True,
     ) -> None:
         self.config = network.config
@@ -86,13 +83,8 @@ class JaxNetwork:
         attends = compiled and attends_compiled(network.dtype, network.attention_features())
         self._layout = layout(network, self.mesh, compiled=attends)
         self._steps = Steps(self._layout, self._run)
-        few = self.mesh.size == 1 and bool(product_fusion())
         self._stored = StoredWeights.chosen(
-            network,
-            self._skeleton,
-            on_cpu=on_cpu,
-            rows=rows if few else 1,
-            compiled=compiled,
+            network, self._skeleton, on_cpu=on_cpu, compiled=compiled
         )
         self._compiled_panels = compiled
         for module in self._skeleton.modules():
@@ -161,7 +153,8 @@ class JaxNetwork:
             with xla_only(compiled=self._compiled_panels):  # other calls cannot be stored
                 traced = self._traced(key, function, args)
                 lowered = jax.jit(traced, donate_argnums=donate).lower(*args)
-            options = self._options_of_decode if key[0] == "decode" else None
+            in_graphs = key[0] == "decode" and self.platform == "gpu"
+            options = LOOPS_IN_GRAPHS if in_graphs else None
             self._programs[key] = self._compiled(f"{key[0]} {size}", lowered, options)
             self.compile_s += time.perf_counter() - begin
         return self._programs[key]
@@ -180,14 +173,6 @@ class JaxNetwork:
         devices = self.mesh.local_devices
         check_program_fits(program, devices, f"the values of {name}", advice=LESS_MEMORY)
         return program
-
-    @property
-    def _options_of_decode(self) -> dict[str, str | bool] | None:
-        if self.platform == "gpu":
-            return LOOPS_IN_GRAPHS
-        if self._compiled_panels or not self._stored.panels:
-            return None
-        return product_fusion()  # without it XLA's kernels copy panels each time
 
 
 def _integer_product(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -22,25 +22,15 @@ class EngineSettings:
     """That weights and cache are split over."""
     packed: Packed
     """How weights in blocks are multiplied."""
-    rows: int
-    """That decode together, as far as the layout of the weights depends on it."""
 
 
 def engine_settings(config: GenerateConfig) -> EngineSettings:
     """How the options have the JAX engine built."""
-    from jaxsr.generation.jax_decoder import TILE
-
-    # The layout of the weights must not depend on the batch size in deterministic mode.
-    rows = TILE if config.deterministic else max(config.batch_size)
-    if config.proposals:  # fed beside the last token
-        rows = (1 if config.deterministic else max(config.batch_size)) * (1 + config.proposals)
-    if config.num_beams > 1:
-        rows = 1  # steps of other products
     devices = 1 if config.deterministic else config.devices
     if config.packed == "fast":
         log.warning("--packed fast is deprecated and computes what exact does; leave it out")
     packed = "off" if config.packed == "off" else "exact"
-    return EngineSettings(devices=devices, packed=packed, rows=rows)
+    return EngineSettings(devices=devices, packed=packed)
 
 
 def sampling_options(config: GenerateConfig, generation: dict[str, Any]) -> SamplingOptions:
