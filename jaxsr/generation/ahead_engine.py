@@ -154,12 +154,11 @@ class AheadEngine(_Shapes, JaxDecoder):
         left = np.full(len(length), batch.options.max_new_tokens - 1)
         self._rows[batch] = _PlannedRows(left=left, length=length.copy(), reach=tokens.shape[1])
 
-    def start_alone(self, *args: Any, **kwargs: Any) -> Batch:
-        batch = super().start_alone(*args, **kwargs)
-        rows = self._rows[batch].select([0] * batch.rows)
-        rows.left[1:] = 0
-        self._rows[batch] = rows
-        return batch
+    def widen(self, batch: Batch, rows: int) -> None:
+        super().widen(batch, rows)
+        wide = self._rows[batch].select([0] * rows)
+        wide.left[1:] = 0
+        self._rows[batch] = wide
 
     def start_empty(self, *args: Any, **kwargs: Any) -> Batch:
         batch = super().start_empty(*args, **kwargs)

@@ -68,7 +68,7 @@ class JaxDecoder(ProposingNetwork, BatchDecoder):
             keeps_values=keeps_values,
             draft=draft,
         )
-        self.starts_alone = True
+        self.widens = True
         self.packs_prompts = self._layout.packs_prompts and self.devices == 1
         # Where rows share slots, a row's place in them depends on the others.
         self.tile = 1 if self._layout.shares_slots or self.devices > 1 else TILE
@@ -196,33 +196,12 @@ class JaxDecoder(ProposingNetwork, BatchDecoder):
         batch.requests, batch.seeds = batch.requests[index], batch.seeds[index]
         batch.slots = slots
 
-    def start_alone(
-        self,
-        prompt: Sequence[int],
-        request: int,
-        options: SamplingOptions,
-        *,
-        stop_ids: Sequence[int] = (),
-        slots: int,
-        padding: Padding = "right",
-        seed: int,
-        rows: int,
-    ) -> Batch:
-        batch = self.start(
-            [prompt],
-            [request],
-            options,
-            stop_ids=stop_ids,
-            slots=slots,
-            padding=padding,
-            seeds=[seed],
-        )
+    def widen(self, batch: Batch, rows: int) -> None:
         key = ("widen", rows, *(x.shape for x in jax.tree.leaves(batch.state)))
         size, function = _by(rows, batch.slots), partial(self._steps.widened, rows)
         widen = self._program(key, size, function, batch.state)
         batch.state = widen(batch.state)
         batch.requests, batch.seeds = (np.repeat(a, rows) for a in (batch.requests, batch.seeds))
-        return batch
 
     def _replace_row(self, batch: Batch, new: Batch, row: int) -> None:
         args = (batch.state, new.state, *self._replicated(np.int32(row)))
