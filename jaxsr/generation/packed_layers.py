@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, library, nn
 
 from jaxsr.interop.cpu_kernels import panel_product
-from jaxsr.models.llama.packed import LevelsEmbedding, LevelsLinear
-from jaxsr.models.llama.quantized import swap
+from jaxsr.models.llama.packed import LevelsEmbedding
+from jaxsr.models.llama.quantized import LevelsLinear, swap
 from jaxsr.models.llama.transposed import SIBLINGS
 
 Packed = Literal["exact", "off"]
