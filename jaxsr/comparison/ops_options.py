@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from jaxsr.errors import InputError
-from jaxsr.fields import number
+from jaxsr.interop.fields import number
 from jaxsr.runtime.options import CheckedOptions, Platform
 
 Operation = Literal["resize", "gaussian_blur", "mask_crop"]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from jaxsr.errors import InputError
-from jaxsr.fields import check_fields, number
+from jaxsr.interop.fields import check_fields, number
 
 _WIDEST_BLUR = 5.0  # of a window of 31 pixels, half a crop of many
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import tyro
 
 from jaxsr.data.input_form import Form
-from jaxsr.fields import number
+from jaxsr.interop.fields import number
 from jaxsr.runtime.options import AotOptions, ComputeOptions, LaneFoldingOptions, ModelOptions
 
 if TYPE_CHECKING:

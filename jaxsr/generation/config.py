@@ -8,8 +8,8 @@ from typing import Literal
 import tyro
 
 from jaxsr.errors import InputError
-from jaxsr.fields import number
 from jaxsr.generation.options import SamplingOptions
+from jaxsr.interop.fields import number
 from jaxsr.runtime.options import AotOptions
 
 _DRAFT_TOKENS = 4

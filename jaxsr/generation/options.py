@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from jaxsr.errors import InputError, one_line
-from jaxsr.fields import number
+from jaxsr.interop.fields import number
 from jaxsr.runtime.options import CheckedOptions
 
 Bias = tuple[tuple[int, ...], float]

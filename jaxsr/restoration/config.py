@@ -8,7 +8,7 @@ import tyro
 
 from jaxsr.data.picture_limits import MAX_PIXELS
 from jaxsr.errors import InputError
-from jaxsr.fields import number
+from jaxsr.interop.fields import number
 from jaxsr.runtime.options import AotOptions, LaneFoldingOptions, ModelOptions
 
 AUTO = "auto"

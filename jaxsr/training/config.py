@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal, Self, TypeVar
 
 from jaxsr.errors import InputError
-from jaxsr.fields import number
+from jaxsr.interop.fields import number
 from jaxsr.interop.train.options import OptimizerConfig, StepConfig
 from jaxsr.runtime.options import AotOptions, CheckedOptions, LaneFoldingOptions
 

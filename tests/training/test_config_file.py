@@ -60,7 +60,7 @@ def test_other_files_are_refused(content, message, tmp_path):
         ({"lr": "fast"}, 'wrong value type for field "lr"'),
         ({"steps": True}, "true where a number is meant"),
         ({"lr": False}, "false where a number is meant"),
-        ({"lr": -1.0}, r"lr must be positive, got -1\.0"),
+        ({"lr": -1.0}, r"lr must be above 0, got -1\.0"),
         ({"mesh": "2x4"}, "mesh '2x4' is neither"),
     ],
 )
@@ -109,7 +109,7 @@ def test_a_run_starts_from_the_configuration_of_another(tmp_path):
     [
         (["--preset", "quick"], "each give the defaults"),
         (["mshnet"], "configures a run of span, not of mshnet"),
-        (["--lr", "0"], "lr must be positive"),
+        (["--lr", "0"], "lr must be above 0"),
     ],
 )
 def test_options_that_contradict_the_file_are_refused(arguments, message, tmp_path):

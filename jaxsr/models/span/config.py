@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxsr.fields import check_fields, number
+from jaxsr.interop.fields import check_fields, number
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from jaxsr.errors import InputError
-from jaxsr.fields import number
+from jaxsr.interop.fields import number
 from jaxsr.training.config import PictureRunConfig
 
 

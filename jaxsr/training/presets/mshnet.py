@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from jaxsr.errors import InputError
-from jaxsr.fields import number
+from jaxsr.interop.fields import number
 from jaxsr.models.mshnet.config import MSHNetConfig
 from jaxsr.training.presets import detectors
 from jaxsr.training.presets.detectors import DetectorRun

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from jaxsr.data.degradation_options import Degradation
 from jaxsr.errors import InputError
-from jaxsr.fields import number
+from jaxsr.interop.fields import number
 from jaxsr.training.config import PictureRunConfig
 from jaxsr.training.phases import check_phases
 

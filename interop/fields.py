@@ -6,7 +6,7 @@ import operator
 from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from jaxsr.errors import InputError
+from jaxsr.interop.errors import InputError
 
 _LARGEST = 2**31 - 1
 _LARGEST_FLOAT = 1e37  # beyond, float32 has infinity alone
