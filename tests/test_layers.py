@@ -16,7 +16,7 @@ HOMES = {"jaxsr.ops": ROOT / "ops", "jaxsr.interop": ROOT / "interop", "jaxsr": 
 LAYERS = (
     ("ops",),
     ("interop",),
-    ("errors", "field_values", "fields", "folders"),
+    ("errors", "field_values", "folders"),
     ("models", "data", "metrics", "weights"),
     ("runtime",),
     ("training", "restoration", "detection", "generation", "comparison", "doctor"),
@@ -37,6 +37,7 @@ INTEROP_OF_MODELS = {
     "jaxsr.interop.atomic_write",
     "jaxsr.interop.bounded_read",
     "jaxsr.interop.errors",
+    "jaxsr.interop.fields",
     "jaxsr.interop.host_arrays",
     "jaxsr.interop.install",
     "jaxsr.interop.module_copy",

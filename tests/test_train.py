@@ -178,7 +178,7 @@ WRONG = {
         ["--batch-norm", "local", "--mesh", "data=2,fsdp=2"],
         "batch_norm=local needs whole parameters",
     ),
-    "learning rate": (["--lr", "-1"], "lr must be positive, got -1.0"),
+    "learning rate": (["--lr", "-1"], "lr must be above 0, got -1.0"),
 }
 
 

@@ -132,7 +132,7 @@ def runs(name: ContenderName, batch: int) -> bool:
 
 def build(name: ContenderName, network: Any, batch: int, path: Path) -> Contender:
     """A contender for batches of so many prompts; `path` is the network's file."""
-    from jaxsr.generation.jax_decoder import TILE, JaxDecoder
+    from jaxsr.generation.jax_decoder import JaxDecoder
 
     if name == "transformers":
         return transformers_contender(network)
@@ -142,9 +142,9 @@ def build(name: ContenderName, network: Any, batch: int, path: Path) -> Contende
         from jaxsr.models.hugging_face.network import LibraryLM
 
         model = transformers_model(network).requires_grad_(False)
-        return engine_contender(JaxDecoder(LibraryLM(model).eval(), rows=batch))
+        return engine_contender(JaxDecoder(LibraryLM(model).eval()))
     deterministic = name == "deterministic"
-    engine = JaxDecoder(network, rows=TILE if deterministic else batch)  # as the command has it
+    engine = JaxDecoder(network)
     return engine_contender(engine, deterministic=deterministic)
 
 

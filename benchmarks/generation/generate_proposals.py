@@ -101,7 +101,7 @@ def lookup_cases(path: Path) -> Iterator[Case]:
         network = load_language_model(path, implementation=implementation, packed=False).network
 
         def engine(proposals: int, network: Any = network) -> Any:
-            return JaxDecoder(network, rows=1 + proposals)
+            return JaxDecoder(network)
 
         for name, text in (("repeats a text", REPEAT), ("makes up a text", INVENT)):
             messages = [{"role": "user", "content": text}]
@@ -150,9 +150,7 @@ def draft_case(scale: float) -> Case:
         name="draft model",
         scale=scale,
         prompt=np.random.default_rng(0).integers(3, 8192, 30).tolist(),
-        engine=lambda proposals: JaxDecoder(
-            network, rows=1 + proposals, draft=draft if proposals else None
-        ),
+        engine=lambda proposals: JaxDecoder(network, draft=draft if proposals else None),
         field="num_draft_tokens",
     )
 

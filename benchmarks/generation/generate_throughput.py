@@ -136,7 +136,7 @@ def _jaxsr(model: Any, prompts: list[list[int]], stops: list[int], options: Opti
     config = LlamaConfig.from_hf(json.loads(model.config.to_json_string(use_diff=False)))
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     network = build(config, state, torch.float32).requires_grad_(False).eval()
-    engine = JaxDecoder(network, rows=options.batch)  # as the command has it
+    engine = JaxDecoder(network)
     sampling = SamplingOptions(max_new_tokens=options.new_tokens)
 
     begin = time.perf_counter()

@@ -5,13 +5,13 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 from jaxsr.interop.errors import InputError, first_line
+from jaxsr.interop.fields import check_fields, number
 
 OPTIMIZERS = ("adam", "adamw", "sgd", "adagrad")
 Schedule = Literal["constant", "cosine", "exponential", "multistep", "wsd"]
-SCHEDULES = get_args(Schedule)
 _OF_OPTAX = re.compile(r"optax(\.contrib)?:[a-z]\w*")
 
 
@@ -25,15 +25,15 @@ class OptimizerConfig:
     optimizer_args: str = ""
     """Arguments of a rule of optax as a JSON object: {"b2": 0.98}. The rule gets lr, and
     weight_decay where it takes one."""
-    lr: float = 1e-4
+    lr: float = number(1e-4, above=0)
     """Peak learning rate."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[float, float] = number((0.9, 0.999), least=0, below=1)
     """Decay of Adam's first and second moments."""
     eps: float | None = None
     """Added to the denominator. Default: torch's, 1e-8 for Adam and 1e-10 for Adagrad."""
-    weight_decay: float = 0.0
+    weight_decay: float = number(0.0, least=0)
     """Decay of the weights: decoupled in adamw, part of the gradient in the others, as in torch."""
-    momentum: float = 0.0
+    momentum: float = number(0.0, least=0)
     """SGD's momentum."""
     dampening: float = 0.0
     """SGD's dampening of the momentum."""
@@ -43,33 +43,25 @@ class OptimizerConfig:
     """Learning rate over the run: constant; a half cosine down to `final_lr`, or exponential; times
     `gamma` at each of `milestones` (multistep); constant, then straight down over the last
     `decay_share` of the run (wsd)."""
-    warmup_steps: int = 0
+    warmup_steps: int = number(0, least=0)
     """Updates over which the learning rate rises linearly from 0."""
-    final_lr: float = 0.0
+    final_lr: float = number(0.0, least=0)
     """Learning rate at the end of cosine, exponential and wsd."""
-    milestones: tuple[float, ...] = ()
+    milestones: tuple[float, ...] = number((), above=0)
     """multistep: updates, or below 1 shares of the run."""
-    gamma: float = 0.5
+    gamma: float = number(0.5, above=0, most=1)
     """multistep: factor of the learning rate at each milestone."""
-    decay_share: float = 0.2
+    decay_share: float = number(0.2, above=0, most=1)
     """wsd: part of the run over which the learning rate falls."""
-    clip_norm: float | None = None
+    clip_norm: float | None = number(None, above=0)
     """Largest global norm of one network's gradient. Default: gradients are left alone."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         self._check_rule()
-        if not self.lr > 0:
-            raise InputError(f"lr must be positive, got {self.lr}")
         self._check_schedule()
-        for name in ("weight_decay", "momentum", "warmup_steps", "final_lr"):
-            if getattr(self, name) < 0:
-                raise InputError(f"{name} must not be negative, got {getattr(self, name)}")
-        if not all(0 <= b < 1 for b in self.betas):
-            raise InputError(f"betas must lie in [0, 1), got {self.betas}")
         if self.nesterov and (self.momentum == 0 or self.dampening != 0):
             raise InputError("nesterov needs a momentum above 0 and a dampening of 0")
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise InputError(f"clip_norm must be positive, got {self.clip_norm}")
 
     def _check_rule(self) -> None:
         if self.optimizer in OPTIMIZERS:
@@ -87,20 +79,10 @@ class OptimizerConfig:
         _ = self.arguments
 
     def _check_schedule(self) -> None:
-        if self.schedule not in SCHEDULES:
-            raise InputError(
-                f"schedule must be one of {', '.join(SCHEDULES)}, got {self.schedule!r}"
-            )
         if self.schedule == "multistep" and not self.milestones:
             raise InputError("schedule=multistep needs milestones; give --milestones 0.5 0.75")
-        if min(self.milestones, default=1) <= 0:
-            raise InputError(f"milestones must be above 0, got {self.milestones}")
         if self.schedule == "exponential" and not self.final_lr > 0:
             raise InputError("schedule=exponential never reaches 0; give --final-lr above 0")
-        if not 0 < self.gamma <= 1:
-            raise InputError(f"gamma must lie in (0, 1], got {self.gamma}")
-        if not 0 < self.decay_share <= 1:
-            raise InputError(f"decay_share must lie in (0, 1], got {self.decay_share}")
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -130,9 +112,9 @@ class StepConfig:
 
     batch_norm: Literal["global", "local"] = "global"
     """Statistics over the global batch, or over each device's rows."""
-    accumulate: int = 1
+    accumulate: int = number(1, least=1)
     """Slices a batch is cut into; gradients are averaged over them before the update."""
-    ema: float = 0.0
+    ema: float = number(0.0, least=0, below=1)
     """Decay of the moving average of the exported network's parameters; 0 keeps none."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype that the players' networks compute in; parameters, losses and updates stay float32."""
@@ -141,16 +123,7 @@ class StepConfig:
     on CPUs."""
 
     def __post_init__(self) -> None:
-        if self.batch_norm not in ("global", "local"):
-            raise InputError(f"batch_norm must be global or local, got {self.batch_norm!r}")
-        if self.accumulate < 1:
-            raise InputError(f"accumulate must be at least 1, got {self.accumulate}")
-        if not 0 <= self.ema < 1:
-            raise InputError(f"ema must lie in [0, 1), got {self.ema}")
-        if self.lane_folding not in ("auto", "on", "off"):
-            raise InputError(f"lane_folding must be auto, on or off, got {self.lane_folding!r}")
-        if self.dtype not in ("float32", "bfloat16"):
-            raise InputError(f"dtype must be float32 or bfloat16, got {self.dtype!r}")
+        check_fields(self)
 
     def per_device(self, *, model_devices: int) -> bool:
         """Whether the step is written out for each device, rather than partitioned by XLA.

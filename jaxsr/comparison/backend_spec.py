@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from jaxsr.errors import InputError
-from jaxsr.fields import check_literals
+from jaxsr.interop.fields import check_literals
 
 
 @dataclass(frozen=True, kw_only=True)

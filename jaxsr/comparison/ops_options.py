@@ -1,12 +1,11 @@
 """The options of `jaxsr compare ops`."""
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from jaxsr.errors import InputError
-from jaxsr.fields import number
+from jaxsr.interop.fields import number
 from jaxsr.runtime.options import CheckedOptions, Platform
 
 Operation = Literal["resize", "gaussian_blur", "mask_crop"]
@@ -26,7 +25,7 @@ class OpsOptions(CheckedOptions):
     """Maximum number of images, in order of their names."""
     size: tuple[int, int] = number((1080, 640), least=1)
     """Height and width of the result of resize and mask_crop."""
-    sigma: float = 1.5
+    sigma: float = number(1.5, above=0)
     """Standard deviation of gaussian_blur in pixels."""
     methods: tuple[Method, ...] = ("bilinear",)
     """Interpolation methods of resize."""
@@ -48,5 +47,3 @@ class OpsOptions(CheckedOptions):
         for name in ("methods", "dtypes"):
             if not getattr(self, name):
                 raise InputError(f"{name} is empty; name one at least")
-        if not 0 < self.sigma < math.inf:
-            raise InputError(f"sigma must be above 0, got {self.sigma}")

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from jaxsr.errors import InputError
+from jaxsr.interop.fields import check_fields, number
 
 _WIDEST_BLUR = 5.0  # of a window of 31 pixels, half a crop of many
 
@@ -11,30 +12,24 @@ _WIDEST_BLUR = 5.0  # of a window of 31 pixels, half a crop of many
 class Degradation:
     """Kinds of damage, each of a strength drawn uniformly for every sample."""
 
-    blur: float = 0.0
+    blur: float = number(0.0, least=0, most=_WIDEST_BLUR)
     """Maximum standard deviation of a Gaussian blur, in pixels."""
-    noise: float = 0.0
+    noise: float = number(0.0, least=0, most=255)
     """Maximum standard deviation of Gaussian noise, in levels of 255."""
     jpeg: tuple[int, int] | None = None
     """Lowest and highest quality of a JPEG file, 1 to 100; its colours are subsampled, 4:2:0."""
-    share: float = 1.0
+    share: float = number(1.0, least=0, most=1)
     """Share of the samples that are blurred, and of those with noise; JPEG is for all."""
-    again: float = 0.0
+    again: float = number(0.0, least=0, most=1)
     """Share of the samples that are then resized, sharpened and damaged a second time."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.blur <= _WIDEST_BLUR:
-            raise InputError(f"blur must be from 0 to {_WIDEST_BLUR:g} pixels, got {self.blur}")
-        if not 0 <= self.noise <= 255:
-            raise InputError(f"noise must be from 0 to 255 levels, got {self.noise}")
+        check_fields(self)
         if self.jpeg is not None and not 1 <= self.jpeg[0] <= self.jpeg[1] <= 100:
             raise InputError(
                 "jpeg must be two qualities from 1 to 100, the lower one first, got "
                 f"{self.jpeg[0]} {self.jpeg[1]}"
             )
-        for name in ("share", "again"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
 
     @property
     def kinds(self) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from PIL import Image
 from jaxsr.data.batch_plan import Size
 from jaxsr.data.infrared import to_gray
 from jaxsr.errors import InputError
-from jaxsr.fields import check_literals
+from jaxsr.interop.fields import check_literals
 
 Form = Literal["base", "native"]
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import tyro
 
 from jaxsr.data.input_form import Form
-from jaxsr.errors import InputError
-from jaxsr.fields import number
+from jaxsr.interop.fields import number
 from jaxsr.runtime.options import AotOptions, ComputeOptions, LaneFoldingOptions, ModelOptions
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ class DetectorOptions(ModelOptions, LaneFoldingOptions, ComputeOptions):
 
     out: Path = Path("detected")
     """Folder for the results."""
-    threshold: float = 0.5
+    threshold: float = number(0.5, least=0, below=1)
     """Probability above which a pixel belongs to a target."""
     size: Form | None = None
     """Resize images to base × base, or take their native size. Default: as trained."""
@@ -34,8 +33,6 @@ class DetectorOptions(ModelOptions, LaneFoldingOptions, ComputeOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.threshold < 1:
-            raise InputError(f"threshold must be at least 0 and below 1, got {self.threshold}")
         self.check_batch(self.batch)
 
     def detector(self) -> "Detector":

@@ -23,7 +23,6 @@ from jaxsr.doctor.sentinels import SENTINELS
 from jaxsr.doctor.sentinels.sentinel import NotHereError
 from jaxsr.errors import counted, one_line
 from jaxsr.interop.annotations import PyTree
-from jaxsr.runtime.xla_flags import PRODUCTS, YNN_FUSION, product_fusion, without_ynn_flag
 
 # A TPU takes up to half a minute to start.
 _TIMEOUT_S = 120.0
@@ -64,23 +63,6 @@ def check_compiler(platform: str) -> Iterator[Finding]:
             advice = f"jaxsr avoids it: {program.avoided}; in your own JAX code: "
             advice += program.workaround
             yield Finding(verdict.name, "note", detail, advice, is_detail=True)
-
-
-def check_product_fusion() -> Iterator[Finding]:
-    """Whether XLA's YNN fusion, for matrix products alone, has the faults that turn it off."""
-    if not product_fusion():
-        return
-    names = [name for name, program in SENTINELS.items() if YNN_FUSION in program.workaround]
-    flags = f"{without_ynn_flag(os.environ.get('XLA_FLAGS', ''))} --{YNN_FUSION}={PRODUCTS}"
-    listed = list(run_sentinels("cpu", names, environment=os.environ | {"XLA_FLAGS": flags}))
-    failures = [f"{verdict.name}: {verdict.problem}" for verdict in listed if verdict.problem]
-    right = len(listed) - len(failures)
-    detail = f"{right} of {len(listed)} programs of its known faults agree with NumPy"
-    advice = SENTINELS["products of few rows by ynn"].workaround
-    if failures:
-        yield Finding("fused products", "fail", "; ".join([detail, *failures]), advice)
-    else:
-        yield Finding("fused products", "ok", detail)
 
 
 def run_sentinels(

@@ -8,7 +8,7 @@ from jaxsr.doctor import DoctorConfig
 from jaxsr.doctor.adapter import check_adapter
 from jaxsr.doctor.arithmetic import check_arithmetic
 from jaxsr.doctor.checks import Check, Finding, run_checks
-from jaxsr.doctor.compiler import check_compiler, check_product_fusion
+from jaxsr.doctor.compiler import check_compiler
 from jaxsr.doctor.cpu_kernels import check_cpu_kernels
 from jaxsr.doctor.devices import check_devices
 from jaxsr.doctor.installation import check_installation
@@ -84,8 +84,6 @@ def _checks(config: DoctorConfig) -> dict[str, Check]:
     def compiler() -> Iterator[Finding]:
         # Before this process takes the device, which its children would wait for.
         yield from check_compiler(platform())
-        if platform() == "cpu":
-            yield from check_product_fusion()
         setup_compute(ComputeOptions(platform=platform()))
 
     return {

@@ -76,7 +76,7 @@ class AheadEngine(_Shapes, JaxDecoder):
       network: the torch module, on the meta device or not.
       topology: where to compile to.
       devices: that weights and cache are split over. Default: all of them.
-      packed, rows, draft: as for `JaxDecoder`.
+      packed, draft: as for `JaxDecoder`.
     """
 
     draft_kind = _Shapes
@@ -88,14 +88,13 @@ class AheadEngine(_Shapes, JaxDecoder):
         *,
         devices: int | None = None,
         packed: Packed = "exact",
-        rows: int = 1,
         draft: Any = None,
     ) -> None:
         self.reports: list[Ahead] = []
         self._topology = topology
         self._rows: dict[Batch, _PlannedRows] = {}
         mesh = Mesh(np.array(list(topology.devices)[:devices]), (sharding.AXIS,))
-        super().__init__(network, mesh=mesh, packed=packed, rows=rows, draft=draft)
+        super().__init__(network, mesh=mesh, packed=packed, draft=draft)
 
     def compile(
         self, options: SamplingOptions, *, batch: int, prompt: int, slots: int
@@ -155,12 +154,11 @@ class AheadEngine(_Shapes, JaxDecoder):
         left = np.full(len(length), batch.options.max_new_tokens - 1)
         self._rows[batch] = _PlannedRows(left=left, length=length.copy(), reach=tokens.shape[1])
 
-    def start_alone(self, *args: Any, **kwargs: Any) -> Batch:
-        batch = super().start_alone(*args, **kwargs)
-        rows = self._rows[batch].select([0] * batch.rows)
-        rows.left[1:] = 0
-        self._rows[batch] = rows
-        return batch
+    def widen(self, batch: Batch, rows: int) -> None:
+        super().widen(batch, rows)
+        wide = self._rows[batch].select([0] * rows)
+        wide.left[1:] = 0
+        self._rows[batch] = wide
 
     def start_empty(self, *args: Any, **kwargs: Any) -> Batch:
         batch = super().start_empty(*args, **kwargs)

@@ -147,14 +147,7 @@ def ahead_engine(
             f"mesh of {devices} devices asked for, but {topology.name} has "
             f"{len(topology.devices)}; use --mesh {len(topology.devices)}"
         )
-    return AheadEngine(
-        network,
-        topology,
-        devices=devices,
-        packed=settings.packed,
-        rows=settings.rows,
-        draft=draft,
-    )
+    return AheadEngine(network, topology, devices=devices, packed=settings.packed, draft=draft)
 
 
 def _filling(

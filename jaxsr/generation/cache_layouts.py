@@ -154,6 +154,13 @@ class CacheLayout(ABC):
         return sharding.head_sharding(heads, self.mesh)
 
 
+_OUTPUTS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head", "embed_tokens")
+_RULES = dict.fromkeys([f"*{name}" for name in _OUTPUTS], "colwise") | dict.fromkeys(
+    ["*.o_proj", "*.down_proj"], "rowwise"
+)
+"""How the weights of our own networks are split, see `jaxsr.interop.sharding_rules`."""
+
+
 class OwnLayout(CacheLayout):
     """Layout of `jaxsr.models.llama`: a pair for each block, keys with their slots last.
 
@@ -184,7 +191,10 @@ class OwnLayout(CacheLayout):
     def weight_shardings(
         self, weights: Mapping[str, Any], turned: Collection[str]
     ) -> dict[str, NamedSharding]:
-        return sharding.weight_shardings(weights, self.config, self.mesh, turned=turned)
+        queries, keys = self.config.num_attention_heads, self.config.num_key_value_heads
+        # A split head would need its halves together for its rotation.
+        heads = {"q_proj": queries, "k_proj": keys, "v_proj": keys, "o_proj": queries}
+        return sharding.weight_shardings(weights, _RULES, heads, self.mesh, turned=turned)
 
     @property
     def _where(self) -> NamedSharding:

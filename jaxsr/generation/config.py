@@ -8,8 +8,8 @@ from typing import Literal
 import tyro
 
 from jaxsr.errors import InputError
-from jaxsr.fields import number
 from jaxsr.generation.options import SamplingOptions
+from jaxsr.interop.fields import number
 from jaxsr.runtime.options import AotOptions
 
 _DRAFT_TOKENS = 4
@@ -57,9 +57,8 @@ class GenerateConfig(SamplingOptions, AotOptions):
     quantize: Literal["int8", "int4"] | None = None
     """Quantise the blocks' weights on loading; computation stays in `dtype`."""
     packed: Literal["exact", "fast", "off"] = "exact"
-    """Products with a GGUF file's weights. `exact`: from their blocks, with 17 bits or more.
-    `fast`: on one CPU, with activations and results rounded to bfloat16. `off`: unpacked on
-    loading, which takes up to eight times the memory."""
+    """Products with a GGUF file's weights. `exact`: from their blocks. `off`: unpacked on loading,
+    which takes up to eight times the memory. `fast` is deprecated: it is `exact`."""
     stream: Literal["auto", "on", "off"] = "auto"
     """Print tokens as they come; `auto`: when one prompt at a time goes to a terminal."""
     out: Path | None = None

@@ -115,8 +115,8 @@ class BatchDecoder(ABC):
     """Over how many devices each sum may be split."""
     compile_s: float
     """Seconds spent on tracing and compiling so far."""
-    starts_alone: bool = False
-    """Whether it has `start_alone`."""
+    widens: bool = False
+    """Whether it has `widen`."""
     packs_prompts: bool = False
     """Whether it has `start_empty`, `admit_packed` and `resize`."""
     tile: int = 1
@@ -168,19 +168,8 @@ class BatchDecoder(ABC):
             missing or has too short a context.
         """
 
-    def start_alone(
-        self,
-        prompt: Sequence[int],
-        request: int,
-        options: SamplingOptions,
-        *,
-        stop_ids: Sequence[int] = (),
-        slots: int,
-        padding: Padding = "right",
-        seed: int,
-        rows: int,
-    ) -> Batch:
-        """`start` of one prompt, fed alone, in a batch of `rows`; `admit` brings the others."""
+    def widen(self, batch: Batch, rows: int) -> None:
+        """Makes a batch of one prompt one of so many rows, which `admit` gives to others."""
         raise NotImplementedError
 
     def start_empty(

@@ -177,7 +177,7 @@ def complete(
             waiting.clear()
         if packs and len(waiting) >= _LEAST_TURNS * together:
             PackedRounds(rounds, together, context=context).run(waiting)
-        if engine.starts_alone and not alone and len(waiting) > together:
+        if engine.widens and not alone and len(waiting) > together:
             # Together, the first prompts would all be padded to the longest one's bucket.
             rounds.one_by_one(
                 waiting,

@@ -34,7 +34,9 @@ class LibraryLayout(CacheLayout):
     def weight_shardings(
         self, weights: Mapping[str, Any], turned: Collection[str]
     ) -> dict[str, NamedSharding]:
-        return sharding.ruled_shardings(weights, self._rules, self.config, self.mesh, turned=turned)
+        # A key's features, split, would have to be gathered from the cache for every token.
+        heads = dict.fromkeys(("k_proj", "v_proj"), self.config.num_key_value_heads)
+        return sharding.weight_shardings(weights, self._rules, heads, self.mesh, turned=turned)
 
     def looking_ahead(self, proposals: int) -> "LookAheadLayout":
         self.config.check_takes_back()

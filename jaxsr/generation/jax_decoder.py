@@ -44,9 +44,7 @@ class JaxDecoder(ProposingNetwork, BatchDecoder):
       mesh: devices along an axis `tensor` to split weights and cache over. Default: one device.
       programs: folder of traced programs, see `jaxsr.generation.stored_programs`. None keeps none.
       packed: how weights in blocks are multiplied on one CPU; see
-        `jaxsr.interop.cpu_kernels.packed_product`. `off`: unpacked in each product.
-      rows: how many are to decode together, if known; `TILE` for deterministic generation. A CPU
-        has a faster layout of float32 weights for a few, see `jaxsr.models.llama.transposed`.
+        `jaxsr.interop.cpu_kernels.panel_product`. `off`: unpacked in each product.
       keeps_values: whether `network` and `draft` keep their weights' values. Otherwise each is
         freed once it lies on the devices.
       draft: a smaller network of the same tokenizer, which proposes tokens. None: there is none.
@@ -59,7 +57,6 @@ class JaxDecoder(ProposingNetwork, BatchDecoder):
         mesh: Mesh | None = None,
         programs: Path | None = None,
         packed: Packed = "exact",
-        rows: int = 1,
         keeps_values: bool = True,
         draft: Any = None,
     ) -> None:
@@ -68,11 +65,10 @@ class JaxDecoder(ProposingNetwork, BatchDecoder):
             mesh=sharding.tensor_mesh(1) if mesh is None else mesh,
             programs=programs,
             packed=packed,
-            rows=rows,
             keeps_values=keeps_values,
             draft=draft,
         )
-        self.starts_alone = True
+        self.widens = True
         self.packs_prompts = self._layout.packs_prompts and self.devices == 1
         # Where rows share slots, a row's place in them depends on the others.
         self.tile = 1 if self._layout.shares_slots or self.devices > 1 else TILE
@@ -200,33 +196,12 @@ class JaxDecoder(ProposingNetwork, BatchDecoder):
         batch.requests, batch.seeds = batch.requests[index], batch.seeds[index]
         batch.slots = slots
 
-    def start_alone(
-        self,
-        prompt: Sequence[int],
-        request: int,
-        options: SamplingOptions,
-        *,
-        stop_ids: Sequence[int] = (),
-        slots: int,
-        padding: Padding = "right",
-        seed: int,
-        rows: int,
-    ) -> Batch:
-        batch = self.start(
-            [prompt],
-            [request],
-            options,
-            stop_ids=stop_ids,
-            slots=slots,
-            padding=padding,
-            seeds=[seed],
-        )
+    def widen(self, batch: Batch, rows: int) -> None:
         key = ("widen", rows, *(x.shape for x in jax.tree.leaves(batch.state)))
         size, function = _by(rows, batch.slots), partial(self._steps.widened, rows)
         widen = self._program(key, size, function, batch.state)
         batch.state = widen(batch.state)
         batch.requests, batch.seeds = (np.repeat(a, rows) for a in (batch.requests, batch.seeds))
-        return batch
 
     def _replace_row(self, batch: Batch, new: Batch, row: int) -> None:
         args = (batch.state, new.state, *self._replicated(np.int32(row)))

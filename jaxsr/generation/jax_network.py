@@ -20,10 +20,10 @@ from jaxsr.generation.cache_layouts import OwnLayout
 from jaxsr.generation.hugging_face_layouts import LibraryLayout
 from jaxsr.generation.jax_steps import Steps
 from jaxsr.generation.options import LESS_MEMORY
-from jaxsr.generation.packed_layers import Packed, lower_packed_product, use_kernels, use_panels
+from jaxsr.generation.packed_layers import Packed, use_panels
 from jaxsr.generation.stored_programs import stored, structure
 from jaxsr.generation.stored_weights import StoredWeights
-from jaxsr.interop.cpu_kernels import packed_product, panel_product
+from jaxsr.interop.cpu_kernels import panel_product
 from jaxsr.interop.cpu_kernels.choice import attends_compiled
 from jaxsr.interop.mesh import place
 from jaxsr.interop.out_of_memory import check_program_fits
@@ -33,7 +33,6 @@ from jaxsr.models.llama.network import Attention, CausalLM, take_fewer_kernels
 from jaxsr.models.llama.packed import arranged_copy, has_blocks
 from jaxsr.ops._cpu_calls import xla_only
 from jaxsr.runtime.cuda_graphs import LOOPS_IN_GRAPHS
-from jaxsr.runtime.xla_flags import product_fusion
 
 if TYPE_CHECKING:
     from jaxsr.interop import JaxModule
@@ -47,7 +46,6 @@ class JaxNetwork:
       mesh: devices along an axis `tensor` to split weights and cache over.
       programs: folder of traced programs, see `jaxsr.generation.stored_programs`. None keeps none.
       packed: how weights in blocks are multiplied on one CPU.
-      rows: how many are to decode together.
       keeps_values: whether `network` keeps its weights' values. Otherwise each value is freed once
         it lies on the devices, so that the weights do not lie in memory twice.
     """
@@ -59,7 +57,6 @@ class JaxNetwork:
         mesh: Mesh,
         programs: Path | None,
         packed: Packed,
-        rows: int,
         keeps_values: bool = True,
     ) -> None:
         self.config = network.config
@@ -78,8 +75,6 @@ class JaxNetwork:
             network = arranged_copy(network)
             if packed != "off" and compiled:
                 use_panels(network)
-            elif packed != "off" and on_cpu and self.mesh.size == 1 and packed_product.available():
-                use_kernels(network, exact=packed == "exact")
         self._skeleton = without_values(network)
         multiply_integers(self._skeleton, weight_only=on_cpu)
         if self.platform == "gpu":
@@ -88,13 +83,8 @@ class JaxNetwork:
         attends = compiled and attends_compiled(network.dtype, network.attention_features())
         self._layout = layout(network, self.mesh, compiled=attends)
         self._steps = Steps(self._layout, self._run)
-        few = self.mesh.size == 1 and bool(product_fusion())
         self._stored = StoredWeights.chosen(
-            network,
-            self._skeleton,
-            on_cpu=on_cpu,
-            rows=rows if few else 1,
-            compiled=compiled,
+            network, self._skeleton, on_cpu=on_cpu, compiled=compiled
         )
         self._compiled_panels = compiled
         for module in self._skeleton.modules():
@@ -128,7 +118,6 @@ class JaxNetwork:
         from jaxsr.interop import lowering, to_jax
 
         lowering("aten::_int_mm")(_integer_product)
-        lowering("jaxsr::packed_product")(lower_packed_product)
         lowering("jaxsr::panel_product")(lambda x, panels: panel_product.product(x, *panels))
         lowering("jaxsr::packed_panels")(panel_product.packed)
         return to_jax(self._skeleton)
@@ -164,7 +153,8 @@ class JaxNetwork:
             with xla_only(compiled=self._compiled_panels):  # other calls cannot be stored
                 traced = self._traced(key, function, args)
                 lowered = jax.jit(traced, donate_argnums=donate).lower(*args)
-            options = self._options_of_decode if key[0] == "decode" else None
+            in_graphs = key[0] == "decode" and self.platform == "gpu"
+            options = LOOPS_IN_GRAPHS if in_graphs else None
             self._programs[key] = self._compiled(f"{key[0]} {size}", lowered, options)
             self.compile_s += time.perf_counter() - begin
         return self._programs[key]
@@ -183,14 +173,6 @@ class JaxNetwork:
         devices = self.mesh.local_devices
         check_program_fits(program, devices, f"the values of {name}", advice=LESS_MEMORY)
         return program
-
-    @property
-    def _options_of_decode(self) -> dict[str, str | bool] | None:
-        if self.platform == "gpu":
-            return LOOPS_IN_GRAPHS
-        if self._compiled_panels or not self._stored.panels:
-            return None
-        return product_fusion()  # without it XLA's kernels copy panels each time
 
 
 def _integer_product(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -24,7 +24,7 @@ class ProposingNetwork(JaxNetwork):
     """`JaxNetwork` with a draft, if there is one.
 
     Args:
-      network, mesh, programs, packed, rows, keeps_values: as for `JaxNetwork`.
+      network, mesh, programs, packed, keeps_values: as for `JaxNetwork`.
       draft: the smaller network, of the same tokenizer; None where there is none.
     """
 
@@ -38,15 +38,14 @@ class ProposingNetwork(JaxNetwork):
         mesh: Mesh,
         programs: Path | None,
         packed: Packed,
-        rows: int,
         keeps_values: bool = True,
         draft: Any = None,
     ) -> None:
         shared: dict[str, Any] = {"mesh": mesh, "packed": packed, "keeps_values": keeps_values}
-        super().__init__(network, programs=programs, rows=rows, **shared)
+        super().__init__(network, programs=programs, **shared)
         self.draft = None
         if draft is not None:
-            self.draft = self.draft_kind(draft, programs=None, rows=1, **shared)
+            self.draft = self.draft_kind(draft, programs=None, **shared)
 
     def check_proposals(self, options: SamplingOptions, *, longest: int = 0) -> None:
         """See `BatchDecoder.check_proposals`."""

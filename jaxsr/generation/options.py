@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from jaxsr.errors import InputError, one_line
-from jaxsr.fields import number
+from jaxsr.interop.fields import number
 from jaxsr.runtime.options import CheckedOptions
 
 Bias = tuple[tuple[int, ...], float]
@@ -72,21 +72,21 @@ class SamplingOptions(CheckedOptions):
     """Tokens to generate at most for each prompt."""
     min_new_tokens: int = number(0, least=0)
     """Tokens before which no stop token is chosen and no stop text ends an output."""
-    temperature: float = 0.0
+    temperature: float = number(0.0, least=0)
     """Sampling temperature; 0 is greedy and disables top_k, top_p, min_p and typical_p."""
-    top_k: int | None = None
+    top_k: int | None = number(None, least=1)
     """Only this many of the likeliest tokens stay; None keeps all."""
-    top_p: float | None = None
+    top_p: float | None = number(None, above=0, most=1)
     """The likeliest tokens stay until their probabilities reach this sum; None keeps all."""
-    min_p: float | None = None
+    min_p: float | None = number(None, least=0, most=1)
     """Tokens stay whose probability is at least this times the likeliest's; None keeps all."""
-    typical_p: float | None = None
+    typical_p: float | None = number(None, above=0, most=1)
     """Tokens whose information is closest to the entropy stay, up to this sum; None keeps all."""
-    repetition_penalty: float = 1.0
+    repetition_penalty: float = number(1.0, above=0)
     """Positive logits of tokens in prompt and output are divided by it, negative multiplied."""
-    presence_penalty: float = 0.0
+    presence_penalty: float = number(0.0)
     """Subtracted from the logits of tokens in the output, as OpenAI and vLLM define it."""
-    frequency_penalty: float = 0.0
+    frequency_penalty: float = number(0.0)
     """Subtracted once for each time that the token is in the output."""
     no_repeat_ngram_size: int = number(0, least=0, most=2**20)
     """Sequences of this many tokens come once in prompt and output; 0 allows repeats."""
@@ -97,7 +97,7 @@ class SamplingOptions(CheckedOptions):
     """Report log-probabilities of the chosen tokens and of this many likeliest ones, 0 for none."""
     num_beams: int = number(1, least=1, most=1024)
     """Outputs of each prompt that run side by side, to find the likeliest as a whole; 1 is off."""
-    length_penalty: float = 1.0
+    length_penalty: float = number(1.0)
     """With beams: scores are divided by the length to this power; above 0 favours long outputs."""
     early_stopping: Literal["false", "true", "never"] = "false"
     """With beams. true: stop at num_beams ended outputs; false: when better ones are unlikely;
@@ -110,7 +110,7 @@ class SamplingOptions(CheckedOptions):
     num_draft_tokens: int | None = number(None, least=1, most=1024)
     """Tokens that the draft model proposes at each step; greedy tokens stay the same. Default: 4
     with a draft model."""
-    seed: int = 0
+    seed: int = number(0, least=-(2**31), most=2**31 - 1)
     """Seed of the random draws; each request draws with a key made of the seed and its number."""
 
     def __post_init__(self) -> None:
@@ -120,28 +120,6 @@ class SamplingOptions(CheckedOptions):
                 f"min_new_tokens={self.min_new_tokens} is above max_new_tokens="
                 f"{self.max_new_tokens}; raise --max-new-tokens"
             )
-        if not (self.temperature >= 0 and math.isfinite(self.temperature)):
-            raise InputError(f"temperature must be finite and not below 0, got {self.temperature}")
-        if not -(2**31) <= self.seed < 2**31:
-            raise InputError(f"seed must have 32 bits, from -2**31 to 2**31 - 1, got {self.seed}")
-        if self.top_k is not None and self.top_k < 1:
-            raise InputError(f"top_k must be at least 1, or None for all; got {self.top_k}")
-        for name in ("top_p", "typical_p"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value <= 1:
-                raise InputError(f"{name} must lie in (0, 1], or None for all; got {value}")
-        if self.min_p is not None and not 0 <= self.min_p <= 1:
-            raise InputError(f"min_p must lie in [0, 1], or None for all; got {self.min_p}")
-        penalty = self.repetition_penalty
-        if not (penalty > 0 and math.isfinite(penalty)):
-            raise InputError(
-                f"repetition_penalty must be finite and above 0, got {penalty}; 1 changes nothing"
-            )
-        for name in ("presence_penalty", "frequency_penalty"):
-            if not math.isfinite(getattr(self, name)):
-                raise InputError(
-                    f"{name} must be finite, got {getattr(self, name)}; 0 changes nothing"
-                )
         _ = self.biases
         self._check_beams()
         if None not in (self.prompt_lookup, self.draft_tokens):
@@ -157,10 +135,6 @@ class SamplingOptions(CheckedOptions):
             )
 
     def _check_beams(self) -> None:
-        if not math.isfinite(self.length_penalty):
-            raise InputError(
-                f"length_penalty must be finite, got {self.length_penalty}; 1 is usual"
-            )
         if self.num_return_sequences > self.num_beams:
             raise InputError(
                 f"num_return_sequences={self.num_return_sequences} is above num_beams="

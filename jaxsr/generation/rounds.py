@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxsr.errors import InputError
-from jaxsr.generation.decoder import NO_TOKEN, UNFILLED, BatchDecoder, BatchSnapshot
+from jaxsr.generation.decoder import NO_TOKEN, UNFILLED, Batch, BatchDecoder, BatchSnapshot
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.padding import Padding, cache_slots
 from jaxsr.generation.prompt_pool import Request
@@ -203,17 +203,16 @@ class Rounds:
           The batch, after all.
         """
         first = waiting.popleft()
-        batch, prefill_s = self.timed(
-            self.engine.start_alone,
-            first.prompt,
-            first.number,
-            self.options,
-            stop_ids=self.stop_ids,
-            slots=slots,
-            padding=padding,
-            seed=first.seed,
-            rows=rows,
-        )
+
+        def start() -> Batch:
+            batch = self.engine.start(
+                [first.prompt], [first.number], self.options, stop_ids=self.stop_ids, slots=slots,
+                padding=padding, seeds=[first.seed],
+            )  # fmt: skip
+            self.engine.widen(batch, rows)
+            return batch
+
+        batch, prefill_s = self.timed(start)
         self.follow(batch, [first], prefill_s, waiting, together, range(1, together))
         return batch
 

@@ -1,5 +1,6 @@
 """The command's options for one model: for a run, and for `--aot` of the same run."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -10,6 +11,8 @@ from jaxsr.generation.options import SamplingOptions, recommended_options
 from jaxsr.generation.packed_layers import Packed
 from jaxsr.generation.prompts import Prompt
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
@@ -19,22 +22,15 @@ class EngineSettings:
     """That weights and cache are split over."""
     packed: Packed
     """How weights in blocks are multiplied."""
-    rows: int
-    """That decode together, as far as the layout of the weights depends on it."""
 
 
 def engine_settings(config: GenerateConfig) -> EngineSettings:
     """How the options have the JAX engine built."""
-    from jaxsr.generation.jax_decoder import TILE
-
-    # The layout of the weights must not depend on the batch size in deterministic mode.
-    rows = TILE if config.deterministic else max(config.batch_size)
-    if config.proposals:  # fed beside the last token
-        rows = (1 if config.deterministic else max(config.batch_size)) * (1 + config.proposals)
-    if config.num_beams > 1:
-        rows = 1  # steps of other products
     devices = 1 if config.deterministic else config.devices
-    return EngineSettings(devices=devices, packed=config.packed, rows=rows)
+    if config.packed == "fast":
+        log.warning("--packed fast is deprecated and computes what exact does; leave it out")
+    packed = "off" if config.packed == "off" else "exact"
+    return EngineSettings(devices=devices, packed=packed)
 
 
 def sampling_options(config: GenerateConfig, generation: dict[str, Any]) -> SamplingOptions:

@@ -95,7 +95,6 @@ class Session:
             mesh=tensor_mesh(settings.devices),
             programs=compiled_folder(self.config) / "traced",
             packed=settings.packed,
-            rows=settings.rows,
             keeps_values=False,
         )
 

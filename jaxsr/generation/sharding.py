@@ -10,17 +10,13 @@ computes some of the query heads that look it up.
 
 import math
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxsr.interop.mesh import first_devices, replicated
 from jaxsr.interop.sharding_rules import Rules, tensor_axis
-from jaxsr.models.llama.config import LlamaConfig
-
-if TYPE_CHECKING:
-    from jaxsr.models.hugging_face.network import LibraryConfig
 
 AXIS = "tensor"
 _HEADS = "kv_heads"
@@ -31,7 +27,6 @@ __all__ = [
     "grouped_by_heads",
     "head_sharding",
     "replicated",
-    "ruled_shardings",
     "tensor_mesh",
     "weight_shardings",
 ]
@@ -59,31 +54,21 @@ def grouped_by_heads(mesh: Mesh, heads: int) -> Mesh:
 
 def weight_shardings(
     weights: Mapping[str, Any],
-    config: LlamaConfig,
-    mesh: Mesh,
-    *,
-    turned: Collection[str] = (),
-) -> dict[str, NamedSharding]:
-    """Where each parameter and buffer lives, by torch name; those in `turned` are transposed."""
-    shardings = {}
-    for name, array in weights.items():
-        shape = np.shape(array)
-        flip = slice(None, None, -1 if name in turned else 1)
-        spec = _spec(name, shape[flip], config, mesh)
-        axes = (*spec, *[None] * (len(shape) - len(spec)))
-        shardings[name] = NamedSharding(mesh, PartitionSpec(*axes[flip]))
-    return shardings
-
-
-def ruled_shardings(
-    weights: Mapping[str, Any],
     rules: Rules,
-    config: "LibraryConfig",
+    heads: Mapping[str, int],
     mesh: Mesh,
     *,
     turned: Collection[str] = (),
 ) -> dict[str, NamedSharding]:
-    """`weight_shardings` by rules of names; see `jaxsr.interop.sharding_rules`."""
+    """Where each parameter and buffer lives, by torch name.
+
+    Args:
+      weights: arrays, or their shapes.
+      rules: which are split, see `jaxsr.interop.sharding_rules`.
+      heads: of the layers, by the last part of their names, that are not split within a head.
+      mesh: of `grouped_by_heads`.
+      turned: names of those that are transposed.
+    """
     shardings = {}
     for name, array in weights.items():
         shape = np.shape(array)
@@ -91,10 +76,7 @@ def ruled_shardings(
         spec: list[tuple[str, ...] | None] = [None] * len(shape)
         if axis is not None:
             axis = len(shape) - 1 - axis if name in turned else axis
-            kind = name.split(".")[-2:][0]
-            # A key's features, split, would have to be gathered from the cache for every token.
-            heads = config.num_key_value_heads if kind in ("k_proj", "v_proj") else 0
-            axes = _axes_of(heads or shape[axis], mesh)
+            axes = _axes_of(heads.get(name.split(".")[-2:][0], 0) or shape[axis], mesh)
             if axes and shape[axis] % math.prod(mesh.shape[name] for name in axes) == 0:
                 spec[axis] = axes
         shardings[name] = NamedSharding(mesh, PartitionSpec(*spec))
@@ -111,28 +93,3 @@ def _axes_of(units: int, mesh: Mesh) -> tuple[str, ...] | None:
     if units % mesh.size == 0:
         return _ALL
     return (_HEADS,) if units % mesh.shape[_HEADS] == 0 else None
-
-
-def _spec(name: str, shape: tuple[int, ...], config: LlamaConfig, mesh: Mesh) -> PartitionSpec:
-    module, _, leaf = name.rpartition(".")
-    kind = module.rpartition(".")[2]
-    # Heads are never cut in two: a split head would need its halves together for its rotation.
-    units = {
-        "q_proj": config.num_attention_heads,
-        "k_proj": config.num_key_value_heads,
-        "v_proj": config.num_key_value_heads,
-        "o_proj": config.num_attention_heads,
-    }.get(kind, mesh.size)
-    axes = _axes_of(units, mesh)
-    outputs = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head", "embed_tokens")
-    if axes is None:
-        return PartitionSpec()
-    if kind in (*outputs, "rows"):  # the rows of an embedding in blocks
-        axis = 0
-    elif kind in ("o_proj", "down_proj") and leaf != "bias":
-        axis = 1
-    else:
-        return PartitionSpec()
-    if axis >= len(shape) or shape[axis] % math.prod(mesh.shape[name] for name in axes):
-        return PartitionSpec()
-    return PartitionSpec(*[None] * axis, axes)

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from jax import export
 
-from jaxsr.interop.cpu_kernels import packed_product, panel_product
+from jaxsr.interop.cpu_kernels import panel_product
 from jaxsr.interop.sealed_bytes import read_sealed, write_sealed
 from jaxsr.runtime.source_digest import source_digest
 
@@ -26,10 +26,7 @@ _PACKAGES = ("jax", "jaxlib", "torch", "torchax")
 _PLACES = ("jax_compilation_cache_dir",)
 
 # Calls that every process can make whose engine would trace them.
-_KERNELS = [
-    export.DisabledSafetyCheck.custom_call(name)
-    for name in (packed_product.NAME, *panel_product.NAMES.values())
-]
+_KERNELS = [export.DisabledSafetyCheck.custom_call(name) for name in panel_product.NAMES.values()]
 
 
 def stored(

@@ -42,7 +42,7 @@ class StoredWeights:
 
     @classmethod
     def chosen(
-        cls, network: Any, skeleton: Any, *, on_cpu: bool, rows: int, compiled: bool = False
+        cls, network: Any, skeleton: Any, *, on_cpu: bool, compiled: bool = False
     ) -> "StoredWeights":
         """The form that the devices read fastest.
 
@@ -50,14 +50,13 @@ class StoredWeights:
           network: with its weights.
           skeleton: of it, on the meta device; layers that take other weights replace its own.
           on_cpu: whether programs run on CPUs.
-          rows: that decode together; 1 where weights may not be in panels.
           compiled: whether programs may call kernels that are compiled for panels.
         """
         levels = level_arrays(skeleton)
         if not on_cpu:
             return cls(turned=levels, turned_back=levels)
         if isinstance(network, CausalLM):
-            turned, panels = transpose(skeleton, rows=rows, compiled=compiled)
+            turned, panels = transpose(skeleton, compiled=compiled)
             return cls(turned=turned | levels, panels=panels, turned_back=levels)
         copied = untie_head(skeleton)
         linear, panels = linear_weights(skeleton), frozenset[str]()

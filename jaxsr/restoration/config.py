@@ -8,7 +8,7 @@ import tyro
 
 from jaxsr.data.picture_limits import MAX_PIXELS
 from jaxsr.errors import InputError
-from jaxsr.fields import number
+from jaxsr.interop.fields import number
 from jaxsr.runtime.options import AotOptions, LaneFoldingOptions, ModelOptions
 
 AUTO = "auto"
@@ -31,13 +31,13 @@ class RestoreConfig(ModelOptions, LaneFoldingOptions, AotOptions):
     """Channels of the network's input: 1 (luma, gray) or 3 (RGB). Default: from the network."""
     value_range: tuple[float, float] | None = None
     """Intensities of black and white in the network's images. Default: the family's, else 0 1."""
-    outscale: float | None = None
+    outscale: float | None = number(None, above=0, most=64)
     """Size of the result relative to the source. Default: the network's own scale."""
     suffix: str = ""
     """Added to each name, before its ending."""
     format: Literal["png", "jpeg", "webp", "tiff"] | None = None
     """Output format. Default: that of each input."""
-    quality: int = 95
+    quality: int = number(95, least=1, most=100)
     """Quality of JPEG and lossy WebP, 1 to 100."""
     overwrite: bool = False
     """Replace results that exist. Otherwise they are left alone, and counted."""
@@ -63,10 +63,6 @@ class RestoreConfig(ModelOptions, LaneFoldingOptions, AotOptions):
         super().__post_init__()
         if self.chooses and (self.weights or self.class_options()):
             raise InputError("--model auto takes jaxsr's own weights; leave other ones out")
-        if not 1 <= self.quality <= 100:
-            raise InputError(f"quality must be from 1 to 100, got {self.quality}")
-        if self.outscale is not None and not 0 < self.outscale <= 64:
-            raise InputError(f"outscale must be above 0 and at most 64, got {self.outscale}")
         if "/" in self.suffix or "\\" in self.suffix:
             raise InputError(
                 f"suffix is part of a file name, got {self.suffix!r}; use --out for folders"

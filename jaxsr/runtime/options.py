@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from jaxsr.errors import InputError
-from jaxsr.fields import check_fields
 from jaxsr.interop.annotations import JsonObject
+from jaxsr.interop.fields import check_fields
 from jaxsr.interop.mesh_shape import MeshShape
 
 Engine = Literal["jax", "torch"]

@@ -4,9 +4,7 @@ jaxlib 0.10.2 and later hand sums, products and windows on CPUs to YNNPACK. In 0
 reductions of rank 7 crash (jax-ml/jax#39257, #40412) and sums after a product lose values (#39103).
 0.11.2 computes those rightly, but still drops the dilation of a window reduction
 (openxla/xla#48714) and aborts on reducers of its own kind (openxla/xla#47374). The fusion is
-therefore off for every jaxlib that has it; `jaxsr.doctor.sentinels` shows when one is sound. All
-these faults are of reductions and windows. Programs that gain much by its matrix products ask for
-those alone, `product_fusion`; the doctor runs the sentinels with that setting, too.
+therefore off for every jaxlib that has it; `jaxsr.doctor.sentinels` shows when one is sound.
 
 `import jaxsr` calls `disable_ynn_fusion`. Nothing here imports JAX unless it is loaded already.
 """
@@ -23,9 +21,6 @@ from typing import Any
 
 YNN_FUSION = "xla_cpu_experimental_ynn_fusion_type"
 """The option that lists what XLA fuses so: a flag and a compiler option. Empty is off."""
-
-PRODUCTS = "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
-"""The option's value for single matrix products."""
 
 _OFF = f"--{YNN_FUSION}="
 _RISK = "CPU programs can crash or compute wrong values (jax-ml/jax#39103, #39257)"
@@ -61,14 +56,6 @@ def disable_ynn_fusion() -> None:
         )
 
 
-def product_fusion() -> dict[str, str | bool]:
-    """Compiler options with which single matrix products are fused, and nothing else.
-
-    Empty where this jaxlib has no such fusion.
-    """
-    return {YNN_FUSION: PRODUCTS} if _jaxlib_knows(YNN_FUSION) and _jaxlib_knows(PRODUCTS) else {}
-
-
 def ynn_setting(flags: str) -> str | None:
     """Setting of the fusion in a value of `XLA_FLAGS`; None where it does not mention it.
 
@@ -102,7 +89,7 @@ def _flag_text(flags: str) -> str:
 
 @functools.cache
 def _jaxlib_knows(flag: str) -> bool:
-    """Whether the name of a flag, or of one of its values, is in jaxlib's shared library.
+    """Whether the name of a flag is in jaxlib's shared library.
 
     Loading the library would tell too, but takes longer, and XLA would read `XLA_FLAGS` then.
     """

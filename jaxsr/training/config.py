@@ -1,13 +1,12 @@
 """The options of a training run that every family shares, checked at construction."""
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self, TypeVar
 
 from jaxsr.errors import InputError
-from jaxsr.fields import number
+from jaxsr.interop.fields import number
 from jaxsr.interop.train.options import OptimizerConfig, StepConfig
 from jaxsr.runtime.options import AotOptions, CheckedOptions, LaneFoldingOptions
 
@@ -27,7 +26,7 @@ class RunConfig(LaneFoldingOptions, AotOptions, StepConfig, OptimizerConfig):
     """Folder to validate on. Default: a part of the data is held out."""
     steps: int | None = number(None, least=1, most=2**31 - 1)
     """Optimiser steps of the whole run; either these or epochs."""
-    epochs: float | None = number(None, most=1e6)
+    epochs: float | None = number(None, above=0, most=1e6)
     """Passes over the data; either these or steps."""
     batch: int = number(least=1, most=2**20)
     """Samples per step, over the whole mesh and all hosts."""
@@ -46,7 +45,7 @@ class RunConfig(LaneFoldingOptions, AotOptions, StepConfig, OptimizerConfig):
     lr_factor: tuple[str, ...] = ()
     """PATTERN=FACTOR (head.*=10): learning rate of parameters of the exported network, relative to
     lr. The first pattern that matches counts."""
-    seed: int = number(0, most=2**32 - 1)
+    seed: int = number(0, least=0, most=2**32 - 1)
     """Seed for initial weights, data order and all randomness in the step."""
     deterministic: bool = False
     """On GPUs, use only kernels that repeat bit for bit, some of which are slower. The jax engine
@@ -81,8 +80,6 @@ class RunConfig(LaneFoldingOptions, AotOptions, StepConfig, OptimizerConfig):
                 f"the run's length must be given as steps or as epochs, got steps={self.steps} and "
                 f"epochs={self.epochs}"
             )
-        if self.epochs is not None and not (self.epochs > 0 and math.isfinite(self.epochs)):
-            raise InputError(f"epochs must be positive, got {self.epochs}")
         parts = shape.row_devices
         if self.batch % parts:
             raise InputError(
@@ -97,8 +94,6 @@ class RunConfig(LaneFoldingOptions, AotOptions, StepConfig, OptimizerConfig):
             )
         if self.compile and self.engine != "torch":
             raise InputError("compile=True is for engine=torch; the jax engine always compiles")
-        if not 0 <= self.seed < 2**32:
-            raise InputError(f"seed must be between 0 and 2**32 - 1, got {self.seed}")
         _ = self.profile_window  # checks itself
         self.step_config.check_fits(dataclasses.asdict(shape))
 

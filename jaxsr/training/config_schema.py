@@ -13,6 +13,12 @@ from jaxsr.training.config import RunConfig
 from jaxsr.training.config_file import NOT_INHERITED, to_json
 
 _TYPES = {bool: "boolean", int: "integer", float: "number", Path: "string"}
+_BOUNDS = {
+    "least": "minimum",
+    "most": "maximum",
+    "above": "exclusiveMinimum",
+    "below": "exclusiveMaximum",
+}
 
 
 def config_schema(family: str, presets: Mapping[str, RunConfig], default: str) -> JsonObject:
@@ -75,11 +81,10 @@ def _value(kind: Any, field: dataclasses.Field, default: Any) -> JsonObject:
         return {"type": "array", "prefixItems": inner, "minItems": len(inner), "items": False}
     if kind is type(None):
         return {"type": "null"}
-    least, most = field.metadata.get("bounds", (None, None))
-    bounds = {"minimum": least, "maximum": most} if kind in (int, float) else {}
+    bounds = field.metadata.get("bounds", {}) if kind in (int, float) else {}
     if kind is str:  # `mesh: 8` is one
         more = ["object"] if takes_json(field.name) else []
         return {"type": ["string", "integer", *more]}
     if kind not in _TYPES:  # of a class of the user's
         return {}
-    return {"type": _TYPES[kind]} | {n: v for n, v in bounds.items() if v is not None}
+    return {"type": _TYPES[kind]} | {_BOUNDS[rule]: bound for rule, bound in bounds.items()}

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, dataclass_transform
 
 from jaxsr.data.photos import available_cpus
 from jaxsr.errors import InputError
-from jaxsr.fields import number
+from jaxsr.interop.fields import number
 from jaxsr.training.config import CacheOptions, RunConfig
 
 

@@ -13,7 +13,7 @@ import torch
 from jaxsr.generation import generate_loop
 from jaxsr.generation.cache_file import load_snapshot, merged, save_snapshot
 from jaxsr.generation.generate_loop import complete, continue_from
-from jaxsr.generation.jax_decoder import TILE, JaxDecoder
+from jaxsr.generation.jax_decoder import JaxDecoder
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.sharding import tensor_mesh
 from jaxsr.generation.torch_decoder import TorchDecoder
@@ -47,8 +47,7 @@ def engines(network):
                 made[kind, family] = TorchDecoder(network(family))
             else:
                 mesh = tensor_mesh(8 if kind == "jax8" else 1)
-                rows = 4 if kind == "jax4" else 1
-                made[kind, family] = JaxDecoder(network(family), mesh=mesh, rows=rows)
+                made[kind, family] = JaxDecoder(network(family), mesh=mesh)
         return made[kind, family]
 
     return make
@@ -75,7 +74,7 @@ def tokens(run):
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("family", ["llama", "llama-plain", "qwen3"])
-@pytest.mark.parametrize("kind", ["jax", "jax4", "torch"])
+@pytest.mark.parametrize("kind", ["jax", "torch"])
 def test_greedy_matches_transformers(kind, family, engines, hf_model, prompts):
     want = expected(hf_model(family), prompts, 24)
     assert tokens(complete(engines(kind, family), prompts, GREEDY, batch_size=4)) == want
@@ -194,8 +193,7 @@ def test_deterministic_is_independent_of_company_bit_for_bit(kind, family, engin
     assert bits(engine, [long, prompts[0]], batch_size=2, padding="left")[1] == alone[0]
 
 
-@pytest.mark.parametrize("rows", [TILE, pytest.param(1, marks=pytest.mark.slow)])
-def test_deterministic_rows_of_wide_products_are_independent_of_company(rows, prompts):
+def test_deterministic_rows_of_wide_products_are_independent_of_company(prompts):
     # From 576 wide on, a CPU's product of one row sums in another order than that of four.
     transformers = pytest.importorskip("transformers")
     fields = {
@@ -213,7 +211,7 @@ def test_deterministic_rows_of_wide_products_are_independent_of_company(rows, pr
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**fields))
     config = LlamaConfig.from_hf(json.loads(model.config.to_json_string(use_diff=False)))
     network = build(config, model.state_dict(), torch.float32).requires_grad_(False)
-    engine = JaxDecoder(network, rows=rows)
+    engine = JaxDecoder(network)
     short = [prompt[:9] for prompt in prompts]
     alone = [bits(engine, [prompt])[0] for prompt in short]
     assert bits(engine, short, batch_size=4) == alone
@@ -221,8 +219,6 @@ def test_deterministic_rows_of_wide_products_are_independent_of_company(rows, pr
     programs = [p for key, p in engine._programs.items() if key[0] == "decode"]
     if panel_product.available():
         assert all(panel_product.NAMES["float"] in p.as_text() for p in programs)
-    else:
-        assert all(('"__ynn_fusion"' in p.as_text()) == (rows == TILE) for p in programs)
     mixed = [*short, short[1][:3]][::-1]
     assert bits(engine, mixed, batch_size=3, padding="left", chunk=5)[:0:-1] == alone
 

@@ -214,7 +214,7 @@ def test_sampling_of_the_model_is_taken_or_refused(capsys, model_folder, tmp_pat
     for change, message in (
         ({"eta_cutoff": 0.1}, "sets eta_cutoff, which jaxsr does not compute"),
         ({"top_p": "high"}, "generation_config.json"),
-        ({"repetition_penalty": -1.0}, "repetition_penalty must be finite and above 0"),
+        ({"repetition_penalty": -1.0}, "repetition_penalty must be above 0"),
     ):
         path.write_text(json.dumps(fields | change))
         status, _, stderr = run(capsys, *common, "--model-sampling")
@@ -274,7 +274,7 @@ def test_deterministic_is_bit_equal_however_it_is_run(
         (["hi", "--out", "rows.txt"], "must end in .jsonl or .csv"),
         (["hi", "--stop", ""], "stop got an empty text"),
         (["hi", "--stop", "99999"], "is not a token of this model, which knows 320"),
-        (["hi", "--temperature", "-1"], "temperature must be finite"),
+        (["hi", "--temperature", "-1"], "temperature must be at least 0"),
         (["hi", "--logit-bias", "999=1"], "logit_bias names the token id 999"),
         (["hi", "--logprobs", "999"], "logprobs=999 asks for more tokens than the model's 320"),
         (["hi", "--num-beams", "2", "--stop", "abc"], "beam search ends at tokens"),

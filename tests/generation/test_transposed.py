@@ -13,21 +13,20 @@ from jaxsr.models.llama.quantized import quantize
 from jaxsr.models.llama.transposed import arranged, linear_weights, transpose, untie_head
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("family", ["llama", "llama-plain", "qwen3"])
 @pytest.mark.parametrize("scheme", [None, "int8"])
-@pytest.mark.parametrize("rows", [1, 4, 16])
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("shape", [(1, 1), (2, 9), (2, 40)])
-def test_logits_are_the_same(family, scheme, rows, shape, network):
+def test_logits_are_the_same(family, scheme, compiled, shape, network):
     plain = network(family)
     if scheme is not None:
         plain = quantize(copy.deepcopy(plain), scheme)
     state = dict(plain.named_parameters()) | dict(plain.named_buffers())
     turned = without_values(plain)
-    names, in_panels = transpose(turned, rows=rows)
+    names, in_panels = transpose(turned, compiled=compiled)
     assert ("model.embed_tokens.weight" in names) and all(n.endswith(".weight") for n in names)
-    panels = rows == 4 and scheme is None
-    assert ("model.embed_tokens.weight" in in_panels) == panels and in_panels <= names
+    assert ("model.embed_tokens.weight" in in_panels) == compiled and in_panels <= names
     arrays = state | {n: arranged(state[n].detach(), panels=n in in_panels) for n in names}
     tokens = torch.randint(0, 320, shape, generator=torch.Generator().manual_seed(0))
     want, _ = plain(tokens)

@@ -26,7 +26,7 @@ PRESETS = {"super-resolution": SUPER_RESOLUTION, "restoration": RESTORATION}
         ({"width": 0}, "width must be at least 1, got 0"),
         ({"depth": 0}, "depth must be at least 1, got 0"),
         ({"discriminator_layers": 0}, "discriminator_layers must be at least 1"),
-        ({"pixel_weight": -1.0}, "pixel_weight must be finite and not negative, got -1.0"),
+        ({"pixel_weight": -1.0}, "pixel_weight must be at least 0, got -1.0"),
         ({"perceptual_weight": float("nan")}, "perceptual_weight must be finite"),
         ({"perceptual_weight": 0.0, "adversarial_weight": 0.0}, "are all 0"),
         ({"label_real": (1.1, 0.8)}, "label_real must be (low, high)"),

@@ -114,7 +114,7 @@ def test_training_falls_below_bicubic():
         ({"block": "dense"}, "block must be one of attention, residual, got 'dense'"),
         ({"width": 0}, "width must be at least 1, got 0"),
         ({"depth": 1}, "depth must be at least 2, got 1"),
-        ({"expansion": 0}, "expansion must be at least 1, got 0; use None"),
+        ({"expansion": 0}, "expansion must be at least 1, got 0"),
     ],
 )
 def test_a_wrong_value_is_refused(change, said):

@@ -256,7 +256,7 @@ def test_format_changes_name_and_content(tmp_path, weights):
     [
         (["nowhere.png"], "no such file or folder"),
         ([], "nothing to restore"),
-        (["x.png", "--quality", "0"], "quality must be from 1 to 100"),
+        (["x.png", "--quality", "0"], "quality must be at least 1, got 0"),
         (["x.png", "--benchmark", "10by20"], "benchmark takes sizes such as 1280x720"),
         (["x.png", "--suffix", "a/b"], "suffix is part of a file name"),
     ],

@@ -87,6 +87,7 @@ def test_numbers_beyond_reason_are_refused(capsys):
         (train, ["span", "--crop", "1000000"], "crop must be at most 16,384"),
         (train, ["span", "--low-again", "-0.1"], "low_again must be at least 0, got -0.1"),
         (train, ["mshnet", "--zoom", "0.5"], "zoom must be at least 1, got 0.5"),
+        (train, ["mshnet", "--zoom", "inf"], "zoom must be finite, got inf"),
         (train, ["mshnet", "--augment", "scale", "--zoom", "2"], "zoom=2 goes with augment=patch"),
         (train, ["span", "--model.width", "1000000"], "width must be at most 4,096"),
         (train, ["mshnet", "--model.widths", "8", "10000000"], "widths must be at most 4,096"),

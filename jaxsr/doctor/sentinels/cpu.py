@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxsr.doctor.sentinels.sentinel import JAX, XLA, NotHereError, Outcome, normal, sentinel
-from jaxsr.runtime.xla_flags import product_fusion
+from jaxsr.doctor.sentinels.sentinel import JAX, XLA, Outcome, normal, sentinel
 
 _YNN_OFF = "import jaxsr first, or XLA_FLAGS=--xla_cpu_experimental_ynn_fusion_type="
 
@@ -116,27 +115,6 @@ def window_maximum_of_a_dilated_input() -> Outcome:
     reference = np.full((32, 255), -np.inf)
     reference[:, ::2] = x.reshape(32, 2, 128).max(1)
     return program(x), reference
-
-
-@sentinel(
-    source="jaxsr/models/llama/transposed.py",
-    fault="none is known: generate compiles its decode loops so on CPUs, for a few rows",
-    workaround="generate with --batch-size 1, without --deterministic",
-)
-def products_of_few_rows_by_ynn() -> Outcome:
-    options = product_fusion()
-    if not options:
-        raise NotHereError("a jaxlib with this fusion")
-    x, panels, keys = normal(4, 192), normal(3, 192, 64), normal(4, 3, 2, 64)
-
-    def program(x: jax.Array, panels: jax.Array, keys: jax.Array) -> jax.Array:
-        rows = jnp.broadcast_to(x, (3, 4, 192))
-        y = jnp.einsum("pmi,pio->pmo", rows, panels)
-        return jnp.einsum("mkto,kmo->mkt", keys, y)  # the reference adds up more exactly
-
-    compiled = jax.jit(program).lower(x, panels, keys).compile(options)
-    exact = np.einsum("mi,pio->pmo", x.astype(np.float64), panels)
-    return compiled(x, panels, keys), np.einsum("mkto,kmo->mkt", keys.astype(np.float64), exact)
 
 
 # ---- other faults on CPUs

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxsr.errors import InputError
-from jaxsr.fields import check_fields, number
+from jaxsr.interop.fields import check_fields, number
 
 Norm = Literal["instance", "batch", "none"]
 
@@ -25,9 +25,9 @@ class FastSRGANConfig:
     """Enlargement per side; 1 restores detail without changing the size."""
     channels: Literal[1, 3] = 3
     """Image channels: 1 for luma (or gray), 3 for RGB."""
-    width: int = number(64, most=2**12)
+    width: int = number(64, least=1, most=2**12)
     """Feature channels of the generator."""
-    depth: int = number(8, most=2**10)
+    depth: int = number(8, least=1, most=2**10)
     """Blocks of the generator between its neck and its bottleneck."""
     block: Literal["residual", "mobile"] = "residual"
     """Two 3×3 convolutions, or one depthwise 3×3 and one 1×1 (a sixteenth of the arithmetic)."""
@@ -35,9 +35,9 @@ class FastSRGANConfig:
     """Generator's normalisation; `instance` ties each pixel to the whole input: no exact tiles."""
     predict: Literal["image", "residual"] = "image"
     """`image`: tanh output, as the public model. `residual`: added to the enlarged input."""
-    discriminator_width: int = number(64, most=2**12)
+    discriminator_width: int = number(64, least=1, most=2**12)
     """Feature channels of the discriminator's first convolution; later ones reach 8 times that."""
-    discriminator_layers: int = number(7, most=64)
+    discriminator_layers: int = number(7, least=1, most=64)
     """Normalised convolutions of the discriminator between its neck and its 1×1 head."""
     discriminator_layout: Literal["alternating", "strided"] = "alternating"
     """Strides 2, 1, 2, … and the width doubling at each 1, or stride 2 and doubling throughout."""
@@ -45,11 +45,11 @@ class FastSRGANConfig:
     """Discriminator's normalisation."""
     pixel_loss: Literal["smooth_l1", "l1"] = "smooth_l1"
     """Distance between pixels; `smooth_l1` is quadratic below 1, a half of the intensity range."""
-    pixel_weight: float = 0.0
+    pixel_weight: float = number(0.0, least=0)
     """Weight of the pixel loss in the adversarial phase; the pretrain phase has no other loss."""
-    perceptual_weight: float = 0.5
+    perceptual_weight: float = number(0.5, least=0)
     """Weight of SmoothL1 between VGG16 features up to relu5_3, in the adversarial phase."""
-    adversarial_weight: float = 0.05
+    adversarial_weight: float = number(0.05, least=0)
     """Weight of the generator's binary cross-entropy (the public code's 0.5 · 0.1)."""
     label_real: tuple[float, float] = (0.8, 1.1)
     """Range of the discriminator's targets for real images, drawn uniformly per logit."""
@@ -60,15 +60,7 @@ class FastSRGANConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("width", "depth", "discriminator_width", "discriminator_layers"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
         weights = ("pixel_weight", "perceptual_weight", "adversarial_weight")
-        for name in weights:
-            if not (getattr(self, name) >= 0 and math.isfinite(getattr(self, name))):
-                raise InputError(
-                    f"{name} must be finite and not negative, got {getattr(self, name)}"
-                )
         if not any(getattr(self, name) for name in weights):
             raise InputError(f"{', '.join(weights)} are all 0; at least one must be positive")
         for name in LABELS:

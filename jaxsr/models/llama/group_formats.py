@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from jaxsr.errors import InputError, one_line
 from jaxsr.models.llama.block_formats import Levels
-from jaxsr.models.llama.packed import LevelsLinear
-from jaxsr.models.llama.quantized import CodebookLinear
+from jaxsr.models.llama.quantized import CodebookLinear, LevelsLinear, joined
 
 Tensors = dict[str, Tensor]
 
@@ -245,8 +244,7 @@ def _layer(
 ) -> LevelsLinear:
     inputs = levels.shape[1]
     if bits == 4:
-        low, high = levels.chunk(2, 1)
-        levels = low | (high << 4)
+        levels = joined(levels)
     else:
         levels, zeros = (levels.int() - 128).to(torch.int8), zeros - 128
     return LevelsLinear(

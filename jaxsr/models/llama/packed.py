@@ -15,11 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from jaxsr.models.llama.block_formats import FORMATS, Levels
-from jaxsr.models.llama.quantized import QuantizedLinear, swap
+from jaxsr.models.llama.quantized import PARTS, LevelsLinear, QuantizedLinear, joined, swap
 
 _MOST_UNPACKED = 2**22
 """Weights that torch takes out of their blocks at a time."""
-_PARTS = ("levels", "scale", "sub_scale", "zero", "sub_zero")
 
 
 class MappedFile:
@@ -141,65 +140,6 @@ class TiedHead(nn.Module):
         return self.embedding.head(x)
 
 
-class LevelsLinear(QuantizedLinear):
-    """`x Wᵀ + b` of levels and scales in arrays of their own.
-
-    Levels of four bits lie in pairs: input i in the low half of a byte, i + I/2 in the high one.
-    Engines store all arrays inputs first, see `level_arrays`.
-    """
-
-    levels: Tensor
-    scale: Tensor
-    sub_scale: Tensor | None
-    zero: Tensor | None
-    sub_zero: Tensor | None
-
-    def __init__(self, inputs: int, levels: Levels, *, bits: int, bias: Tensor | None) -> None:
-        super().__init__(inputs, levels.scale.shape[0], bias)
-        self.bits, self.offset = bits, levels.offset
-        for name in _PARTS:
-            self.register_buffer(name, getattr(levels, name))
-
-    def unpacked(self, index: Tensor | None = None) -> Levels:
-        """The matrix, or some of its rows, with a byte for each level."""
-        parts: dict[str, Any] = {n: getattr(self, n) for n in _PARTS}
-        if index is not None:
-            parts = {n: None if t is None else t.index_select(0, index) for n, t in parts.items()}
-        if self.bits == 4:
-            parts["levels"] = torch.cat((parts["levels"] & 15, parts["levels"] >> 4), 1)
-        return Levels(offset=self.offset, **parts)
-
-    @property
-    def group_count(self) -> int:
-        """Groups of inputs with a scale."""
-        return max(t.shape[1] for n, t in self._arrays() if t is not None and n != "levels")
-
-    def dequantized(self) -> Tensor:
-        return self.unpacked().dequantized()
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.bits == 8 or any(t is not None and t.shape[1] % 2 for _, t in self._arrays()):
-            y = F.linear(x.float(), self.dequantized())
-        else:
-            # A product for each half of the inputs: a TPU's compiler would store them joined.
-            halves: dict[str, Any] = {
-                n: None if t is None else t.chunk(2, 1) for n, t in self._arrays() if n != "levels"
-            }
-            y = 0
-            for i, levels in enumerate((self.levels & 15, self.levels >> 4)):
-                part: dict[str, Any] = {n: None if t is None else t[i] for n, t in halves.items()}
-                weight = Levels(levels=levels, offset=self.offset, **part).dequantized()
-                y = y + F.linear(x.chunk(2, -1)[i].float(), weight)
-        return self._biased(y.to(x.dtype))
-
-    def _arrays(self) -> list[tuple[str, Tensor | None]]:
-        return [(name, getattr(self, name)) for name in _PARTS]
-
-    def rows(self, index: Tensor) -> Tensor:
-        """Some rows of the matrix, float32."""
-        return self.unpacked(index).dequantized()
-
-
 class LevelsEmbedding(nn.Module):
     """`BlockEmbedding` of levels."""
 
@@ -232,7 +172,7 @@ def level_arrays(network: nn.Module) -> frozenset[str]:
         f"{name}.{part}"
         for name, module in network.named_modules()
         if isinstance(module, LevelsLinear)
-        for part in _PARTS
+        for part in PARTS
         if getattr(module, part) is not None
     )
 
@@ -246,8 +186,7 @@ def arranged(layer: BlockLinear) -> LevelsLinear:
     """The layer with its blocks taken apart; on the meta device by shapes alone."""
     levels, bits = layer.levels(), FORMATS[layer.kind].bits
     if bits == 4:
-        low, high = levels.levels.chunk(2, 1)
-        levels = Levels(**{**vars(levels), "levels": low | (high << 4)})
+        levels = Levels(**{**vars(levels), "levels": joined(levels.levels)})
     return LevelsLinear(layer.in_features, levels, bits=bits, bias=layer.bias)
 
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from jaxsr.errors import InputError
+from jaxsr.models.llama.block_formats import Levels
 
 Scheme = Literal["int8", "int4"]
 
@@ -169,28 +170,73 @@ def quantize_tokens(x: Tensor) -> tuple[Tensor, Tensor]:
     return (x / scale).round().clamp(-128, 127), scale
 
 
-class Int4Linear(QuantizedLinear):
-    """Four bits per weight, symmetric around 8, one scale per `group` inputs.
+PARTS = ("levels", "scale", "sub_scale", "zero", "sub_zero")
+"""Arrays of a `LevelsLinear`."""
 
-    A byte holds input i in its low half and input i + I/2 in its high half, so that unpacking
-    needs no interleaving.
+
+class LevelsLinear(QuantizedLinear):
+    """`x Wᵀ + b` of levels and scales in arrays of their own.
+
+    Levels of four bits lie in pairs: input i in the low half of a byte, i + I/2 in the high one.
+    Engines store all arrays inputs first, see `level_arrays`.
     """
 
-    packed: Tensor
-    weight_scale: Tensor
+    levels: Tensor
+    scale: Tensor
+    sub_scale: Tensor | None
+    zero: Tensor | None
+    sub_zero: Tensor | None
 
-    def __init__(
-        self, packed: Tensor, scale: Tensor, *, group: int, bias: Tensor | None = None
-    ) -> None:
-        super().__init__(packed.shape[1] * 2, packed.shape[0], bias)
-        self.group = group
-        self.register_buffer("packed", packed)
-        self.register_buffer("weight_scale", scale.float())
+    def __init__(self, inputs: int, levels: Levels, *, bits: int, bias: Tensor | None) -> None:
+        super().__init__(inputs, levels.scale.shape[0], bias)
+        self.bits, self.offset = bits, levels.offset
+        for name in PARTS:
+            self.register_buffer(name, getattr(levels, name))
+
+    def unpacked(self, index: Tensor | None = None) -> Levels:
+        """The matrix, or some of its rows, with a byte for each level."""
+        parts: dict[str, Any] = {n: getattr(self, n) for n in PARTS}
+        if index is not None:
+            parts = {n: None if t is None else t.index_select(0, index) for n, t in parts.items()}
+        if self.bits == 4:
+            parts["levels"] = torch.cat((parts["levels"] & 15, parts["levels"] >> 4), 1)
+        return Levels(offset=self.offset, **parts)
+
+    @property
+    def group_count(self) -> int:
+        """Groups of inputs with a scale."""
+        return max(t.shape[1] for n, t in self._arrays() if t is not None and n != "levels")
 
     def dequantized(self) -> Tensor:
-        levels = torch.cat((self.packed & 15, self.packed >> 4), 1).float() - 8.0
-        levels = levels.view(self.out_features, -1, self.group)
-        return (levels * self.weight_scale[..., None]).view(self.out_features, self.in_features)
+        return self.unpacked().dequantized()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.bits == 8 or any(t is not None and t.shape[1] % 2 for _, t in self._arrays()):
+            y = F.linear(x.float(), self.dequantized())
+        else:
+            # A product for each half of the inputs: a TPU's compiler would store them joined.
+            halves: dict[str, Any] = {
+                n: None if t is None else t.chunk(2, 1) for n, t in self._arrays() if n != "levels"
+            }
+            y = 0
+            for i, levels in enumerate((self.levels & 15, self.levels >> 4)):
+                part: dict[str, Any] = {n: None if t is None else t[i] for n, t in halves.items()}
+                weight = Levels(levels=levels, offset=self.offset, **part).dequantized()
+                y = y + F.linear(x.chunk(2, -1)[i].float(), weight)
+        return self._biased(y.to(x.dtype))
+
+    def _arrays(self) -> list[tuple[str, Tensor | None]]:
+        return [(name, getattr(self, name)) for name in PARTS]
+
+    def rows(self, index: Tensor) -> Tensor:
+        """Some rows of the matrix, float32."""
+        return self.unpacked(index).dequantized()
+
+
+def joined(levels: Tensor) -> Tensor:
+    """Levels of four bits (O, I) in pairs, as `LevelsLinear` has them."""
+    low, high = levels.chunk(2, 1)
+    return low | (high << 4)
 
 
 class CodebookLinear(QuantizedLinear):
@@ -237,7 +283,7 @@ def quantize_int8(linear: nn.Linear) -> ScaledLinear:
     return ScaledLinear(levels, scale, bias=_bias(linear))
 
 
-def quantize_int4(linear: nn.Linear, *, group: int = 32) -> Int4Linear:
+def quantize_int4(linear: nn.Linear, *, group: int = 32) -> LevelsLinear:
     """Weight-only int4, one scale per `group` inputs.
 
     Raises:
@@ -251,8 +297,8 @@ def quantize_int4(linear: nn.Linear, *, group: int = 32) -> Int4Linear:
     scale = grouped.abs().amax(2) / 7
     scale = torch.where(scale == 0, 1.0, scale)
     levels = (grouped / scale[..., None]).round().clamp(-8, 7).add(8).to(torch.uint8)
-    low, high = levels.view(outputs, inputs).chunk(2, 1)
-    return Int4Linear(low | (high << 4), scale, group=group, bias=_bias(linear))
+    packed = Levels(levels=joined(levels.view(outputs, inputs)), offset=8, scale=scale)
+    return LevelsLinear(inputs, packed, bits=4, bias=_bias(linear))
 
 
 def _bias(linear: nn.Linear) -> Tensor | None:

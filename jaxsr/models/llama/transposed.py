@@ -1,12 +1,10 @@
-"""The same network with its float weights stored as XLA's CPU multiplies them fastest.
+"""The same network with its float weights stored as CPUs multiply them fastest.
 
 Stored as torch has them, (O, I), a product with one token runs at two thirds of the speed of one
 stored by inputs first, (I, O), and one with a few tokens at half. For 2 to 8 tokens that is still
 half of the memory's speed: XLA computes 64 outputs at a time, and from (I, O) reads short pieces of
-far memory. Panels (O/64, I, 64) are each in one piece. Their products are XLA's YNN kernels', see
-`jaxsr.runtime.xla_flags.product_fusion`. A prompt's prefill takes up to a third longer from panels,
-and one token alone is no faster, so they serve batches of a few rows. Where
-`jaxsr.interop.cpu_kernels.panel_product` is compiled, its kernels multiply panels for any number of
+far memory. Panels (O/64, I, 64) are each in one piece: where
+`jaxsr.interop.cpu_kernels.panel_product` is compiled, its kernels multiply them for any number of
 tokens. Tensors keep their names. Quantised layers stay as they are.
 """
 
@@ -36,12 +34,8 @@ class TransposedLinear(nn.Module):
         return y if self.bias is None else y + self.bias
 
 
-# Outputs that XLA's kernel computes at a time.
 _PANEL = 64
-# Rows that decode together for which panels are faster.
-_ROWS = range(2, 9)
-# Of more tokens arithmetic is what takes the time, and one product is faster than many.
-_FEW = 64
+"""Outputs that lie in one piece of memory."""
 
 
 class PanelLinear(nn.Module):
@@ -50,9 +44,9 @@ class PanelLinear(nn.Module):
     weight: Tensor
     bias: Tensor | None
 
-    def __init__(self, linear: nn.Linear, *, compiled: bool = False) -> None:
+    def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        self.compiled, self.out_features, self.first = compiled, linear.out_features, 0
+        self.out_features, self.first = linear.out_features, 0
         self._together: tuple[PanelLinear, ...] = (self,)
         self.register_buffer("weight", _in_panels(linear.weight))
         bias = linear.bias
@@ -62,7 +56,7 @@ class PanelLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         weights = [linear.weight for linear in self._together]
-        y = _panel_product(x, *weights, compiled=self.compiled)
+        y = _panel_product(x, *weights)
         y = y.narrow(-1, self.first, self.out_features)
         return y if self.bias is None else y + self.bias
 
@@ -82,9 +76,8 @@ class PanelEmbedding(nn.Module):
 
     weight: Tensor
 
-    def __init__(self, embedding: nn.Embedding, *, compiled: bool = False) -> None:
+    def __init__(self, embedding: nn.Embedding) -> None:
         super().__init__()
-        self.compiled = compiled
         self.register_buffer("weight", _in_panels(embedding.weight))
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
@@ -92,7 +85,7 @@ class PanelEmbedding(nn.Module):
 
     def head(self, x_BTE: Tensor) -> Tensor:
         """Logits of a head that is tied to the embedding."""
-        return _panel_product(x_BTE, self.weight, compiled=self.compiled)
+        return _panel_product(x_BTE, self.weight)
 
 
 @library.custom_op("jaxsr::panel_product", mutates_args=())
@@ -106,23 +99,10 @@ def _(x: Tensor, panels: list[Tensor]) -> Tensor:
     return x.new_empty(len(x), sum(map(len, panels)) * _PANEL)
 
 
-def _panel_product(x: Tensor, *weights: Tensor, compiled: bool) -> Tensor:
-    """`x Wᵀ` from panels of Wᵀ; compiled also from those of several matrices."""
-    panels, inputs, _ = weights[0].shape
-    rows = x.reshape(-1, inputs)
-    if compiled:
-        y = torch.ops.jaxsr.panel_product(rows, list(weights))
-        return y.reshape(*x.shape[:-1], -1)
-    (weight,) = weights
-    count = len(rows)
-    if count > _FEW:
-        y = rows @ weight.transpose(0, 1).reshape(inputs, -1)
-    else:
-        if count == 1:
-            # XLA's kernel for a single row takes longer than that for two.
-            rows = torch.cat((rows, rows))
-        y = torch.bmm(rows.expand(panels, -1, -1), weight).transpose(0, 1)[:count]
-    return y.reshape(*x.shape[:-1], -1)
+def _panel_product(x: Tensor, *weights: Tensor) -> Tensor:
+    """`x Wᵀ` from panels of Wᵀ, of one matrix or several."""
+    y = torch.ops.jaxsr.panel_product(x.flatten(0, -2), list(weights))
+    return y.unflatten(0, x.shape[:-1])
 
 
 class TransposedEmbedding(nn.Module):
@@ -213,43 +193,39 @@ def turned_to_panels(weight: Tensor) -> Tensor:
 
 
 def transpose(
-    network: nn.Module, *, rows: int, compiled: bool = False
+    network: nn.Module, *, compiled: bool = False
 ) -> tuple[frozenset[str], frozenset[str]]:
     """Swaps the layers of a network on the meta device, in place.
 
     Args:
       network: on the meta device.
-      rows: that decode together; 1 where weights may not be stored in panels, as on a mesh.
       compiled: whether programs may call `jaxsr.interop.cpu_kernels.panel_product`.
 
     Returns:
       Names of the weights whose values must be passed as `arranged` has them, and of those among
       them that are in panels.
     """
-    matrices = [t for t in (*network.parameters(), *network.buffers()) if t.ndim > 1]
-    few = rows in _ROWS and all(t.dtype == torch.float32 for t in matrices)
     names: dict[bool, set[str]] = {False: set(), True: set()}
     layers = {
         nn.Linear: (TransposedLinear, PanelLinear),
         Embedding: (TransposedEmbedding, PanelEmbedding),
     }
     for name, module in list(network.named_modules()):
-        for kind, (plain, panels) in layers.items():
+        for kind, forms in layers.items():
             if isinstance(module, kind):
-                weight = cast(Tensor, module.weight)
-                compiles = compiled and weight.dtype == torch.float32
-                in_panels = (few or compiles) and len(weight) % _PANEL == 0
-                if in_panels:
-                    swap(network, name, panels(cast(Any, module), compiled=compiles))
-                else:
-                    swap(network, name, plain(cast(Any, module)))
+                in_panels = compiled and _fits(cast(Tensor, module.weight))
+                swap(network, name, forms[in_panels](cast(Any, module)))
                 names[in_panels].add(f"{name}.weight")
     for module in network.modules() if compiled else ():
         for siblings in SIBLINGS:
             layers = [getattr(module, name, None) for name in siblings]
-            if all(isinstance(layer, PanelLinear) and layer.compiled for layer in layers):
+            if all(isinstance(layer, PanelLinear) for layer in layers):
                 PanelLinear.join(*cast(list[PanelLinear], layers))
     return frozenset(names[False] | names[True]), frozenset(names[True])
+
+
+def _fits(weight: Tensor) -> bool:
+    return weight.dtype == torch.float32 and len(weight) % _PANEL == 0
 
 
 def in_panels(network: nn.Module, names: Collection[str]) -> frozenset[str]:
@@ -264,9 +240,8 @@ def in_panels(network: nn.Module, names: Collection[str]) -> frozenset[str]:
     """
     swapped = set()
     for name, module in list(network.named_modules()):
-        if f"{name}.weight" in names and isinstance(module, nn.Linear):
-            weight = module.weight
-            if weight.dtype == torch.float32 and len(weight) % _PANEL == 0:
-                swap(network, name, PanelLinear(module, compiled=True))
-                swapped.add(f"{name}.weight")
+        named = f"{name}.weight" in names and isinstance(module, nn.Linear)
+        if named and _fits(module.weight):
+            swap(network, name, PanelLinear(module))
+            swapped.add(f"{name}.weight")
     return frozenset(swapped)

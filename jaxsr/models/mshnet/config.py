@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxsr.errors import InputError
-from jaxsr.fields import check_fields, number
+from jaxsr.interop.fields import check_fields, number
 
 
 @dataclass(frozen=True, kw_only=True)
 class MSHNetConfig:
     """The network and its loss; checked when built, before any device is touched."""
 
-    channels: int = number(3, most=2**10)
+    channels: int = number(3, least=1, most=2**10)
     """Image channels; gray images are repeated into three, so that published weights fit."""
     widths: tuple[int, ...] = number((16, 32, 64, 128, 256), most=2**12)
     """Feature channels of each resolution, the finest first; each is half the size of the last."""
-    blocks: tuple[int, ...] = number((1, 2, 2, 2, 2), most=2**10)
+    blocks: tuple[int, ...] = number((1, 2, 2, 2, 2), least=1, most=2**10)
     """Residual blocks at each resolution, on the way down as on the way up."""
     attention_ratio: int = number(16, most=2**12)
     """Channels of a block over the hidden channels of its channel attention."""
@@ -28,15 +28,11 @@ class MSHNetConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.channels < 1:
-            raise InputError(f"channels must be at least 1, got {self.channels}")
         if len(self.widths) < 2 or len(self.widths) != len(self.blocks):
             raise InputError(
                 f"widths and blocks must name the same resolutions, two or more; got {self.widths} "
                 f"and {self.blocks}"
             )
-        if min(self.blocks) < 1:
-            raise InputError(f"blocks must all be at least 1, got {self.blocks}")
         if self.attention_ratio < 1 or min(self.widths) < self.attention_ratio:
             raise InputError(
                 f"attention_ratio must be between 1 and the least width {min(self.widths)}, "

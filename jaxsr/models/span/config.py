@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxsr.errors import InputError
-from jaxsr.fields import check_fields, number
+from jaxsr.interop.fields import check_fields, number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,30 +14,19 @@ class SpanConfig:
     """Enlargement per side; 1 restores detail without changing the size."""
     channels: Literal[1, 3] = 3
     """Image channels: 1 for luma (or gray), 3 for RGB."""
-    width: int = number(48, most=2**12)
+    width: int = number(48, least=1, most=2**12)
     """Feature channels."""
-    depth: int = number(6, most=2**10)
-    """Blocks; at least 2."""
+    depth: int = number(6, least=2, most=2**10)
+    """Blocks; at least 2: the first and the last differ."""
     block: Literal["attention", "residual"] = "attention"
     """SPAN's block of three 3×3 convolutions, or EDSR's of two, which learns in fewer steps."""
-    expansion: int | None = number(2, most=64)
+    expansion: int | None = number(2, least=1, most=64)
     """Widening inside a convolution's trained factors; None trains the plain convolution."""
     pixel_loss: Literal["smooth_l1", "l1"] = "l1"
     """Distance between pixels that training minimises."""
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.width < 1:
-            raise InputError(f"width must be at least 1, got {self.width}")
-        if self.depth < 2:
-            raise InputError(
-                f"depth must be at least 2, got {self.depth}: the first and the last block differ"
-            )
-        if self.expansion is not None and self.expansion < 1:
-            raise InputError(
-                f"expansion must be at least 1, got {self.expansion}; use None for plain "
-                "convolutions"
-            )
 
     @property
     def receptive_radius(self) -> int:

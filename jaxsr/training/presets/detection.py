@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxsr.errors import InputError
-from jaxsr.fields import number
+from jaxsr.interop.fields import number
 from jaxsr.models.losses.weights import MASK_LOSS_NAMES, parse_weights
 from jaxsr.runtime.options import parse_json_object
 from jaxsr.training.presets import detectors

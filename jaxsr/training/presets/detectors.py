@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from jaxsr.errors import InputError
-from jaxsr.fields import number
+from jaxsr.interop.fields import number
 from jaxsr.training.config import PictureRunConfig
 
 
@@ -34,7 +34,7 @@ class DetectorRun(PictureRunConfig):
     """Gray level above which a mask pixel is target. Default: masks must be binary."""
     cache: Literal["auto", "device", "host", "off"] = "auto"
     """Place of decoded images; auto: on the device if they fit resident_gb, else in host memory."""
-    scenes: int = number(256, most=2**20)
+    scenes: int = number(256, least=4, most=2**20)
     """Synthetic scenes to train on where there is no data; a quarter as many validate."""
 
     def __post_init__(self) -> None:
@@ -48,8 +48,6 @@ class DetectorRun(PictureRunConfig):
                 f"zoom={self.zoom:g} goes with augment=patch; augment={self.augment} scales "
                 "images by itself"
             )
-        if self.scenes < 4:
-            raise InputError(f"scenes must be at least 4, got {self.scenes}")
 
     @property
     def side_multiple(self) -> int:

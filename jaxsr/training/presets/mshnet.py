@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from jaxsr.errors import InputError
-from jaxsr.fields import number
+from jaxsr.interop.fields import number
 from jaxsr.models.mshnet.config import MSHNetConfig
 from jaxsr.training.presets import detectors
 from jaxsr.training.presets.detectors import DetectorRun
@@ -16,13 +16,8 @@ class MSHNetRun(DetectorRun):
 
     model: MSHNetConfig = field(default_factory=MSHNetConfig)
     """The network and the form of its loss."""
-    warmup_epochs: float = number(5, most=1e6)
+    warmup_epochs: float = number(5, least=0, most=1e6)
     """Epochs that train the finest head alone, before the main phase."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.warmup_epochs < 0:
-            raise InputError(f"warmup_epochs must not be negative, got {self.warmup_epochs}")
 
     @property
     def side_multiple(self) -> int:

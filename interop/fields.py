@@ -2,20 +2,34 @@
 
 import dataclasses
 import math
+import operator
+from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from jaxsr.errors import InputError, printable
+from jaxsr.interop.errors import InputError, printable
 
 _LARGEST = 2**31 - 1
-_INFINITIES = (math.inf, -math.inf)
 _LARGEST_FLOAT = 1e37  # beyond, float32 has infinity alone
+_RULES = {
+    "least": ("at least", operator.ge),
+    "most": ("at most", operator.le),
+    "above": ("above", operator.gt),
+    "below": ("below", operator.lt),
+}
 
 
 def number(
-    default: Any = dataclasses.MISSING, *, least: float | None = None, most: float | None = None
+    default: Any = dataclasses.MISSING,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
 ) -> Any:
-    """A field of a number, or of several, from `least` to `most`; None passes."""
-    return dataclasses.field(default=default, metadata={"bounds": (least, most)})
+    """A field of a finite number, or of several, within these bounds; None passes."""
+    bounds = {"least": least, "most": most, "above": above, "below": below}
+    stated = {rule: bound for rule, bound in bounds.items() if bound is not None}
+    return dataclasses.field(default=default, metadata={"bounds": stated})
 
 
 def check_fields(config: Any) -> None:
@@ -29,21 +43,24 @@ def check_fields(config: Any) -> None:
         declared = [field, *_of_jaxsr(type(config), field.name)]
         if len(declared) == 1 and "bounds" not in field.metadata:  # a user's own: any number
             continue
-        bounds = next((f.metadata["bounds"] for f in declared if "bounds" in f.metadata), ())
+        bounds = next((f.metadata["bounds"] for f in declared if "bounds" in f.metadata), None)
         value = getattr(config, field.name)
         for each in value if isinstance(value, tuple) else (value,):
             if isinstance(each, int | float) and not isinstance(each, bool):
-                _check(field.name, each, *(bounds or (None, None)))
+                _check(field.name, each, bounds)
 
 
-def _check(name: str, value: float, least: float | None, most: float | None) -> None:
-    if isinstance(value, float) and math.isnan(value):
+def _check(name: str, value: float, bounds: Mapping[str, float] | None) -> None:
+    is_float = isinstance(value, float)  # a whole number may be beyond what math takes
+    is_infinite = is_float and math.isinf(value)
+    if (is_float and math.isnan(value)) or (bounds is not None and is_infinite):
         raise InputError(f"{name} must be finite, got {value}")
-    if least is not None and value < least:
-        raise InputError(f"{name} must be at least {least:,}, got {printable(value, 40)}")
-    free = _LARGEST if isinstance(value, int) else _LARGEST_FLOAT
-    largest = free if most is None else most
-    if abs(value) > largest and (value not in _INFINITIES or most is not None):
+    for rule, bound in (bounds or {}).items():
+        words, holds = _RULES[rule]
+        if not holds(value, bound):
+            raise InputError(f"{name} must be {words} {bound:,}, got {printable(value, 40)}")
+    largest = _LARGEST if isinstance(value, int) else _LARGEST_FLOAT
+    if "most" not in (bounds or {}) and abs(value) > largest and not is_infinite:
         raise InputError(f"{name} must be at most {largest:,}, got {printable(value, 40)}")
 
 
