@@ -8,7 +8,7 @@ Tensors that follow from parameters and constants are caches, which each trace c
 """
 
 import warnings
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -155,12 +155,28 @@ class Attributes:
         self._has_run |= not guards
         return not guards
 
-    def unjudged(self, state: Snapshot) -> list[Change]:
-        """Changes besides those that `check` judges: attributes, and caches of constants."""
+    def unjudged(self, state: Snapshot, trace: Trace, written: Set[str]) -> list[Change]:
+        """Changes besides those that `check` judges: attributes, and caches of constants.
+
+        Args:
+          state: before the call.
+          trace: of the call.
+          written: names of the buffers that calls write.
+        """
         names = {id(sub): name for name, sub in self._module.named_modules()}
+
+        def is_made_once(value: object) -> bool:
+            """Whether torch may keep what it was, while parameters and buffers move."""
+            return any(
+                cell.input_free and (written or (self._module.training and cell.is_learned))
+                for cell in (tensor.cell for tensor in _traced(value))
+                if cell.const is None and cell not in trace.state
+            )
 
         def is_judged(change: Change) -> bool:
             holds_tensors = has_tensor(change.after)
+            if (change.is_new or change.before is None) and is_made_once(change.after):
+                return False
             if isinstance(change.owner, nn.Module):
                 if holds_tensors or (names.get(id(change.owner)), change.key) in self._guarded:
                     return True
@@ -218,15 +234,22 @@ def holds_inputs(value: object) -> bool:
     return _holds_traced(value, set(), caches=True)
 
 
-def _holds_traced(value: object, registered: set[int], *, caches: bool, depth: int = 3) -> bool:
+def _holds_traced(value: object, registered: set[int], *, caches: bool) -> bool:
     """Whether it holds a tensor of the trace that is neither parameter nor buffer.
 
     Where `caches` holds, tensors that follow from parameters and constants do not count: the next
     trace computes them again.
     """
+    return any(
+        id(tensor) not in registered and not (caches and tensor.cell.input_free)
+        for tensor in _traced(value)
+    )
+
+
+def _traced(value: object, depth: int = 3) -> Iterator[JaxTensor]:
+    """The tensors of a trace in a value, also within containers."""
     if isinstance(value, JaxTensor):
-        return id(value) not in registered and not (caches and value.cell.input_free)
-    if depth and isinstance(value, (list, tuple, set, dict)):
-        parts = value.values() if isinstance(value, dict) else value
-        return any(_holds_traced(v, registered, caches=caches, depth=depth - 1) for v in parts)
-    return False
+        yield value
+    elif depth and isinstance(value, (list, tuple, set, dict)):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _traced(part, depth - 1)

@@ -208,6 +208,7 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
         kept = zip(saved, traced["kept"], strict=True)
         return (results, saved), [one if i is None else known[i] for one, i in kept]
 
+    # Where torch has the gradient of a complex number, JAX has its conjugate.
     def run_backward(residuals: list[jax.Array], every_cotangent: tuple[list, list]) -> tuple:
         cotangents, _ = every_cotangent
         if all(isinstance(cotangent, SymbolicZero) for cotangent in cotangents):
@@ -225,7 +226,7 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
                     if ctx.materialize and is_differentiable(tensor.meta):
                         cotangent = jnp.zeros(tuple(tensor.shape), to_jax_dtype(tensor.dtype))
                 has_none = cotangent is None or cotangent.dtype == jax.dtypes.float0
-                outputs.append(None if has_none else _root(cotangent, tensor))
+                outputs.append(None if has_none else _root(jnp.conj(cotangent), tensor))
             state = Snapshot(cls, cls.__name__)
             grads = cls.backward(ctx, *outputs)
             if change := kept_change(state):
@@ -243,7 +244,7 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
                 elif grads[i] is None:
                     result.append(None)
                 else:
-                    grad = cast(running.as_jax_tensor(grads[i]).array(), dtype)
+                    grad = jnp.conj(cast(running.as_jax_tensor(grads[i]).array(), dtype))
                     grad = _summed_to(grad, tuple(args[i].shape), f"{cls.__name__}.backward", i)
                     result.append(_varying_as(traced["varying"][len(result)], grad))
             return tuple(result)

@@ -107,16 +107,19 @@ class Dispatcher(Trace):
     ) -> None:
         tensors = [t for t in pytree.tree_leaves(arguments) if isinstance(t, JaxTensor)]
         input_free = self.draws == draws and all(t.cell.input_free for t in tensors)
+        is_learned = any(t.cell.is_learned for t in tensors)
         if is_overload(func) and schema_of(func).mutated:
             for i, name, _ in schema_of(func).mutated:
                 target = arguments[0][i] if i < len(arguments[0]) else arguments[1].get(name)
                 for tensor in _as_list(target):
                     if isinstance(tensor, JaxTensor):
                         tensor.cell.input_free &= input_free and tensor.cell not in self.state
+                        tensor.cell.is_learned |= is_learned
         elif input_free:
             for tensor in pytree.tree_leaves(result):
                 if isinstance(tensor, JaxTensor):
                     tensor.cell.input_free = True
+                    tensor.cell.is_learned |= is_learned
             if is_overload(func):
                 record(func, arguments[0], arguments[1], result, self.as_jax_tensor)
 

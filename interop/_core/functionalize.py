@@ -5,7 +5,6 @@ traced tensors. All other attributes are copied, so that the user's module is ne
 """
 
 import copy
-import fnmatch
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -41,11 +40,16 @@ from jaxsr.interop._core.forward_gradients import (
 from jaxsr.interop._core.host_draws import DRAWN, calls_by_draws, refusing_host_draws
 from jaxsr.interop._core.index_bounds import collecting_indices
 from jaxsr.interop._core.located_errors import located
-from jaxsr.interop._core.module_checks import drop_caches, refuse_backward_hooks, refuse_wrappers
+from jaxsr.interop._core.module_checks import (
+    drop_caches,
+    refuse_backward_hooks,
+    refuse_other_form,
+    refuse_wrappers,
+)
 from jaxsr.interop._core.recipes import Recipe
-from jaxsr.interop._core.repeated_calls import equal_calls
+from jaxsr.interop._core.repeated_calls import equal_calls, of_call
 from jaxsr.interop._core.shared_memory import Originals, SharedMemory, Window
-from jaxsr.interop._core.slots import Slot, find_slots, mentions, replaced_mentions
+from jaxsr.interop._core.slots import Slot, find_slots, matching, mentions, replaced_mentions
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.tensor_types import Globals, globals_of
 from jaxsr.interop._core.tensors_made import tensors_made
@@ -55,7 +59,6 @@ from jaxsr.interop._core.watching import is_watched, watched, watching
 from jaxsr.interop._core.wide_integers import carried_by_buffer
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.errors import (
-    InputError,
     UnsupportedTorchError,
     first_line,
     remembering_refusals,
@@ -95,7 +98,7 @@ def functionalize(
     parameters = frozenset(name for name, slot in slots.items() if slot.is_parameter)
     shared = SharedMemory(registered, parameters, reached.tensors, reached.arrays)
     memo |= {key: window.placeholder for key, window in shared.windows.items()}
-    memo |= {id(t): t.detach().clone() for _, t in shared.constants}
+    memo |= {id(t): t.detach().clone() for _, t in shared.constants if isinstance(t, torch.Tensor)}
     twin = copy_module(module, memo)
     drop_caches(twin)
     replace_forwards(twin, sync_axis)
@@ -105,7 +108,7 @@ def functionalize(
     functional = FunctionalModule(twin, slots, aliases, non_persistent, numbers)
     functional.originals = Originals({n: t for n, t in registered.items() if slots[n].trainable})
     functional.windows = {id(w.placeholder): w for w in shared.windows.values()}
-    functional.constants = [(n, memo[id(t)]) for n, t in shared.constants]
+    functional.constants = [(n, memo.get(id(t), t)) for n, t in shared.constants]
     functional.code_globals = globals_of(twin, reached)
     functional.wrap_remat(remat)
     return functional
@@ -201,11 +204,14 @@ class FunctionalModule:
             trace.host_draws = drawn
             return to_arrays(trace, result)
 
-        def wrapped(trace: Trace) -> dict[str, JaxTensor]:
+        def wrapped(trace: Trace, number: int | None = None) -> dict[str, JaxTensor]:
+            """The registered tensors; for a trial, of the call of that number."""
+            arrays = {**params, **buffers}
+            if number is not None:
+                moving = {n for n, s in self.slots.items() if s.trainable} | self.buffers_written
+                arrays |= {n: of_call(arrays[n], number) for n in moving}
             trace.registered = tensors = {
-                name: self._wrap(
-                    trace, name, slot, params if slot.trainable else buffers, compute_dtype
-                )
+                name: self._wrap(trace, name, slot, arrays, compute_dtype)
                 for name, slot in self.slots.items()
             }
             return tensors
@@ -231,7 +237,7 @@ class FunctionalModule:
                         outputs = called(trace)
                         settled = self.attributes.check(before, trace, tensors)
                         after = self._collect(trace, tensors, buffers)
-                        changes = self.attributes.unjudged(state)
+                        changes = self.attributes.unjudged(state, trace, self.buffers_written)
                     except Exception as e:  # perhaps for want of what was refused, and caught
                         error = trace.refusals[0] if trace.refusals else e
                         raise located(error, self.module, self.names) from None
@@ -256,7 +262,7 @@ class FunctionalModule:
                 trace = self._new_trace(rng, rewriter, Sketched())
                 results = list[PyTree]()
                 with session(trace, compiling=compiling):
-                    tensors = wrapped(trace)
+                    tensors = wrapped(trace, 0)
                     with self._swapped(tensors, train, repeated=True):
                         for number in calls_by_draws():
                             state, trace.draws = Snapshot(self.module), 0
@@ -264,10 +270,12 @@ class FunctionalModule:
                                 result = called(trace)
                                 results.append((result, self._collect(trace, tensors, buffers)))
                             if number == 1:
-                                changed_again[:] = self.attributes.unjudged(state)
+                                changed_again[:] = self.attributes.unjudged(
+                                    state, trace, self.buffers_written
+                                )
                                 # Nobody may read lists that every call lets grow.
                                 lengthen(changed_again)
-                            tensors = self._place(wrapped(trace), tensors)
+                            tensors = self._place(wrapped(trace, number + 1), tensors)
                 return results
 
             try:
@@ -333,7 +341,7 @@ class FunctionalModule:
         owner = f"the parameter {name}" if slot.is_parameter and slot.trainable else ""
         tensor = trace.wrap(array, dtype, owner)
         tensor.needs_grad = slot.trainable
-        tensor.cell.input_free = True
+        tensor.cell.input_free, tensor.cell.is_learned = True, slot.trainable
         trace.state.add(tensor.cell)
         if name in self.numbers:
             Recipe(partial(self._number, name, array)).describe(tensor)
@@ -419,6 +427,7 @@ class FunctionalModule:
         if made := tensors_made(self.module, {*self.slots, *self.aliases}):
             raise UnsupportedTorchError(made)
         refuse_backward_hooks(self.module)
+        is_mixed = any(tensors[n].dtype != slot.dtype for n, slot in self.slots.items())
         for name, slot in self.slots.items():
             everywhere = [
                 getattr(self.module.get_submodule(path), kind).get(key)
@@ -455,17 +464,13 @@ class FunctionalModule:
                 after[name] = original  # a cache of constants, which every trace makes anew
                 continue
             self.buffers_written.add(name)
-            if not has_shape:
-                shape = tuple(current.shape) if isinstance(current, torch.Tensor) else current
-                raise UnsupportedTorchError(
-                    f"forward replaces the buffer {name} of shape {original.shape} by {shape}; "
-                    "keep the shape; if a first forward sets it, run one in torch before to_jax"
-                )
+            refuse_other_form(name, current, tensors[name], is_mixed=is_mixed)
             after[name] = cast(
                 carried_by_buffer(trace.as_jax_tensor(current), name), original.dtype
             )
         for name, constant in self.constants:
-            if name in self.buffers_written and id(constant) in trace.adopted:
+            is_read = isinstance(constant, np.ndarray) or id(constant) in trace.adopted
+            if name in self.buffers_written and is_read:
                 raise UnsupportedTorchError(
                     f"forward writes the buffer {name}, and reads another tensor over the same "
                     "memory, which would keep its first values; read the buffer itself"
@@ -477,18 +482,6 @@ class FunctionalModule:
                 "argument, or use torch.where"
             )
         return after
-
-
-def matching(names: list[str], patterns: tuple[str, ...], kind: str) -> list[str]:
-    """The names that patterns of `fnmatch` match; each must match one."""
-    matched = list[str]()
-    for pattern in patterns:
-        matches = [n for n in names if fnmatch.fnmatchcase(n, pattern)]
-        if not matches:
-            listed = ", ".join(names[:12]) + (" …" if len(names) > 12 else "")
-            raise InputError(f"pattern {pattern!r} matches no {kind}; there are {listed}")
-        matched += [n for n in matches if n not in matched]
-    return matched
 
 
 def is_number(buffer: torch.Tensor) -> bool:

@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from jaxsr.interop._core.attributes import TABLES
+from jaxsr.interop._core.dtypes import to_jax_dtype
 from jaxsr.interop.errors import UnsupportedTorchError
 
 
@@ -47,6 +48,30 @@ def refuse_backward_hooks(module: nn.Module) -> None:
                 f"{where} has a backward hook, which JAX would not call; remove it, or write a "
                 "torch.autograd.Function with that backward"
             )
+
+
+def refuse_other_form(name: str, current: object, before: torch.Tensor, *, is_mixed: bool) -> None:
+    """Refuses a buffer that forward has replaced by one of another shape or dtype.
+
+    Args:
+      name: of the buffer.
+      current: what forward left under it.
+      before: what it was.
+      is_mixed: whether the computation has another precision than the module, so that a buffer of
+        floats may be replaced by floats of another width.
+    """
+    if not isinstance(current, torch.Tensor) or current.shape != before.shape:
+        shape = tuple(current.shape) if isinstance(current, torch.Tensor) else current
+        raise UnsupportedTorchError(
+            f"forward replaces the buffer {name} of shape {tuple(before.shape)} by {shape}; "
+            "keep the shape; if a first forward sets it, run one in torch before to_jax"
+        )
+    are_floats = current.is_floating_point() and before.is_floating_point()
+    if to_jax_dtype(current.dtype) != to_jax_dtype(before.dtype) and not (is_mixed and are_floats):
+        raise UnsupportedTorchError(
+            f"forward replaces the buffer {name} of {before.dtype} by {current.dtype}, which the "
+            f"next call would not see; write into it, or cast the value to {before.dtype}"
+        )
 
 
 def drop_caches(twin: nn.Module) -> None:

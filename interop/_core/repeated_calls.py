@@ -10,14 +10,23 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
+from jax.typing import ArrayLike
 
+_OF_CALL = "state of call"
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
+def of_call(array: ArrayLike, number: int) -> jax.Array:
+    """What a parameter or buffer is in the call of that number, where it may be another one."""
+    return checkpoint_name(jnp.asarray(array), f"{_OF_CALL} {number}")
+
+
 def equal_calls(program: Callable[[], Sequence[Any]]) -> bool:
-    """Whether several calls give the same.
+    """Whether several calls give the same, each of the arrays that are its own (`of_call`).
 
     Args:
       program: runs them, and returns the result of each, a pytree.
@@ -34,15 +43,23 @@ def equal_calls(program: Callable[[], Sequence[Any]]) -> bool:
         ]
         return [leaf for part in kept for leaf in part]
 
-    numbers = _numbers(jax.make_jaxpr(flat)())
-    count = arrays[0]
-    alike = len(set(arrays)) == len(set(others)) == 1
-    return alike and all(numbers[i] == numbers[i % count] for i in range(len(numbers)))
-
-
-def _numbers(closed: ClosedJaxpr) -> list[int]:
-    """A number for each result; equal ones are computed alike."""
+    closed = jax.make_jaxpr(flat)()
+    if len(set(arrays)) > 1 or len(set(others)) > 1:
+        return False
     known: dict[Any, int] = {}
+    calls = [_numbers(closed, known, number) for number in range(len(arrays))]
+    parts = [slice(arrays[0] * i, arrays[0] * (i + 1)) for i in range(len(arrays))]
+    return all(call[part] == calls[0][parts[0]] for call, part in zip(calls, parts, strict=True))
+
+
+def _numbers(closed: ClosedJaxpr, known: dict[Any, int], call: int) -> list[int]:
+    """A number for each result; equal ones are computed alike.
+
+    Args:
+      closed: the program of all calls.
+      known: the numbers of what computes, for all calls.
+      call: whose arrays have the numbers of "its own".
+    """
     of_variable: dict[Var, int] = {}
 
     def number(key: Any) -> int:
@@ -57,7 +74,7 @@ def _numbers(closed: ClosedJaxpr) -> list[int]:
         of_variable[variable] = number(("constant", _digest(value)))
     for eqn in closed.jaxpr.eqns:
         operands = tuple(operand(v) for v in eqn.invars)
-        key = (eqn.primitive.name, operands, _parameters(eqn.params))
+        key = (eqn.primitive.name, operands, _parameters(eqn.params, f"{_OF_CALL} {call}"))
         for i, variable in enumerate(eqn.outvars):
             of_variable[variable] = number((key, i))
     return [operand(v) for v in closed.jaxpr.outvars]
@@ -72,8 +89,13 @@ def _digest(value: Any) -> Any:
     return (array.shape, array.dtype.str, hash(array.tobytes()))
 
 
-def _parameters(params: dict[str, Any]) -> tuple:
-    return tuple((name, _parameter(params[name])) for name in sorted(params))
+def _parameters(params: dict[str, Any], own: str) -> tuple:
+    def is_own(value: Any) -> bool:
+        return isinstance(value, str) and value == own
+
+    return tuple(
+        (name, "" if is_own(params[name]) else _parameter(params[name])) for name in sorted(params)
+    )
 
 
 def _parameter(value: Any) -> Any:

@@ -183,7 +183,7 @@ class SharedMemory:
     ) -> None:
         self.windows: dict[int, Window] = {}
         """By id of the tensor that stands there now."""
-        self.constants: list[tuple[str, torch.Tensor]] = []
+        self.constants: list[tuple[str, torch.Tensor | np.ndarray]] = []
         """Names of buffers, and tensors or arrays that keep their first values."""
         ids = {id(tensor) for tensor in registered.values()}
         spans = [(name, t, span) for name, t in registered.items() if (span := ByteRange.of(t))]
@@ -205,7 +205,10 @@ class SharedMemory:
         for array in arrays:
             low, high = np.lib.array_utils.byte_bounds(array)
             for name, begin, span in addresses:
-                if name in parameters and low < begin + span.end - span.begin and begin < high:
+                if not (low < begin + span.end - span.begin and begin < high):
+                    continue
+                self.constants.append((name, array))
+                if name in parameters:
                     raise UnsupportedTorchError(
                         f"the module keeps a NumPy array over the memory of {name}, which a "
                         "compiled function would read once; keep the tensor, or a copy"

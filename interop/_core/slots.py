@@ -1,6 +1,7 @@
 """Parameters and buffers of a torch module: where each sits, under which names, as which array."""
 
 import dataclasses
+import fnmatch
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import nn
 
 from jaxsr.interop._core.dtypes import constant_to_numpy, to_jax_dtype
 from jaxsr.interop._core.shared_memory import refuse_shared_storage
-from jaxsr.interop.errors import UnsupportedTorchError
+from jaxsr.interop.errors import InputError, UnsupportedTorchError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +79,18 @@ def find_slots(module: nn.Module) -> tuple[dict[str, Slot], dict[str, str], froz
         )
     refuse_shared_storage(tensors)
     return slots, aliases, frozenset(non_persistent)
+
+
+def matching(names: list[str], patterns: tuple[str, ...], kind: str) -> list[str]:
+    """The names that patterns of `fnmatch` match; each must match one."""
+    matched = list[str]()
+    for pattern in patterns:
+        matches = [n for n in names if fnmatch.fnmatchcase(n, pattern)]
+        if not matches:
+            listed = ", ".join(names[:12]) + (" …" if len(names) > 12 else "")
+            raise InputError(f"pattern {pattern!r} matches no {kind}; there are {listed}")
+        matched += [n for n in matches if n not in matched]
+    return matched
 
 
 def mentions(value: object, known: Mapping[int, object]) -> bool:

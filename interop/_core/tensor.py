@@ -60,7 +60,8 @@ class Cell:
     `value` is the JAX array of the root tensor, or None while `const`, a real torch tensor, holds
     it. It may be set to a `DeferredArray`, or to a function that makes the array at the first read.
     `owner` says who else sees the storage: "" for nobody, otherwise words for a write's error.
-    `input_free` holds where the value follows from parameters, buffers and constants alone.
+    `input_free` holds where the value follows from parameters, buffers and constants alone, and
+    `is_learned` where a trained parameter is among these.
     `origin` is how a mask was computed (`selections.py`), as long as nothing has been written.
     `bounds` are those of integers, where the trace knows them (`wide_integers.py`).
     `stored` is the value that was last stored for all its readers, `is_whole` says that floats
@@ -68,8 +69,8 @@ class Cell:
     """
 
     __slots__ = (
-        "_lazy", "_settled", "_value", "bounds", "const", "input_free", "is_whole", "origin",
-        "owner", "region", "stored", "version",
+        "_lazy", "_settled", "_value", "bounds", "const", "input_free", "is_learned", "is_whole",
+        "origin", "owner", "region", "stored", "version",
     )  # fmt: skip
 
     _lazy: DeferredArray | Callable[[], jax.Array] | None
@@ -86,6 +87,7 @@ class Cell:
         self.bounds: tuple[int, int] | None = None
         self.is_whole = False
         self.input_free = const is not None
+        self.is_learned = False
         self.region = Region.current()
 
     @property

@@ -134,9 +134,14 @@ def convert(
                 "(torch.view_as_real) as the parameter, and use torch.view_as_complex in forward"
             )
 
+    def converted(objective: Objective, **options: Any) -> JaxModule:
+        model = to_jax(objective, remat=remat, lane_folding=folding, **options)
+        _refuse_tied_networks(model, _player_networks(objective))
+        return model
+
     folding = choose_folding(config.lane_folding, device)
     if config.dtype == "float32":
-        return to_jax(objective, remat=remat, lane_folding=folding)
+        return converted(objective)
     import torch
 
     dtype = getattr(torch, config.dtype)
@@ -150,9 +155,26 @@ def convert(
             lambda _, inputs, outputs: _cast_floats(outputs, torch.float32)
         )
     if config.batch_norm == "local" or not config.per_device(model_devices=model_devices):
-        return to_jax(objective, remat=remat, lane_folding=folding)
+        return converted(objective)
     _exchange_statistics(objective)
-    return to_jax(objective, remat=remat, sync_axis=meshes.DATA_AXES, lane_folding=folding)
+    return converted(objective, sync_axis=meshes.DATA_AXES)
+
+
+def _refuse_tied_networks(model: JaxModule, networks: set[str]) -> None:
+    """Refuses trained parameters that a player's network has in common with the world outside it.
+
+    A player's optimiser moves what has the network's name, and a tied parameter has only one.
+    """
+    for alias, name in model.aliases.items():
+        for network in networks:
+            if name not in model.params or not alias.startswith(f"{network}."):
+                continue
+            if not name.startswith(f"{network}."):
+                raise UnsupportedTorchError(
+                    f"{alias} and {name} are one parameter, which the optimiser of {network} would "
+                    "not move; keep it in that network alone and pass what it computes, or use "
+                    "--engine torch"
+                )
 
 
 def _cast_floats(tree: PyTree, dtype: "torch.dtype") -> PyTree:

@@ -239,8 +239,9 @@ class TorchStep:
             for index in range(slices):
                 rows = {name: value[index::slices] for name, value in tensors.items()}
                 common = getattr(self.objective, phase.share)(rows) if shared is None else shared
-                if not player.through_shared:
-                    common = pytree.tree_map_only(Tensor, Tensor.detach, common)
+                # A player's own containers, so that no loss finds what another put there.
+                seen = Tensor.detach if not player.through_shared else lambda tensor: tensor
+                common = pytree.tree_map_only(Tensor, seen, common)
                 result = getattr(self.objective, player.loss)(common, rows)
                 loss, reported = checked_loss(result, player.loss)
                 (loss / slices).backward(retain_graph=retain)

@@ -1,6 +1,7 @@
 """`torch.autograd.Function` below `torch.autograd.grad` of forward's own."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -142,6 +143,34 @@ def test_gradients_of_inputs_that_are_broadcast_are_summed(shapes):
     )(*arrays)
     for ours, theirs in zip(gradients, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+class Turn(Function):
+    """The product of complex numbers."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        return gradient * weight.conj(), gradient * x.conj()
+
+
+@pytest.mark.parametrize("loss", ["abs", "real", "imag"])
+def test_gradients_of_complex_numbers_are_torchs(loss):
+    """JAX's are their conjugates."""
+    rng = np.random.default_rng(0)
+    arrays = [(rng.normal(size=4) + 1j * rng.normal(size=4)).astype(np.complex64) for _ in range(2)]
+    tensors = [torch.tensor(array, requires_grad=True) for array in arrays]
+    expected = torch.autograd.grad(getattr(torch, loss)(Turn.apply(*tensors) ** 2).sum(), tensors)
+    model = to_jax(Call(Turn.apply))
+    part = getattr(jnp, loss)
+    gradients = jax.grad(lambda *a: part(model.apply({}, {}, *a)[0] ** 2).sum(), (0, 1))(*arrays)
+    for ours, theirs in zip(gradients, expected, strict=True):
+        np.testing.assert_allclose(np.conj(ours), theirs, rtol=1e-5, atol=1e-6)
 
 
 def test_a_gradient_of_another_shape_is_refused():

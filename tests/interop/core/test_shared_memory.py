@@ -224,6 +224,16 @@ def written(s: Any, x: Any) -> Any:
     return x + s.kept.sum()
 
 
+def array_over_buffer(s: Any) -> None:
+    s.register_buffer("a", torch.zeros(4))
+    s.kept = s.a.numpy()
+
+
+def whole_to_float(s: Any, x: Any) -> Any:
+    s.a = s.a + 0.5
+    return x * s.a
+
+
 def frozen_for_good(s: Any, x: Any) -> Any:
     s.weight.requires_grad_(False)
     return x @ s.weight
@@ -249,6 +259,12 @@ REFUSED: dict[str, tuple[Callable, Callable, str]] = {
     ),
     "swap with a gradient": (buffers, swap, "torch would compute with the new value"),
     "one of two names": (tied_buffers, rebound_buffer, "under one of its names"),
+    "NumPy of a written buffer": (array_over_buffer, written, "another tensor over the same"),
+    "dtype": (
+        lambda s: s.register_buffer("a", torch.zeros(4, dtype=torch.int64)),
+        whole_to_float,
+        "replaces the buffer a of torch.int64 by torch.float32",
+    ),
     "window of a written buffer": (window, written, "another tensor over the same memory"),
 }
 

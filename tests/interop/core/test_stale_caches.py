@@ -1,0 +1,117 @@
+"""Tensors that the first call makes of weights or buffers, and that torch keeps as they are."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from jaxsr.interop import UnsupportedTorchError, to_jax
+
+X = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
+
+
+class Anchored(nn.Module):
+    """A network that is held to what it was at first, or to something else of its weight."""
+
+    kept = None
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 3))
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("frequencies", torch.rand(3))
+        self.normalise = nn.BatchNorm1d(3)
+        self.table = {}
+
+    def forward(self, x):
+        return self.normalise(x @ self.weight) + self.extra(x)
+
+
+class OfWeight(Anchored):
+    def extra(self, x):
+        if self.kept is None:
+            self.kept = self.weight.detach().clone()
+        return x @ (self.weight - self.kept)
+
+
+class InTable(Anchored):
+    def extra(self, x):
+        if "weight" not in self.table:
+            self.table["weight"] = self.weight.detach() * 2
+        return x @ (self.weight - self.table["weight"])
+
+
+class OfCount(Anchored):
+    def extra(self, x):
+        if self.kept is None:
+            self.kept = self.count + 1
+        self.count += 1
+        return x * self.kept * self.count
+
+
+class View(Anchored):
+    """Follows the weight in torch as well."""
+
+    def extra(self, x):
+        if self.kept is None:
+            self.kept = self.weight.detach()
+        return x @ self.kept
+
+
+class OfConstants(Anchored):
+    def extra(self, x):
+        if self.kept is None:
+            self.kept = self.frequencies.cos()
+        return x * self.kept
+
+
+class EveryCall(Anchored):
+    def extra(self, x):
+        self.table["weight"] = self.weight * 2
+        return x @ self.table["weight"]
+
+
+class OldWeightNorm(Anchored):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.utils.weight_norm(nn.Linear(3, 3))
+
+    def extra(self, x):
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("kind", [OfWeight, InTable, OfCount])
+def test_what_torch_would_keep_is_refused(kind):
+    model = to_jax(kind())
+    with pytest.raises(UnsupportedTorchError, match=r"changes `self\.(kept|table)"):
+        model.apply(model.params, model.buffers, X, train=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+@pytest.mark.parametrize("kind", [View, OfConstants, EveryCall, OldWeightNorm])
+def test_what_follows_the_state_passes(kind):
+    """Three steps with moving weights, as torch takes them."""
+    reference, model = kind().train(), to_jax(kind())
+    params, buffers = model.params, model.buffers
+
+    @jax.jit
+    def gradients(params, buffers):
+        def loss(params):
+            outputs, after = model.apply(params, buffers, X, train=True)
+            return jnp.sum(outputs**2), after
+
+        return jax.grad(loss, has_aux=True)(params)
+
+    for _ in range(3):
+        reference.zero_grad()
+        reference(torch.from_numpy(X)).square().sum().backward()
+        found, buffers = gradients(params, buffers)
+        params = {name: value - 0.01 * found[name] for name, value in params.items()}
+        with torch.no_grad():
+            for name, parameter in reference.named_parameters():
+                expected = parameter.grad.numpy()
+                np.testing.assert_allclose(found[name], expected, rtol=1e-4, atol=1e-4)
+                parameter.sub_(0.01 * parameter.grad)
