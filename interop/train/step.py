@@ -110,7 +110,7 @@ def init_state(
 def _first_state(rule: optax.GradientTransformation, params: Arrays) -> optax.OptState:
     state = rule.init(params)
     leaves = [leaf for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array)]
-    if any(jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves):
+    if any(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves):
         raise InputError(
             "this optimiser keeps a random key in its state, which checkpoints do not hold (as "
             "optax.add_noise does); use another one"

@@ -10,7 +10,6 @@ import optax.contrib
 import pytest
 import torch
 
-from jaxsr.interop import to_jax
 from jaxsr.interop.errors import InputError
 from jaxsr.interop.train.optimizers import (
     OptimizerConfig,
@@ -18,7 +17,6 @@ from jaxsr.interop.train.optimizers import (
     make_schedule,
     updates_done,
 )
-from jaxsr.interop.train.step import init_state
 from jaxsr.interop.train.torch_step import make_torch_optimizer
 
 STEPS = 50
@@ -244,12 +242,3 @@ def test_torch_has_no_rules_of_optax():
 def test_wrong_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         OptimizerConfig(**options)
-
-
-def test_a_rule_with_a_random_key_is_refused():
-    config = OptimizerConfig(optimizer="optax:noisy_sgd")
-    model = to_jax(torch.nn.ModuleDict({"network": torch.nn.Linear(2, 1)}))
-    with pytest.raises(InputError, match="keeps a random key in its state"):
-        init_state(
-            model, {"network": make_optimizer(config, 10)}, exported="network", seed=0, ema=False
-        )
