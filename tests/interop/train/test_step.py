@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from jaxsr.interop.aot.hlo import collectives
-from jaxsr.interop.errors import UnsupportedTorchError, UserError
+from jaxsr.interop.errors import InputError, UnsupportedTorchError, UserError
 from jaxsr.interop.mesh import make_mesh, place, place_batch, replicated
 from jaxsr.interop.train.objective import Objective, Phase, Player
 from jaxsr.interop.train.optimizers import OptimizerConfig, make_optimizer, make_schedule
@@ -280,3 +280,9 @@ def test_each_player_is_a_scope_of_the_program():
     images = jnp.zeros((2, 3, 8, 8))
     text = jax.jit(step).lower(state, {"image": images}).as_text(debug_info=True)
     assert "student/" in text
+
+
+def test_an_optimiser_with_a_random_key_is_refused():
+    rules = {"student": optax.noisy_sgd(0.1)}
+    with pytest.raises(InputError, match="keeps a random key in its state"):
+        init_state(convert(Distilled(), StepConfig()), rules, exported="student", seed=0, ema=False)
