@@ -88,7 +88,7 @@ def measure(options: Options) -> None:
     prompts = rng.integers(100, 10000, (max(options.batches, default=1), options.prompt_tokens))
     for batch in options.batches:
         contenders = {
-            TITLES[name]: build(name, models[network_of(name)].network, batch, path)
+            TITLES[name]: build(name, models[network_of(name)].network, path)
             for name in options.contenders
             if runs(name, batch)
         }
@@ -130,8 +130,8 @@ def runs(name: ContenderName, batch: int) -> bool:
     return batch == 1
 
 
-def build(name: ContenderName, network: Any, batch: int, path: Path) -> Contender:
-    """A contender for batches of so many prompts; `path` is the network's file."""
+def build(name: ContenderName, network: Any, path: Path) -> Contender:
+    """A contender; `path` is the network's file."""
     from jaxsr.generation.jax_decoder import JaxDecoder
 
     if name == "transformers":
