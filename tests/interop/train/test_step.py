@@ -283,6 +283,6 @@ def test_each_player_is_a_scope_of_the_program():
 
 
 def test_an_optimiser_with_a_random_key_is_refused():
-    rules = {"student": optax.noisy_sgd(0.1)}
+    rules = {"student": optax.add_noise(0.1, 0.5, key=jax.random.key(0))}
     with pytest.raises(InputError, match="keeps a random key in its state"):
         init_state(convert(Distilled(), StepConfig()), rules, exported="student", seed=0, ema=False)
