@@ -35,7 +35,8 @@ class LibraryLayout(CacheLayout):
         self, weights: Mapping[str, Any], turned: Collection[str]
     ) -> dict[str, NamedSharding]:
         # A key's features, split, would have to be gathered from the cache for every token.
-        heads = dict.fromkeys(("k_proj", "v_proj"), self.config.num_key_value_heads)
+        keys = self.config.num_key_value_heads
+        heads = {"k_proj": keys, "v_proj": keys}
         return sharding.weight_shardings(weights, self._rules, heads, self.mesh, turned=turned)
 
     def looking_ahead(self, proposals: int) -> "LookAheadLayout":

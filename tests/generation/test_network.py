@@ -162,9 +162,9 @@ def test_configuration_says_what_is_wrong():
         "num_hidden_layers": 1,
         "num_attention_heads": 4,
     }
-    with pytest.raises(ValueError, match="model_type 'gpt2'"):
+    with pytest.raises(ValueError, match='model_type must be one of llama, qwen3, got "gpt2"'):
         LlamaConfig.from_hf({"model_type": "gpt2", **sizes})
-    with pytest.raises(ValueError, match="lacks vocab_size"):
+    with pytest.raises(ValueError, match="vocab_size is missing"):
         LlamaConfig.from_hf({"model_type": "llama"})
     with pytest.raises(ValueError, match="rope type 'yarn'"):
         LlamaConfig.from_hf({"model_type": "llama", **sizes, "rope_scaling": {"type": "yarn"}})

@@ -218,7 +218,7 @@ class LevelsLinear(QuantizedLinear):
             halves: dict[str, Any] = {
                 n: None if t is None else t.chunk(2, 1) for n, t in self._arrays() if n != "levels"
             }
-            y = 0
+            y: Any = 0
             for i, levels in enumerate((self.levels & 15, self.levels >> 4)):
                 part: dict[str, Any] = {n: None if t is None else t[i] for n, t in halves.items()}
                 weight = Levels(levels=levels, offset=self.offset, **part).dequantized()

@@ -240,8 +240,9 @@ def in_panels(network: nn.Module, names: Collection[str]) -> frozenset[str]:
     """
     swapped = set()
     for name, module in list(network.named_modules()):
-        named = f"{name}.weight" in names and isinstance(module, nn.Linear)
-        if named and _fits(module.weight):
+        if not isinstance(module, nn.Linear) or f"{name}.weight" not in names:
+            continue
+        if _fits(module.weight):
             swap(network, name, PanelLinear(module))
             swapped.add(f"{name}.weight")
     return frozenset(swapped)
