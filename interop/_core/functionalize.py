@@ -45,6 +45,7 @@ from jaxsr.interop._core.module_checks import (
     refuse_backward_hooks,
     refuse_other_form,
     refuse_wrappers,
+    run_uncompiled,
 )
 from jaxsr.interop._core.recipes import Recipe
 from jaxsr.interop._core.repeated_calls import equal_calls, of_call
@@ -101,6 +102,7 @@ def functionalize(
     memo |= {id(t): t.detach().clone() for _, t in shared.constants if isinstance(t, torch.Tensor)}
     twin = copy_module(module, memo)
     drop_caches(twin)
+    run_uncompiled(twin)
     replace_forwards(twin, sync_axis)
     static = matching([n for n in slots if n not in parameters], static_buffers, "buffer")
     numbers = {n: registered[n] for n in non_persistent if is_number(registered[n])}

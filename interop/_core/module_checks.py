@@ -18,8 +18,6 @@ def refuse_wrappers(module: nn.Module) -> None:
         where = f"submodule {name!r} ({type(sub).__name__})" if name else type(sub).__name__
         if isinstance(sub, torch.jit.ScriptModule):
             raise UnsupportedTorchError(f"{where} is TorchScript; convert the Python module itself")
-        if hasattr(sub, "_orig_mod") and type(sub).__name__ == "OptimizedModule":
-            raise UnsupportedTorchError(f"{where} is compiled; convert its `_orig_mod`")
         if isinstance(sub, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             raise UnsupportedTorchError(f"{where}: convert its `.module`; the mesh replaces it")
         trained = [(k, p) for k, p in sub._parameters.items() if p is not None and p.requires_grad]
@@ -72,6 +70,13 @@ def refuse_other_form(name: str, current: object, before: torch.Tensor, *, is_mi
             f"forward replaces the buffer {name} of {before.dtype} by {current.dtype}, which the "
             f"next call would not see; write into it, or cast the value to {before.dtype}"
         )
+
+
+def run_uncompiled(twin: nn.Module) -> None:
+    """Lets submodules that `torch.compile` has wrapped run what they wrap, under their names."""
+    for sub in twin.modules():
+        if type(sub).__name__ == "OptimizedModule":
+            sub.forward = sub._orig_mod.forward  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def drop_caches(twin: nn.Module) -> None:

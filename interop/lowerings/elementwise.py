@@ -298,25 +298,32 @@ _hypot = with_partials(jnp.hypot, lambda x, _, out: x / out, lambda _, y, out: y
 _lowers_wide(_hypot, aten.hypot.default)
 
 
-_xlogy = with_partials(
-    lambda x, y: jnp.where(is_nan(y), y, jnp.where(x == 0, 0, x * jnp.log(y))),
-    lambda x, y, _: jnp.where((x == 0) & (y <= 0), 0, jnp.log(y)),
-    lambda x, y, _: x / y,
-)
+def _times_log(
+    log: Callable[[jax.Array], jax.Array], pole: float
+) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """x · log(y), 0 where x is; `log` is infinite at `pole`."""
 
+    @jax.custom_jvp
+    def run(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.where(is_nan(y), y, jnp.where(x == 0, 0, x * log(y)))
 
-_lowers_wide(_xlogy, aten.xlogy.Tensor, aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other)
+    @run.defjvp
+    def _(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+        x, y = primals
+        # As in torch a cotangent of zero wins over an infinite logarithm.
+        of_x = jnp.where((x == 0) & (y <= pole), 0, masked_product(tangents[0], log(y)))
+        return run(x, y), of_x + masked_product(x / (y - pole), tangents[1])
 
-
-_xlog1py = with_partials(
-    lambda x, y: jnp.where(is_nan(y), y, jnp.where(x == 0, 0, x * jnp.log1p(y))),
-    lambda x, y, _: jnp.where((x == 0) & (y <= -1), 0, jnp.log1p(y)),
-    lambda x, y, _: x / (y + 1),
-)
+    return run
 
 
 _special = aten.special_xlog1py
-_lowers_wide(_xlog1py, _special.default, _special.self_scalar, _special.other_scalar)
+_lowers_wide(
+    _times_log(jnp.log, 0), aten.xlogy.Tensor, aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other
+)
+_lowers_wide(
+    _times_log(jnp.log1p, -1), _special.default, _special.self_scalar, _special.other_scalar
+)
 
 
 _logit = with_partials(
@@ -459,7 +466,7 @@ _I0E = with_partials(_bessel.i0e, lambda x, y: _I1E(x) - jnp.sign(x) * y)
 @wraps_torchax(
     aten.special_bessel_j0, aten.special_bessel_j1, aten.special_bessel_y0,
     aten.special_bessel_y1, aten.special_modified_bessel_i0, aten.special_modified_bessel_i1,
-    aten.special_modified_bessel_k0, aten.special_modified_bessel_k1, aten.special_erfcx,
+    aten.special_modified_bessel_k0, aten.special_modified_bessel_k1,
     aten.special_hermite_polynomial_h, aten.special_hermite_polynomial_he,
     aten.special_laguerre_polynomial_l,
 )  # fmt: skip

@@ -62,6 +62,10 @@ def make_torch_optimizer(
             )
 
 
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
 class NonFiniteError(UserError, ArithmeticError):
     """A loss or a gradient is not a finite number."""
 
@@ -240,8 +244,9 @@ class TorchStep:
                 rows = {name: value[index::slices] for name, value in tensors.items()}
                 common = getattr(self.objective, phase.share)(rows) if shared is None else shared
                 # A player's own containers, so that no loss finds what another put there.
-                seen = Tensor.detach if not player.through_shared else lambda tensor: tensor
-                common = pytree.tree_map_only(Tensor, seen, common)
+                common = pytree.tree_map_only(
+                    Tensor, _same if player.through_shared else Tensor.detach, common
+                )
                 result = getattr(self.objective, player.loss)(common, rows)
                 loss, reported = checked_loss(result, player.loss)
                 (loss / slices).backward(retain_graph=retain)
