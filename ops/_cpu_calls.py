@@ -142,6 +142,7 @@ def call(
       **options: all integers that the kernel depends on, so that a compiled program can be
         kept and used by another process.
     """
+    _keep_interrupts_outside()
     shapes = [array.shape for array in (*operands, *jax.tree.leaves(results))]
     last = [False] * len(shapes) if channels_last is None else channels_last
     layouts = [_layout(len(shape), flag) for shape, flag in zip(shapes, last, strict=True)]
@@ -214,23 +215,47 @@ _handlers: list[Any] = []
 
 def _handle(name: str, function: Kernel, place: int) -> int | None:
     """XLA's call; None means success."""
-    frame = _FRAME.from_address(place)[:]
-    if frame[1] and _answered_version(frame[1]):
-        return None
     inputs: list[np.ndarray] = []
     try:
         try:
-            _run(function, frame, inputs)
+            _run(function, place, inputs)
         except KeyboardInterrupt:  # it came just before the kernel, or after it
             _send_later(signal.SIGINT)
-            _run(function, frame, inputs)
+            _run(function, place, inputs)
     except BaseException as error:  # an exception must not leave a C function
-        return _error(frame[_API], name, inputs, error)
+        return _error(_FRAME.from_address(place)[_API], name, inputs, error)
     return None
 
 
-def _run(function: Kernel, frame: list[int], inputs: list[np.ndarray]) -> None:
+def is_put_off(number: int, frame: types.FrameType | None) -> bool:
+    """Whether a signal's handler is called where a kernel's call begins, and is sent again later.
+
+    Python sees a signal that came while XLA computed at that place, before any `try`. ctypes would
+    drop the handler's exception, and XLA read what lay where the result is to be.
+    """
+    if frame is None or frame.f_code is not _handle.__code__:
+        return False
+    _send_later(number)
+    return True
+
+
+def _interrupt_outside(number: int, frame: types.FrameType | None) -> None:
+    """Python's own handler of Ctrl-C, outside of kernels."""
+    if not is_put_off(number, frame):
+        signal.default_int_handler(number, frame)
+
+
+def _keep_interrupts_outside() -> None:
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt_outside)
+
+
+def _run(function: Kernel, place: int, inputs: list[np.ndarray]) -> None:
     """Calls the kernel; `inputs` are what it got."""
+    frame = _FRAME.from_address(place)[:]
+    if frame[1] and _answered_version(frame[1]):
+        return
     begin, length = _TEXT.from_address(c_int64.from_address(frame[_ATTRIBUTES]).value)[:]
     attributes = _parsed(ctypes.string_at(begin, length))
     last = attributes["channels_last"]

@@ -8,6 +8,7 @@ Training handles the signals itself while it has a step to save (`training.stop_
 import os
 import select
 import signal
+import sys
 import threading
 from types import FrameType
 
@@ -36,7 +37,10 @@ def ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _interrupt(number: int, _: FrameType | None) -> None:
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    kernels = sys.modules.get("jaxsr.ops._cpu_calls")
+    if kernels is not None and kernels.is_put_off(number, frame):
+        return
     raise KeyboardInterrupt(f"ended by {signal.Signals(number).name}")
 
 

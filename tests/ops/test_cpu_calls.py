@@ -133,3 +133,40 @@ def test_interrupt():
     output, _ = process.communicate(timeout=60)
     assert "interrupted" in output
     assert time.monotonic() - start < 5
+
+
+def test_an_interrupt_while_xla_computes_skips_no_kernel():
+    """Python raises it where the kernel's call begins, and ctypes drops what is raised there."""
+    program = textwrap.dedent("""
+        import os, signal, threading, time
+        import jax, jax.numpy as jnp
+        from jaxsr.ops import _cpu_calls as cpu_calls
+
+        @cpu_calls.kernel("test_plus_one")
+        def plus_one(inputs, outputs, attributes):
+            outputs[0][...] = inputs[0] + 1
+
+        @jax.jit
+        def run(x):
+            x = jax.lax.fori_loop(0, 100_000, lambda _, a: jnp.sin(a) * 1.0001, x)
+            return x, cpu_calls.call(plus_one, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_cpu_enable_async_dispatch", False)  # in this thread
+        x = jnp.full(1000, 0.5)
+        jax.block_until_ready(run(x))
+        interrupted = 0
+        for number in range(5):
+            threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+            try:
+                before, after = run(x + number)
+                assert (after == before + 1).all()
+                time.sleep(1)
+            except KeyboardInterrupt:
+                interrupted += 1
+        print(interrupted)
+    """)
+    process = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (process.stdout, process.stderr) == ("5\n", "")
