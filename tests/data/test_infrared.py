@@ -288,6 +288,9 @@ def test_missing_and_empty_lists_are_named(data_set):
         open_split(data_set, "test")
     with pytest.raises(FileNotFoundError, match="no folder"):
         open_split(data_set / "nowhere", "test")
+    (data_set.parent / "data.tar").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"data\.tar is a file; .*: unpack an archive"):
+        open_split(data_set.parent / "data.tar", "test")
     with pytest.raises(FileNotFoundError, match="masks/NAME"):
         (data_set / "masks").rename(data_set / "other")
         open_split(data_set, "train")
