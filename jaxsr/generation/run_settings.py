@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from jaxsr.errors import InputError
+from jaxsr.field_values import from_values
 from jaxsr.generation.config import GenerateConfig
 from jaxsr.generation.options import SamplingOptions, recommended_options
 from jaxsr.generation.packed_layers import Packed
@@ -56,13 +57,8 @@ def sampling_options(config: GenerateConfig, generation: dict[str, Any]) -> Samp
         )
     default = SamplingOptions()
     named = {n: v for n, v in chosen.items() if v != getattr(default, n)}
-    try:
-        return SamplingOptions(**{**chosen, **recommended, **named})
-    except TypeError as error:
-        raise InputError(
-            f"generation_config.json is damaged ({error}); get it again, or leave "
-            "--model-sampling out"
-        ) from error
+    values = {**chosen, **recommended, **named}
+    return from_values(SamplingOptions, values, prefix="generation_config.json: ")
 
 
 def stops(
