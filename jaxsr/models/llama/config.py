@@ -105,16 +105,17 @@ class LlamaConfig:
             raise InputError(f"config.json has hidden_act {act!r}; only silu is computed here")
         if stated.get("use_sliding_window"):
             raise InputError("config.json has use_sliding_window; only full attention is computed")
-        kind, size, heads = map(stated.get, ("model_type", "hidden_size", "num_attention_heads"))
-        are_counts = isinstance(size, int) and isinstance(heads, int) and heads > 0
+        kind, size = stated.get("model_type"), stated.get("hidden_size")
+        heads = stated.get("num_attention_heads")
+        each = size // heads if isinstance(size, int) and isinstance(heads, int) and heads else 1
         # transformers 5 moved both rope fields into one.
         rope = stated.get("rope_parameters") or stated.get("rope_scaling") or {}
         theta = isinstance(rope, Mapping) and rope.get("rope_theta")
         values = {
             "model_type": kind,
             # transformers' own defaults of each family.
-            "num_key_value_heads": heads if are_counts else 1,
-            "head_dim": 128 if kind == "qwen3" else size // heads if are_counts else 1,
+            "num_key_value_heads": heads if isinstance(heads, int) else 1,
+            "head_dim": 128 if kind == "qwen3" else each,
             "max_position_embeddings": 32768 if kind == "qwen3" else 2048,
             **_of(cls, stated),
             **({"rope_theta": theta} if theta else {}),
