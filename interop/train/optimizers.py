@@ -8,6 +8,7 @@ each against torch. References: Kingma & Ba 2015; Loshchilov & Hutter 2019; Duch
 
 import importlib
 import inspect
+import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxsr.interop.errors import InputError, first_line
-from jaxsr.interop.train.options import OptimizerConfig
+from jaxsr.interop.train.options import OptimizerConfig, json_object
 from jaxsr.interop.train.packing import norm
 
 
@@ -30,7 +31,11 @@ class Elementwise(optax.GradientTransformationExtraArgs):
 
 
 def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
-    """The learning rate as a function of the number of updates done, over `steps` updates."""
+    """The learning rate as a function of the number of updates done, over `steps` updates.
+
+    Raises:
+      InputError: optax has no such schedule, or it takes other arguments.
+    """
     span = max(steps - config.warmup_steps, 1)
     main: optax.Schedule
     match config.schedule:
@@ -48,8 +53,10 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
         case "wsd":
             fall = min(max(round(config.decay_share * steps), 1), span)
             main = optax.linear_schedule(config.lr, config.final_lr, fall, span - fall)
-        case _:
+        case "constant":
             main = optax.constant_schedule(config.lr)
+        case _:
+            main = _schedule_of_optax(config, span)
     if not config.warmup_steps:
         return main
     # torch's LinearLR never starts at exactly 0 either: a first update of size 0 is wasted.
@@ -57,6 +64,40 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
         config.lr / config.warmup_steps, config.lr, max(config.warmup_steps - 1, 1)
     )
     return optax.join_schedules([rise, main], [config.warmup_steps])
+
+
+def _schedule_of_optax(config: OptimizerConfig, span: int) -> optax.Schedule:
+    """A schedule by its name, over `span` updates."""
+    where, _, name = config.schedule.partition(":")
+    maker: Any = getattr(importlib.import_module(where), name, None)
+    takes = list(inspect.signature(maker).parameters) if callable(maker) else []
+    rates = [each for each in ("peak_value", "init_value", "value") if each in takes]
+    if not rates:
+        raise InputError(
+            f"schedule {config.schedule} is not one of optax {optax.__version__} with a peak or "
+            "first value; give another name, or return an optimiser with it from your task's "
+            "optimizer method"
+        )
+    defaults = {"init_value": 0.0} if rates[0] == "peak_value" and "init_value" in takes else {}
+    lengths = {each: span for each in ("transition_steps", "decay_steps") if each in takes}
+    stated: dict[str, Any] = json_object("schedule_args", config.schedule_args)
+    try:
+        for key, value in stated.items():
+            if key == "boundaries_and_scales":  # JSON has no numbers as names
+                stated[key] = {int(update): factor for update, factor in value.items()}
+        made: Any = maker(**{rates[0]: config.lr, **defaults, **lengths, **stated})
+        values = [float(made(update)) for update in (0, span // 2, span - 1)]
+    except Exception as error:
+        raise InputError(
+            f"schedule {config.schedule} does not take {config.schedule_args or 'no arguments'} "
+            f"({first_line(error)}); it has {', '.join(takes)}"
+        ) from error
+    if not all(0 <= value < math.inf for value in values):
+        raise InputError(
+            f"schedule {config.schedule} has the learning rate {min(values):g} within the run; "
+            "correct schedule_args"
+        )
+    return made
 
 
 def make_optimizer(
@@ -125,7 +166,7 @@ def _rule_of_optax(
             f"optimizer {config.optimizer} validates other weights than it trains, which jaxsr's "
             "step does not; use wsd as the schedule"
         )
-    arguments = config.arguments
+    arguments = json_object("optimizer_args", config.optimizer_args)
     if config.weight_decay and "weight_decay" in takes:
         arguments = {"weight_decay": config.weight_decay, **arguments}
     elif config.weight_decay:

@@ -11,7 +11,7 @@ from jaxsr.interop.errors import InputError, first_line
 from jaxsr.interop.fields import check_fields, number
 
 OPTIMIZERS = ("adam", "adamw", "sgd", "adagrad")
-Schedule = Literal["constant", "cosine", "exponential", "multistep", "wsd"]
+SCHEDULES = ("constant", "cosine", "exponential", "multistep", "wsd")
 _OF_OPTAX = re.compile(r"optax(\.contrib)?:[a-z]\w*")
 
 
@@ -39,10 +39,13 @@ class OptimizerConfig:
     """SGD's dampening of the momentum."""
     nesterov: bool = False
     """SGD with Nesterov's momentum."""
-    schedule: Schedule = "constant"
+    schedule: str = "constant"
     """Learning rate over the run: constant; a half cosine down to `final_lr`, or exponential; times
     `gamma` at each of `milestones` (multistep); constant, then straight down over the last
-    `decay_share` of the run (wsd)."""
+    `decay_share` of the run (wsd); or one of optax by its name: optax:cosine_onecycle_schedule."""
+    schedule_args: str = ""
+    """Arguments of a schedule of optax as a JSON object: {"pct_start": 0.2}. Its peak or first
+    value is lr, and it lasts as long as the run, where these arguments state nothing else."""
     warmup_steps: int = number(0, least=0)
     """Updates over which the learning rate rises linearly from 0."""
     final_lr: float = number(0.0, least=0)
@@ -58,25 +61,11 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        self._check_rule()
+        _check_named("optimizer", self.optimizer, OPTIMIZERS, self.optimizer_args)
+        _check_named("schedule", self.schedule, SCHEDULES, self.schedule_args)
         self._check_schedule()
         if self.nesterov and (self.momentum == 0 or self.dampening != 0):
             raise InputError("nesterov needs a momentum above 0 and a dampening of 0")
-
-    def _check_rule(self) -> None:
-        if self.optimizer in OPTIMIZERS:
-            if self.optimizer_args:
-                raise InputError(
-                    f"optimizer_args are for rules of optax, got {self.optimizer_args!r:.80} for "
-                    f"{self.optimizer}; use the options, such as betas"
-                )
-            return
-        if not _OF_OPTAX.fullmatch(self.optimizer):
-            raise InputError(
-                f"optimizer must be one of {', '.join(OPTIMIZERS)}, optax:NAME or "
-                f"optax.contrib:NAME, got {self.optimizer!r}"
-            )
-        _ = self.arguments
 
     def _check_schedule(self) -> None:
         if self.schedule == "multistep" and not self.milestones:
@@ -85,25 +74,39 @@ class OptimizerConfig:
             raise InputError("schedule=exponential never reaches 0; give --final-lr above 0")
 
     @property
-    def arguments(self) -> dict[str, Any]:
-        """`optimizer_args` as values.
-
-        Raises:
-          InputError: they are not a JSON object.
-        """
-        try:
-            values: Any = json.loads(self.optimizer_args or "{}")
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"optimizer_args is not JSON ({first_line(error)})") from None
-        if not isinstance(values, dict):
-            raise InputError(f"optimizer_args must be a JSON object, got {self.optimizer_args:.80}")
-        return cast("dict[str, Any]", values)
-
-    @property
     def epsilon(self) -> float:
         if self.eps is not None:
             return self.eps
         return 1e-10 if self.optimizer == "adagrad" else 1e-8
+
+
+def _check_named(option: str, name: str, known: tuple[str, ...], arguments: str) -> None:
+    if name not in known and not _OF_OPTAX.fullmatch(name):
+        raise InputError(
+            f"{option} must be one of {', '.join(known)}, optax:NAME or optax.contrib:NAME, got "
+            f"{name!r:.80}"
+        )
+    if name in known and arguments:
+        raise InputError(
+            f"{option}_args are for those of optax, got {arguments!r:.80} for {name}; use the "
+            "other options"
+        )
+    json_object(f"{option}_args", arguments)
+
+
+def json_object(option: str, text: str) -> dict[str, Any]:
+    """The values of an option that is a JSON object; empty text has none.
+
+    Raises:
+      InputError: it is not a JSON object.
+    """
+    try:
+        values: Any = json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{option} is not JSON ({first_line(error)})") from None
+    if not isinstance(values, dict):
+        raise InputError(f"{option} must be a JSON object, got {text:.80}")
+    return cast("dict[str, Any]", values)
 
 
 @dataclass(frozen=True, kw_only=True)

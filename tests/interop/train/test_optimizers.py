@@ -1,6 +1,7 @@
 """optax optimisers against torch.optim: the same parameters after 50 steps."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -212,6 +213,54 @@ def test_rules_that_optax_lacks(options, message):
         make_optimizer(OptimizerConfig(**options), 10)
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments", "theirs"),
+    [
+        ("constant_schedule", {}, lambda: optax.constant_schedule(0.5)),
+        ("cosine_onecycle_schedule", {"pct_start": 0.2},
+         lambda: optax.cosine_onecycle_schedule(40, 0.5, pct_start=0.2)),
+        ("warmup_cosine_decay_schedule", {"warmup_steps": 5},
+         lambda: optax.warmup_cosine_decay_schedule(0.0, 0.5, 5, 40)),
+        ("polynomial_schedule", {"end_value": 0.1, "power": 2},
+         lambda: optax.polynomial_schedule(0.5, 0.1, 2, 40)),
+        ("linear_schedule", {"init_value": 1, "end_value": 0, "transition_steps": 10},
+         lambda: optax.linear_schedule(1, 0, 10)),
+        ("piecewise_constant_schedule", {"boundaries_and_scales": {"10": 0.1}},
+         lambda: optax.piecewise_constant_schedule(0.5, {10: 0.1})),
+    ],
+)  # fmt: skip
+def test_schedules_of_optax(name, arguments, theirs):
+    config = OptimizerConfig(
+        lr=0.5, schedule=f"optax:{name}", schedule_args=json.dumps(arguments) if arguments else ""
+    )
+    ours, theirs = make_schedule(config, 40), theirs()
+    np.testing.assert_array_equal([ours(i) for i in range(40)], [theirs(i) for i in range(40)])
+    warm = make_schedule(dataclasses.replace(config, warmup_steps=4), 44)
+    np.testing.assert_array_equal([warm(i) for i in range(4, 44)], [theirs(i) for i in range(40)])
+
+
+@pytest.mark.parametrize(
+    ("schedule", "arguments", "message"),
+    [
+        ("optax:none", "", "is not one of optax"),
+        ("optax:adam", "", "is not one of optax"),
+        ("optax:linear_schedule", "", "does not take no arguments .*it has init_value, end_value"),
+        ("optax:linear_schedule", '{"end": 1}', "does not take .*it has init_value"),
+        ("optax:linear_schedule", '{"end_value": "x"}', "does not take"),
+        ("optax:linear_schedule", '{"end_value": -9}', "has the learning rate -"),
+        (
+            "optax:piecewise_constant_schedule",
+            '{"boundaries_and_scales": {"a": 1}}',
+            "does not take",
+        ),
+    ],
+)
+def test_schedules_that_optax_lacks(schedule, arguments, message):
+    with pytest.raises(InputError, match=message) as error:
+        make_schedule(OptimizerConfig(schedule=schedule, schedule_args=arguments), 40)
+    assert "\n" not in str(error.value)
+
+
 def test_torch_has_no_rules_of_optax():
     with pytest.raises(InputError, match="use --engine jax"):
         make_torch_optimizer(OptimizerConfig(optimizer="optax:lion"), [])
@@ -222,8 +271,13 @@ def test_torch_has_no_rules_of_optax():
     [
         ({"optimizer": "optax:lion", "optimizer_args": "b1=1"}, "optimizer_args is not JSON"),
         ({"optimizer": "optax:lion", "optimizer_args": "[1]"}, "must be a JSON object"),
-        ({"optimizer_args": "{}x"}, "optimizer_args are for rules of optax"),
+        ({"optimizer_args": "{}x"}, "optimizer_args are for those of optax"),
         ({"optimizer": "os:system"}, "optimizer must be one of"),
+        (
+            {"schedule": "optax:linear_schedule", "schedule_args": "1"},
+            "schedule_args must be a JSON",
+        ),
+        ({"schedule_args": '{"a": 1}'}, "schedule_args are for those of optax"),
         ({"schedule": "multistep"}, "needs milestones"),
         ({"schedule": "multistep", "milestones": (-5.0,)}, "must be above 0"),
         ({"schedule": "exponential"}, "never reaches 0"),
