@@ -29,6 +29,9 @@ class Anchored(nn.Module):
     def forward(self, x):
         return self.normalise(x @ self.weight) + self.extra(x)
 
+    def extra(self, x):
+        raise NotImplementedError
+
 
 class OfWeight(Anchored):
     def extra(self, x):
@@ -80,7 +83,7 @@ class OldWeightNorm(Anchored):
         self.layer = nn.utils.weight_norm(nn.Linear(3, 3))
 
     def extra(self, x):
-        return self.layer(x)
+        return self.get_submodule("layer")(x)
 
 
 @pytest.mark.parametrize("kind", [OfWeight, InTable, OfCount])
