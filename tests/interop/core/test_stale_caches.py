@@ -23,6 +23,7 @@ class Anchored(nn.Module):
         self.weight = nn.Parameter(torch.randn(3, 3))
         self.register_buffer("count", torch.zeros(()))
         self.register_buffer("frequencies", torch.rand(3))
+        self.frequencies: torch.Tensor
         self.normalise = nn.BatchNorm1d(3)
         self.table = {}
 
