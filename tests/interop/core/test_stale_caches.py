@@ -23,11 +23,15 @@ class Anchored(nn.Module):
         self.weight = nn.Parameter(torch.randn(3, 3))
         self.register_buffer("count", torch.zeros(()))
         self.register_buffer("frequencies", torch.rand(3))
+        self.frequencies: torch.Tensor
         self.normalise = nn.BatchNorm1d(3)
         self.table = {}
 
     def forward(self, x):
         return self.normalise(x @ self.weight) + self.extra(x)
+
+    def extra(self, x):
+        raise NotImplementedError
 
 
 class OfWeight(Anchored):
@@ -80,7 +84,7 @@ class OldWeightNorm(Anchored):
         self.layer = nn.utils.weight_norm(nn.Linear(3, 3))
 
     def extra(self, x):
-        return self.layer(x)
+        return self.get_submodule("layer")(x)
 
 
 @pytest.mark.parametrize("kind", [OfWeight, InTable, OfCount])
