@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from jaxsr.interop.errors import InputError, first_line
@@ -12,14 +12,19 @@ from jaxsr.interop.fields import check_fields, number
 
 OPTIMIZERS = ("adam", "adamw", "sgd", "adagrad")
 SCHEDULES = ("constant", "cosine", "exponential", "multistep", "wsd")
-_OF_OPTAX = re.compile(r"optax(\.contrib)?:[a-z]\w*")
+_OF_OPTAX = r"optax(\.contrib)?:[a-z]\w*"
+
+
+def _one_of(known: tuple[str, ...], default: str) -> Any:
+    """A field of one of these names, or of one of optax; schemas have its pattern."""
+    return field(default=default, metadata={"pattern": f"^({'|'.join(known)}|{_OF_OPTAX})$"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """An optimiser, its schedule and its clipping; both engines build theirs from it."""
 
-    optimizer: str = "adamw"
+    optimizer: str = _one_of(OPTIMIZERS, "adamw")
     """Update rule: adam, adamw, sgd or adagrad, as torch.optim defines it; or in JAX one of optax
     by its name: optax:lion, optax.contrib:muon."""
     optimizer_args: str = ""
@@ -39,7 +44,7 @@ class OptimizerConfig:
     """SGD's dampening of the momentum."""
     nesterov: bool = False
     """SGD with Nesterov's momentum."""
-    schedule: str = "constant"
+    schedule: str = _one_of(SCHEDULES, "constant")
     """Learning rate over the run: constant; a half cosine down to `final_lr`, or exponential; times
     `gamma` at each of `milestones` (multistep); constant, then straight down over the last
     `decay_share` of the run (wsd); or one of optax by its name: optax:cosine_onecycle_schedule."""
@@ -81,7 +86,7 @@ class OptimizerConfig:
 
 
 def _check_named(option: str, name: str, known: tuple[str, ...], arguments: str) -> None:
-    if name not in known and not _OF_OPTAX.fullmatch(name):
+    if name not in known and not re.fullmatch(_OF_OPTAX, name):
         raise InputError(
             f"{option} must be one of {', '.join(known)}, optax:NAME or optax.contrib:NAME, got "
             f"{name!r:.80}"

@@ -84,7 +84,8 @@ def _value(kind: Any, field: dataclasses.Field, default: Any) -> JsonObject:
     bounds = field.metadata.get("bounds", {}) if kind in (int, float) else {}
     if kind is str:  # `mesh: 8` is one
         more = ["object"] if takes_json(field.name) else []
-        return {"type": ["string", "integer", *more]}
+        rule = {name: field.metadata[name] for name in ("pattern",) if name in field.metadata}
+        return {"type": ["string", "integer", *more]} | rule
     if kind not in _TYPES:  # of a class of the user's
         return {}
     return {"type": _TYPES[kind]} | {_BOUNDS[rule]: bound for rule, bound in bounds.items()}
