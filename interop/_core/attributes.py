@@ -166,12 +166,19 @@ class Attributes:
         names = {id(sub): name for name, sub in self._module.named_modules()}
 
         def is_made_once(value: object) -> bool:
-            """Whether torch may keep what it was, while parameters and buffers move."""
-            return any(
-                cell.input_free and (written or (self._module.training and cell.is_learned))
-                for cell in (tensor.cell for tensor in _traced(value))
-                if cell.const is None and cell not in trace.state
-            )
+            """Whether torch may keep what it was, while parameters and buffers move.
+
+            Torch takes no second gradient through a tensor that it kept, so one that has a gradient
+            is made anew by whoever trains.
+            """
+            moves = self._module.training
+
+            def is_kept(tensor: JaxTensor) -> bool:
+                learned = moves and tensor.cell.is_learned and not tensor.needs_grad
+                return tensor.cell.input_free and (bool(written) or learned)
+
+            made = [t for t in _traced(value) if t.cell.const is None and t.cell not in trace.state]
+            return any(map(is_kept, made))
 
         def is_judged(change: Change) -> bool:
             holds_tensors = has_tensor(change.after)
