@@ -3,6 +3,7 @@
 import sys
 from importlib import import_module
 
+from jaxsr.errors import did_you_mean, printable
 from jaxsr.models.families import FAMILIES
 from jaxsr.runtime.cli import run_program, version
 from jaxsr.runtime.exit_status import ExitStatus
@@ -29,11 +30,15 @@ def main() -> int:
     families = f"model families: {', '.join(FAMILIES)}; and torch modules of your own"
     usage = ["usage: jaxsr COMMAND [OPTIONS]", "", *lines, "", families]
     ends = (
-        "jaxsr COMMAND --help lists options; --version, --quiet: everywhere",
+        "jaxsr COMMAND --help lists options; every command has --version and --quiet",
         'eval "$(jaxsr --completion)" completes words in bash and zsh',
     )
     text = "\n".join([*usage, *ends])
     if name == "--completion":
+        if words := " ".join(sys.argv[2:]):
+            text = f"--completion takes no value, got {words!r}; one script serves bash and zsh"
+            print(f"jaxsr: {text}", file=sys.stderr)
+            return ExitStatus.WRONG_INPUT
         from jaxsr.runtime.completion import completion_script
         from jaxsr.training.find_task import TASKS, find_options
 
@@ -45,8 +50,19 @@ def main() -> int:
     if name in ("-h", "--help", "help"):
         print(text)
         return ExitStatus.OK
-    print(f"jaxsr: no command {name!r}; there are {', '.join(COMMANDS)}", file=sys.stderr)
+    print(f"jaxsr: {_refusal(name)}", file=sys.stderr)
     return ExitStatus.WRONG_INPUT
+
+
+def _refusal(word: str) -> str:
+    """Why the first word is not a command, and what is."""
+    if word == "--quiet":
+        return "--quiet comes after the command: jaxsr train --quiet"
+    if word.startswith("-"):
+        near = did_you_mean(word, ("--help", "--version", "--completion"))
+        return f"unknown option {word}{near}; options of a command come after it; see jaxsr --help"
+    near = did_you_mean(word, COMMANDS)
+    return f"no command {printable(word, 80)!r}{near}; there are {', '.join(COMMANDS)}"
 
 
 def program() -> None:

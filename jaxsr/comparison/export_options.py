@@ -20,8 +20,9 @@ class ExportConfig(ModelOptions):
 
     out: Path
     """The file to write, such as net.stablehlo or net.onnx."""
-    format: Literal["stablehlo", "onnx"] = "stablehlo"
-    """stablehlo is read by jax.export.deserialize; onnx is what torch's own exporter writes."""
+    format: Literal["stablehlo", "onnx"] | None = None
+    """stablehlo is for jax.export.deserialize; onnx comes from torch's own exporter. Default: onnx
+    if the name of out ends in .onnx, otherwise stablehlo."""
     input: tuple[str, ...] = ()
     """Inputs as [NAME=][DTYPE:]SIZES[:LIMIT]: 1,3,224,224 or ids=int64:2,16:1000. Default: those of
     the model's library or family."""
@@ -32,6 +33,9 @@ class ExportConfig(ModelOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.format is None:
+            ending = self.out.suffix.lower()
+            object.__setattr__(self, "format", "onnx" if ending == ".onnx" else "stablehlo")
         if not self.platforms:
             raise InputError("platforms is empty; name one at least, such as --platforms cpu")
         if self.out.is_dir():

@@ -98,9 +98,9 @@ def find_inputs(config: RestoreConfig) -> Inputs:
         config.inputs, out=config.out, suffix=config.suffix, result_folders=("report",)
     )
     if config.inputs and not inputs.sources:
-        problems = [f"{name}: {reason}" for name, reason in inputs.problems]
-        reasons = "; ".join(problems + inputs.notes()) or "the folders are empty"
-        raise InputError(f"no images found ({reasons}); name images, videos, folders or globs")
+        raise InputError(
+            f"no images found ({inputs.why_empty()}); name images, videos, folders or globs"
+        )
     return inputs
 
 

@@ -41,11 +41,11 @@ class Options:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "--out is missing: Folder for the results; see"),
+        ([], "--out is missing (Folder for the results); see"),
         (["--out"], "--out needs a value; see"),
         (["--out", "x", "--size", "y"], "--size must be a whole number, got 'y'; see"),
         (["--out", "x", "y"], "unexpected word y; see"),
-        (["--out", "x", "--szie", "1"], "unknown option --szie; did you mean --size?; see"),
+        (["--out", "x", "--szie", "1"], "unknown option --szie (did you mean --size?); see"),
     ],
 )
 def test_what_the_parser_rejects_names_the_help_once(words, message):
