@@ -14,7 +14,7 @@ import numpy as np
 from jaxsr.errors import DamagedFileError, InputError, one_line
 from jaxsr.interop.atomic_write import atomic_write, set_aside
 from jaxsr.interop.sealed_json import seal, unseal
-from jaxsr.runtime.activity import is_quiet, set_status
+from jaxsr.runtime.activity import fitted, is_quiet, set_status
 from jaxsr.training.loggers import Logger
 
 log = logging.getLogger(__name__)
@@ -190,6 +190,7 @@ class Records:
         if not printed or (stream is None and is_quiet()):
             return
         stream = stream or sys.stdout
+        line = fitted(line, stream)
         if self._bar is not None:
             self._bar.write(line, file=stream)
         else:

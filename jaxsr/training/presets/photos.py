@@ -128,7 +128,8 @@ class AdversarialRun(PhotoRun):
     """Options of a run on photos that may have a discriminator."""
 
     adversarial_share: float = number(0.0, least=0, most=1)
-    """Part of the steps that the adversarial phase gets, at the end of the run; 0 leaves that phase out."""
+    """Part of the steps that the adversarial phase gets, at the end of the run; 0 leaves it
+    out."""
     adversarial_steps: int | None = number(None, least=0)
     """Steps of the adversarial phase. Default: the remaining steps, or the
     share --adversarial-share of all steps."""
