@@ -24,5 +24,5 @@ def test_the_pages_task_trains_resumes_and_helps(tmp_path):
         assert run.returncode == 0, f"{command}\n{run.stdout[-2000:]}{run.stderr[-2000:]}"
     assert "--width" in run.stdout and "Channels of the hidden layer." in run.stdout
     lines = (tmp_path / "runs" / "mine" / "metrics.jsonl").read_text().splitlines()
-    losses = [row["loss"] for row in map(json.loads, lines) if "loss" in row]
+    losses = [row["network/loss"] for row in map(json.loads, lines) if "network/loss" in row]
     assert losses[-1] < 0.5 * losses[0]
