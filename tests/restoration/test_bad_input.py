@@ -17,9 +17,11 @@ import torch
 from PIL import Image
 
 from jaxsr.data.picture_file import ENDINGS
+from jaxsr.errors import MissingFileError
 from jaxsr.restoration import restore_files
 from jaxsr.restoration.made_by import RECORD
 from jaxsr.restoration.pictures import Picture, PictureError, read_picture
+from jaxsr.restoration.restore_arrays import as_picture
 from jaxsr.restore import main
 from tests.oracles.hostile.files import mutated, pictures, tiffs
 from tests.restoration import networks
