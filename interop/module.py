@@ -182,7 +182,7 @@ class JaxModule:
         return next((name for name in names if name in taken), None)
 
 
-def check_is_module(module: object, function: str) -> None:
+def check_is_module(module: Any, function: str) -> None:
     """Refuses anything but a module, in the name of the function that takes it.
 
     Raises:

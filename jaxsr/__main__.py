@@ -3,9 +3,8 @@
 import sys
 from importlib import import_module
 
-from jaxsr.errors import did_you_mean, printable
 from jaxsr.models.families import FAMILIES
-from jaxsr.runtime.cli import run_program, version
+from jaxsr.runtime.cli import no_command, run_program, version
 from jaxsr.runtime.exit_status import ExitStatus
 
 COMMANDS = {
@@ -34,11 +33,7 @@ def main() -> int:
         'eval "$(jaxsr --completion)" completes words in bash and zsh',
     )
     text = "\n".join([*usage, *ends])
-    if name == "--completion":
-        if words := " ".join(sys.argv[2:]):
-            text = f"--completion takes no value, got {words!r}; one script serves bash and zsh"
-            print(f"jaxsr: {text}", file=sys.stderr)
-            return ExitStatus.WRONG_INPUT
+    if sys.argv[1:] == ["--completion"]:
         from jaxsr.runtime.completion import completion_script
         from jaxsr.training.find_task import TASKS, find_options
 
@@ -50,19 +45,8 @@ def main() -> int:
     if name in ("-h", "--help", "help"):
         print(text)
         return ExitStatus.OK
-    print(f"jaxsr: {_refusal(name)}", file=sys.stderr)
+    print(f"jaxsr: {no_command(sys.argv[1:], COMMANDS)}", file=sys.stderr)
     return ExitStatus.WRONG_INPUT
-
-
-def _refusal(word: str) -> str:
-    """Why the first word is not a command, and what is."""
-    if word == "--quiet":
-        return "--quiet comes after the command: jaxsr train --quiet"
-    if word.startswith("-"):
-        near = did_you_mean(word, ("--help", "--version", "--completion"))
-        return f"unknown option {word}{near}; options of a command come after it; see jaxsr --help"
-    near = did_you_mean(word, COMMANDS)
-    return f"no command {printable(word, 80)!r}{near}; there are {', '.join(COMMANDS)}"
 
 
 def program() -> None:

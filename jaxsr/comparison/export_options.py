@@ -33,12 +33,14 @@ class ExportConfig(ModelOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.format is None:
-            ending = self.out.suffix.lower()
-            object.__setattr__(self, "format", "onnx" if ending == ".onnx" else "stablehlo")
         if not self.platforms:
             raise InputError("platforms is empty; name one at least, such as --platforms cpu")
         if self.out.is_dir():
             raise InputError(f"out={self.out} is a folder; name a file in it")
         if not self.out.parent.is_dir():
             raise InputError(f"no folder {self.out.parent} for out={self.out}; create it first")
+
+    @property
+    def file_format(self) -> Literal["stablehlo", "onnx"]:
+        """The chosen format, or the one that the file's ending gives."""
+        return self.format or ("onnx" if self.out.suffix.lower() == ".onnx" else "stablehlo")

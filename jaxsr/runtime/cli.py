@@ -15,7 +15,7 @@ import sys
 import textwrap
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_type_hints
 
@@ -158,6 +158,20 @@ def version() -> str:
     import jaxsr
 
     return jaxsr.__version__
+
+
+def no_command(words: Sequence[str], commands: Iterable[str]) -> str:
+    """Why the first word is not a command of `jaxsr`, and the words that are."""
+    word = words[0]
+    if word == "--quiet":
+        return "--quiet comes after the command: jaxsr train --quiet"
+    if word == "--completion":
+        return f"--completion takes no value, got {words[1]!r}; one script serves bash and zsh"
+    if word.startswith("-"):
+        near = did_you_mean(word, ("--help", "--version", "--completion"))
+        return f"unknown option {word}{near}; options of a command come after it; see jaxsr --help"
+    near = did_you_mean(word, commands)
+    return f"no command {printable(word, 80)!r}{near}; there are {', '.join(commands)}"
 
 
 def _say_interrupt(interrupt: KeyboardInterrupt) -> ExitStatus:

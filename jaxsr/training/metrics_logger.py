@@ -189,12 +189,12 @@ class Records:
         self._log.flush()
         if not printed or (stream is None and is_quiet()):
             return
-        stream = stream or sys.stdout
-        line = fitted(line, stream)
+        target: TextIO = sys.stdout if stream is None else stream
+        line = fitted(line, target)
         if self._bar is not None:
-            self._bar.write(line, file=stream)
+            self._bar.write(line, file=target)
         else:
-            print(line, file=stream, flush=True)
+            print(line, file=target, flush=True)
 
     def close(self) -> None:
         self._event("close")

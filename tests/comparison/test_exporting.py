@@ -157,4 +157,4 @@ def test_onnx_equals_torch(tmp_path, capfd):
     ],
 )
 def test_the_files_ending_gives_the_format(name, options, expected, tmp_path):
-    assert ExportConfig(model="x", out=tmp_path / name, **options).format == expected
+    assert ExportConfig(model="x", out=tmp_path / name, **options).file_format == expected
