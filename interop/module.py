@@ -182,7 +182,7 @@ class JaxModule:
         return next((name for name in names if name in taken), None)
 
 
-def check_is_module(module: Any, function: str) -> None:
+def check_is_module(module: object, function: str) -> None:
     """Refuses anything but a module, in the name of the function that takes it.
 
     Raises:
@@ -190,8 +190,9 @@ def check_is_module(module: Any, function: str) -> None:
     """
     if isinstance(module, nn.Module):
         return
-    of_class = isinstance(module, type) and issubclass(module, nn.Module)
-    got = f"the class {module.__name__}; make a module of it" if of_class else repr(module)[:80]
+    got = repr(module)[:80]
+    if inspect.isclass(module) and issubclass(module, nn.Module):
+        got = f"the class {module.__name__}; make a module of it"
     raise InputTypeError(f"{function} takes a torch.nn.Module, got {got}")
 
 

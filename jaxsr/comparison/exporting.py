@@ -180,7 +180,8 @@ def run(config: ExportConfig) -> int:
             return ExitStatus.FAILED
         atomic_write(config.out, path.read_bytes())
     print(
-        f"{config.out}: {config.file_format}, {config.out.stat().st_size / 1e6:,.3g} MB; {signature}\n"
+        f"{config.out}: {config.file_format}, {config.out.stat().st_size / 1e6:,.3g} MB; "
+        f"{signature}\n"
         f"run without torch and jaxsr, it differs from float64 by at most {worst.error:.1e} of an "
         f"output's largest value; torch in float32 by {worst.torch_error:.1e}"
     )
