@@ -182,6 +182,20 @@ class JaxModule:
         return next((name for name in names if name in taken), None)
 
 
+def check_is_module(module: object, function: str) -> None:
+    """Refuses anything but a module, in the name of the function that takes it.
+
+    Raises:
+      InputTypeError: it is a class of modules or something else.
+    """
+    if isinstance(module, nn.Module):
+        return
+    got = repr(module)[:80]
+    if inspect.isclass(module) and issubclass(module, nn.Module):
+        got = f"the class {module.__name__}; make a module of it"
+    raise InputTypeError(f"{function} takes a torch.nn.Module, got {got}")
+
+
 def to_jax(
     module: nn.Module,
     *,
@@ -217,10 +231,7 @@ def to_jax(
     """
     guard_forks()
     check_not_forked()
-    if not isinstance(module, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
-        of_class = isinstance(module, type) and issubclass(module, nn.Module)
-        got = f"the class {module.__name__}; make a module of it" if of_class else repr(module)[:80]
-        raise InputTypeError(f"to_jax takes a torch.nn.Module, got {got}")
+    check_is_module(module, "to_jax")
     try:
         dtype = None if compute_dtype is None else jnp.dtype(compute_dtype)
     except TypeError:

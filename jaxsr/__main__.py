@@ -4,7 +4,7 @@ import sys
 from importlib import import_module
 
 from jaxsr.models.families import FAMILIES
-from jaxsr.runtime.cli import run_program, version
+from jaxsr.runtime.cli import no_command, run_program, version
 from jaxsr.runtime.exit_status import ExitStatus
 
 COMMANDS = {
@@ -29,11 +29,11 @@ def main() -> int:
     families = f"model families: {', '.join(FAMILIES)}; and torch modules of your own"
     usage = ["usage: jaxsr COMMAND [OPTIONS]", "", *lines, "", families]
     ends = (
-        "jaxsr COMMAND --help lists options; --version, --quiet: everywhere",
+        "jaxsr COMMAND --help lists options; every command has --version and --quiet",
         'eval "$(jaxsr --completion)" completes words in bash and zsh',
     )
     text = "\n".join([*usage, *ends])
-    if name == "--completion":
+    if sys.argv[1:] == ["--completion"]:
         from jaxsr.runtime.completion import completion_script
         from jaxsr.training.find_task import TASKS, find_options
 
@@ -45,7 +45,7 @@ def main() -> int:
     if name in ("-h", "--help", "help"):
         print(text)
         return ExitStatus.OK
-    print(f"jaxsr: no command {name!r}; there are {', '.join(COMMANDS)}", file=sys.stderr)
+    print(f"jaxsr: {no_command(sys.argv[1:], COMMANDS)}", file=sys.stderr)
     return ExitStatus.WRONG_INPUT
 
 

@@ -1,4 +1,4 @@
-"""Any torch model in JAX: `jaxsr.check(module, *inputs)` and `python -m jaxsr.check --model MODEL`.
+"""Checks a torch model: `jaxsr.check(module, *inputs)`, `python -m jaxsr.check --model MODEL`.
 
 Does it convert, does it compute the same, forward and backward, and what does it cost? The work is
 done in `jaxsr.comparison`.

@@ -1,5 +1,6 @@
 """The errors that a user can correct, defined in `jaxsr.interop.errors`, and their text."""
 
+import difflib
 from collections.abc import Iterable
 
 from jaxsr.interop.errors import (
@@ -29,6 +30,7 @@ __all__ = [
     "UnsupportedTorchError",
     "UserError",
     "check_utf8_path",
+    "did_you_mean",
     "first_line",
     "first_of",
     "one_line",
@@ -45,6 +47,12 @@ def one_line(error: BaseException) -> str:
 def counted(count: int, noun: str) -> str:
     """A number and its noun: `1 result`, `2 results`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def did_you_mean(word: str, names: Iterable[str]) -> str:
+    """The most similar name, in parentheses for the middle of an error; empty where none is."""
+    near = difflib.get_close_matches(word, list(names), n=1, cutoff=0.7)
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def first_of(names: Iterable[str], most: int = 3) -> str:

@@ -1,4 +1,4 @@
-"""Better pictures: `jaxsr.restore(images, model)` and `python -m jaxsr.restore INPUT…`.
+"""Restores images: `jaxsr.restore(images, model)` and `python -m jaxsr.restore INPUT…`.
 
 Any torch network that turns pictures into pictures runs here, on JAX or on plain torch, tile by
 tile with the result of the whole picture. The work is done in `jaxsr.restoration`.

@@ -31,6 +31,12 @@ ask() {
         ("jaxsr compare tra", "trace traces"),
         ("jaxsr compare traces --o", "--out"),
         ("jaxsr restore --engine ''", "jax torch"),
+        ("jaxsr restore --format ''", "png jpeg webp tiff"),
+        ("jaxsr export --format ''", "stablehlo onnx"),
+        ("jaxsr restore --dtype ''", "float32 bfloat16"),
+        ("jaxsr train --dtype ''", "float32 bfloat16"),
+        ("jaxsr train --preset qu", ""),
+        ("jaxsr train span --lr 1 --schedule co", "constant cosine"),
         ("jaxsr restore photo", ""),
     ],
 )

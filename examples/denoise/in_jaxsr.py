@@ -10,7 +10,7 @@ import jaxsr
 
 
 class Denoising(jaxsr.Task):
-    """What stood between `zero_grad` and `backward`, the data, and defaults of the options."""
+    """The lines between `zero_grad` and `backward`, the data, and defaults of the options."""
 
     class Config(jaxsr.TaskConfig):
         steps = 60

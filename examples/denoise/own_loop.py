@@ -20,7 +20,7 @@ from jaxsr.interop.weights import export_weights
 
 
 class Denoising(Objective):
-    """The network and its loss, in torch: what stood between `zero_grad` and `backward`."""
+    """The network and its loss, in torch: the lines between `zero_grad` and `backward`."""
 
     phases = (Phase(name="fit", players=(Player(network="denoiser", loss="loss"),)),)
 

@@ -69,7 +69,7 @@ def _lowerings() -> dict:
         }
     except Exception as error:
         raise InputError(
-            f"torchax {version} has no lowerings that jaxsr can read beside torch "
+            f"torchax {version} has no lowerings that jaxsr can read with torch "
             f"{torch.__version__} ({type(error).__name__}: {error}); {HOW_TO_INSTALL}"
         ) from error
 

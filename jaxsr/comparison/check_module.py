@@ -33,11 +33,12 @@ from jaxsr.comparison.torch_runs import (
     steps_per_second,
     torch_step,
 )
-from jaxsr.errors import InputError, InputTypeError, one_line
+from jaxsr.errors import InputError, one_line
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.folding.policy import LaneFolding
 from jaxsr.interop.mesh import platform_name
 from jaxsr.interop.mode_methods import FunctionMode, Options
+from jaxsr.interop.module import check_is_module
 
 _MOST_ROWS = 4
 """Samples that `vmap` is checked on."""
@@ -69,7 +70,7 @@ def check(
       train: also check training mode.
       gradients: also check gradients of parameters and inputs.
       vmap: also check `jax.vmap` over the batch.
-      mesh: also check a mesh of so many devices; 1 checks none.
+      mesh: also check a mesh of so many devices; 1 skips that.
       speed_s: seconds of timing for each program and engine. 0 times nothing, and compares the
         outputs of the gradient's program.
       modules: record the error of every submodule.
@@ -81,10 +82,7 @@ def check(
     Raises:
       InputError: torch itself cannot run the module on these inputs.
     """
-    if not isinstance(module, nn.Module):
-        raise InputTypeError(
-            f"check takes a torch.nn.Module and its inputs, got {type(module).__name__}"
-        )
+    check_is_module(module, "check")
     arguments = Arguments.of(inputs, kwargs or {})
     kind = type(module).__name__
     key = jax.random.key(0)
@@ -99,8 +97,8 @@ def check(
         evaluated = TorchRuns.of(module, arguments, train=False, key=key, differentiate=gradients)
     except Exception as error:
         raise InputError(
-            f"torch cannot run {result.name} on {result.inputs}: {type(error).__name__}: "
-            f"{one_line(error)}; give other inputs"
+            f"torch cannot run {result.name} on {result.inputs or 'no inputs'}: "
+            f"{type(error).__name__}: {one_line(error)}; give other inputs"
         ) from error
     result.referee = evaluated.referee
     with jax.default_matmul_precision("highest"):

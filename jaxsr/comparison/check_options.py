@@ -23,11 +23,11 @@ class CheckConfig(ModelOptions, LaneFoldingOptions, AotOptions):
     eval_only: bool = False
     """Leave training mode out."""
     json: bool = False
-    """Print one JSON object instead of the page."""
+    """Print one JSON object instead of tables."""
     html: Path | None = None
     """Also write a page with every submodule, coloured by its error, to this file."""
     mesh: str = "2"
-    """Devices of the mesh that is checked, simulated on a CPU; 1 checks none."""
+    """Devices of the mesh that is checked, simulated on a CPU; 1 skips that check."""
     lane_folding: LaneFolding = "auto"
     """on: check the program whose narrow images are folded into a TPU's lanes. auto, off: the plain
     program; with aot, auto folds where that chip gains from it."""

@@ -20,8 +20,9 @@ class ExportConfig(ModelOptions):
 
     out: Path
     """The file to write, such as net.stablehlo or net.onnx."""
-    format: Literal["stablehlo", "onnx"] = "stablehlo"
-    """stablehlo is read by jax.export.deserialize; onnx is what torch's own exporter writes."""
+    format: Literal["stablehlo", "onnx"] | None = None
+    """stablehlo is for jax.export.deserialize; onnx comes from torch's own exporter. Default: onnx
+    if the name of out ends in .onnx, otherwise stablehlo."""
     input: tuple[str, ...] = ()
     """Inputs as [NAME=][DTYPE:]SIZES[:LIMIT]: 1,3,224,224 or ids=int64:2,16:1000. Default: those of
     the model's library or family."""
@@ -38,3 +39,8 @@ class ExportConfig(ModelOptions):
             raise InputError(f"out={self.out} is a folder; name a file in it")
         if not self.out.parent.is_dir():
             raise InputError(f"no folder {self.out.parent} for out={self.out}; create it first")
+
+    @property
+    def file_format(self) -> Literal["stablehlo", "onnx"]:
+        """The chosen format, or the one that the file's ending gives."""
+        return self.format or ("onnx" if self.out.suffix.lower() == ".onnx" else "stablehlo")

@@ -161,11 +161,11 @@ def run(config: ExportConfig) -> int:
     if not config.fixed_batch:
         batches += [_one_row(arguments), arguments.doubled()]
     references = [_reference(loaded.network, batch, config) for batch in batches]
-    write = {"stablehlo": _write_stablehlo, "onnx": _write_onnx}[config.format]
-    run_file = {"stablehlo": _run_stablehlo, "onnx": _run_onnx}[config.format]
+    write = {"stablehlo": _write_stablehlo, "onnx": _write_onnx}[config.file_format]
+    run_file = {"stablehlo": _run_stablehlo, "onnx": _run_onnx}[config.file_format]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / config.out.name
-        set_status(f"writing {config.model} as {config.format}")
+        set_status(f"writing {config.model} as {config.file_format}")
         signature = write(loaded.network, arguments, config, path)
         set_status("running the file without torch")
         worst = _judged(references, run_file(path, batches))
@@ -180,7 +180,8 @@ def run(config: ExportConfig) -> int:
             return ExitStatus.FAILED
         atomic_write(config.out, path.read_bytes())
     print(
-        f"{config.out}: {config.out.stat().st_size / 1e6:,.1f} MB; {signature}\n"
+        f"{config.out}: {config.file_format}, {config.out.stat().st_size / 1e6:,.3g} MB; "
+        f"{signature}\n"
         f"run without torch and jaxsr, it differs from float64 by at most {worst.error:.1e} of an "
         f"output's largest value; torch in float32 by {worst.torch_error:.1e}"
     )

@@ -470,7 +470,7 @@ def _subfolder(folder: Path, names: Sequence[str]) -> Path:
         return subfolder
     raise MissingFileError(
         f"no folder {', '.join(names)} in {folder}; a data set has images/NAME.png and "
-        "masks/NAME.png beside its lists"
+        "masks/NAME.png next to its lists"
     )
 
 

@@ -44,6 +44,11 @@ class Inputs:
     """Inputs that were not opened, and why: FIFOs, links to folders that are searched anyway,
     results."""
 
+    def why_empty(self) -> str:
+        """Why nothing was found, for an error."""
+        problems = [f"{name}: {reason}" for name, reason in self.problems]
+        return "; ".join(problems + self.notes()) or "the folders are empty"
+
     def notes(self) -> list[str]:
         """Lines about what was left out, for a person."""
         lines = [f"passed over: {line}" for line in self.passed_over]

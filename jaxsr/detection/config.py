@@ -38,9 +38,8 @@ class DetectorOptions(ModelOptions, LaneFoldingOptions, ComputeOptions):
     def detector(self) -> "Detector":
         """Loads the network; JAX's platform must be fixed already; see `load_detector`."""
         if self.model is None:
-            print(
-                "weights: jaxsr's own, trained on drawn infrared scenes alone; --model names others"
-            )
+            line = "weights: jaxsr's own, trained on drawn scenes alone; --model names others"
+            print(line)
         from jaxsr.detection.detector import load_detector
 
         return load_detector(

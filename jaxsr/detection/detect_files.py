@@ -79,14 +79,12 @@ def find_inputs(config: DetectConfig) -> Inputs:
       InputError: there are none.
     """
     inputs = find_sources(config.inputs, out=config.out, result_folders=("masks", "overlays"))
+    if not inputs.sources:
+        raise InputError(f"no images found ({inputs.why_empty()}); name images, folders or videos")
     for name, reason in inputs.problems:
         complain(name, reason)
     for line in inputs.notes():
         print(printable(line))
-    if not inputs.sources:
-        raise InputError(
-            f"nothing to look at in {', '.join(config.inputs)}; name images, folders or videos"
-        )
     return inputs
 
 

@@ -14,7 +14,7 @@ class DoctorConfig:
     platform: Platform = "auto"
     """Platform to check; auto takes TPU, then CUDA, then CPU, as the other commands do."""
     verbose: bool = False
-    """Print every check. Otherwise those that found something, and how many did not."""
+    """Print every check. Default: the failed ones, and the number of the others."""
     json: bool = False
     """Print one JSON object instead of lines."""
 

@@ -47,7 +47,7 @@ def run(config: GenerateConfig) -> int:
         )
     if config.engine == "torch":
         raise InputError(
-            "aot compiles JAX's programs, and torch runs none; leave --engine torch out"
+            "--aot compiles JAX programs, and --engine torch has only torch's; leave one out"
         )
     check_packages(config)
     check_model(config.model, config.implementation, weights=False)

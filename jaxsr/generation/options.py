@@ -94,7 +94,8 @@ class SamplingOptions(CheckedOptions):
     """ID=VALUE: added to this token's logit, -inf bans it. ID,ID=VALUE: where the last token
     follows the others. Or one JSON object of such pairs."""
     logprobs: int | None = number(None, least=0, most=2**20)
-    """Report log-probabilities of the chosen tokens and of this many likeliest ones, 0 for none."""
+    """Report log-probabilities of the chosen tokens and of this many of the likeliest ones; 0
+    reports the chosen alone."""
     num_beams: int = number(1, least=1, most=1024)
     """Outputs of each prompt that run side by side, to find the likeliest as a whole; 1 is off."""
     length_penalty: float = number(1.0)

@@ -99,7 +99,8 @@ def fetched(model: str | Path) -> Path:
         else:
             command = _command(repo, revision, file)
             reason = f"({kind}: {one_line(error):.200}); where the hub is reached: {command}"
-        raise MissingFileError(f"{printable(text)} cannot be fetched {reason}") from error
+        here = "" if text.startswith("hf:") else "is not a folder here, and "
+        raise MissingFileError(f"{printable(text)} {here}cannot be fetched {reason}") from error
     _check_digests(path)
     return path
 

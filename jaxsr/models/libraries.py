@@ -42,7 +42,7 @@ def import_library(name: str) -> Any:
         return import_beside_torch(name)
     except Exception as error:  # torchvision fails in many ways beside another torch
         library = name.partition(".")[0]
-        way_out = f"install it beside this torch: pip install --no-deps {library}"
+        way_out = f"install it next to this torch: pip install --no-deps {library}"
         lacking = error.name if isinstance(error, ModuleNotFoundError) else None
         if lacking is not None and lacking.partition(".")[0] != library:
             way_out = f"install the package that has {lacking.partition('.')[0]}"

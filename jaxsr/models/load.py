@@ -137,7 +137,9 @@ def load_model(
     if name in SHIPPED:
         return _from_weights(_shipped(name), f"jaxsr's own, {name}", kind, trust_builder)
     if not path.exists() and path.suffix not in READERS:
-        raise MissingFileError(f"no model {name!r}: {_accepted(random_weights)}{hub_hint(name)}")
+        raise MissingFileError(
+            f"no model {name!r}{_class_hint(name)}: {_accepted(random_weights)}{hub_hint(name)}"
+        )
     if _is_language_checkpoint(path, kind):
         return _from_checkpoint(
             path, kind, dtype=dtype, scheme=scheme, implementation=implementation, packed=packed
@@ -147,6 +149,13 @@ def load_model(
     elif path.suffix not in READERS:
         raise InputError(f"{path} is not a model: {_accepted(random_weights)}")
     return _from_weights(path, name, kind, trust_builder)
+
+
+def _class_hint(name: str) -> str:
+    """The way to write a class whose module is named with a dot before it, `torch.nn.GELU`."""
+    module, _, kind = name.rpartition(".")
+    dotted = all(part.isidentifier() for part in name.split(".")) and kind[:1].isupper()
+    return f" (did you mean {module}:{kind}?)" if module and dotted else ""
 
 
 def _accepted(random_weights: bool) -> str:

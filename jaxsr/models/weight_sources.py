@@ -21,7 +21,7 @@ def weights_file(source: Path, *, network: str | None, option: str) -> Path:
       InputError: a folder holds several files, or `pretrained` has no meaning for the network.
     """
     if str(source) == PRETRAINED and not source.exists():
-        path = pretrained_weights(network or "none of timm's", option=option)
+        path = pretrained_weights(network or "not one of timm's", option=option)
     else:
         path = fetched(str(source))
     return exported_weights(path) if path.is_dir() else path

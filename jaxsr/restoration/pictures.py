@@ -130,7 +130,7 @@ def picture_size(path: Path, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]
         return None
 
 
-_ADVICE = "raise --max-pixels if the file is what it says"
+_ADVICE = "raise --max-pixels if you trust the file"
 
 
 def _check_header(image: Image.Image, max_pixels: int) -> None:

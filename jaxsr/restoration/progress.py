@@ -26,9 +26,9 @@ class Progress:
         set_status("restoring")
         self.pixels, self._total = 0, total
         self._began = self._printed = time.perf_counter()
-        layout = "{l_bar}{bar}| {n:.1f}/{total:.1f} MP [{elapsed}<{remaining}, {rate_fmt}]"
+        layout = "{l_bar}{bar}| {n_fmt}/{total_fmt} px [{elapsed}<{remaining}, {rate_fmt}]"
         self._bar = tqdm(
-            total=total / 1e6, unit="MP", smoothing=0.1, bar_format=layout, disable=None
+            total=total, unit=" px", unit_scale=True, smoothing=0.1, bar_format=layout, disable=None
         )
 
     @property
@@ -39,7 +39,7 @@ class Progress:
         """Counts pixels that are done."""
         set_status(None)
         self.pixels += pixels
-        self._bar.update(pixels / 1e6)
+        self._bar.update(pixels)
         clock = time.perf_counter()
         if self._bar.disable and clock - self._printed > _LINE_EVERY_S and not is_quiet():
             self._printed = clock
@@ -54,7 +54,7 @@ class Progress:
     def leave_out(self, pixels: int) -> None:
         """Takes pixels that will not be restored from those to come."""
         self._total -= pixels
-        self._bar.total = self._total / 1e6
+        self._bar.total = self._total
         self._bar.refresh()
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from jaxsr.errors import InputError, InputTypeError
+from jaxsr.errors import InputError, InputTypeError, MissingFileError
 from jaxsr.restoration.config import RestoreConfig
 from jaxsr.restoration.models import RestorationModel
 from jaxsr.restoration.pictures import CHANNELS, Kind, Picture, PictureError, read_picture
@@ -29,9 +29,12 @@ def as_picture(image: Any, index: int) -> Picture:
 
     Raises:
       TypeError: not an array, Pillow image or path, or samples of another type.
+      FileNotFoundError: there is no file at the path.
       ValueError: a shape that is not a picture's, or a file that cannot be read.
     """
     if isinstance(image, str | Path):
+        if not Path(image).is_file():
+            raise MissingFileError(f"no file {image}; give the path of an image")
         try:
             return read_picture(Path(image))
         except PictureError as error:
@@ -47,7 +50,8 @@ def as_picture(image: Any, index: int) -> Picture:
         return Picture(pixels=pixels.reshape(*pixels.shape[:2], CHANNELS[kind]), kind=kind)
     if not isinstance(image, np.ndarray):
         raise InputTypeError(
-            f"image {index} is a {type(image).__name__}; give NumPy arrays, Pillow images or paths"
+            f"image {index} has type {type(image).__name__}; give NumPy arrays, Pillow images or "
+            "paths"
         )
     if image.dtype not in (np.uint8, np.uint16):
         raise InputTypeError(

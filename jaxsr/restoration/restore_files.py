@@ -21,7 +21,7 @@ from jaxsr.restoration.progress import Progress, short
 from jaxsr.restoration.restorer import configured_model, make_restorer, make_tiler
 from jaxsr.restoration.shipped import choose_for_files
 from jaxsr.restoration.tiling import APPROXIMATE_MARGIN, LARGEST_EXACT_MARGIN
-from jaxsr.runtime.activity import set_status
+from jaxsr.runtime.activity import fitted, set_status
 from jaxsr.runtime.exit_status import ExitStatus
 from jaxsr.runtime.setup import setup_compute
 
@@ -57,11 +57,11 @@ def run(config: RestoreConfig) -> int:
         print(f"model: {printable(model.name)}{which}, {colours} ×{model.scale}", flush=True)
     model = works[0][0]
     if config.chooses and not config.benchmark and is_shipped("photo"):
-        print(
+        line = (
             "weights are chosen per file: photo for JPEG artefacts, clean otherwise; --model clean "
-            "or photo takes one for all",
-            flush=True,
+            "or photo takes one for all"
         )
+        print(fitted(line, sys.stdout), flush=True)
     set_status(f"starting {config.engine}")
     setup_compute(config)
     set_status("measuring how far the network sees")
@@ -98,9 +98,9 @@ def find_inputs(config: RestoreConfig) -> Inputs:
         config.inputs, out=config.out, suffix=config.suffix, result_folders=("report",)
     )
     if config.inputs and not inputs.sources:
-        problems = [f"{name}: {reason}" for name, reason in inputs.problems]
-        reasons = "; ".join(problems + inputs.notes()) or "the folders are empty"
-        raise InputError(f"no images found ({reasons}); name images, videos, folders or globs")
+        raise InputError(
+            f"no images found ({inputs.why_empty()}); name images, videos, folders or globs"
+        )
     return inputs
 
 

@@ -8,10 +8,13 @@ printed in a library, in a part that is over within `_PATIENCE_S`, with `--quiet
 import itertools
 import logging
 import os
+import re
+import shutil
 import sys
+import textwrap
 import threading
 import time
-from typing import Any, cast
+from typing import Any, TextIO, cast
 
 from jaxsr.errors import printable
 
@@ -31,6 +34,24 @@ def is_quiet() -> bool:
 def be_quiet() -> None:
     """Silences progress from now on, that of libraries among it."""
     os.environ |= {QUIET: "1", "TQDM_DISABLE": "1"}
+
+
+def fitted(text: str, stream: TextIO) -> str:
+    """The text as it is, or for a terminal broken between words, so that none is torn.
+
+    In a line whose parts are two spaces apart, a name stays with its figure.
+    """
+    if not stream.isatty():
+        return text
+    glued = re.sub(r"(?<! ) (?! )", "\N{NO-BREAK SPACE}", text) if "  " in text else text
+    lines = textwrap.wrap(
+        glued,
+        shutil.get_terminal_size().columns,
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(lines).replace("\N{NO-BREAK SPACE}", " ")
 
 
 class _StatusLine:

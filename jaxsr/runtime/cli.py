@@ -15,11 +15,11 @@ import sys
 import textwrap
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_type_hints
 
-from jaxsr.errors import InputError, UserError, printable
+from jaxsr.errors import InputError, UserError, did_you_mean, printable
 from jaxsr.interop.install import install_extra
 from jaxsr.interop.lost_process import LostProcessError, lost_process_error
 from jaxsr.interop.out_of_memory import out_of_memory_error
@@ -30,7 +30,7 @@ from jaxsr.runtime.exit_status import ExitStatus
 from jaxsr.runtime.help_page import help_view
 from jaxsr.runtime.interrupts import end_on_signals, ignore_signals
 
-_EVERYWHERE = "Everywhere: --quiet prints no progress, --version the version of jaxsr."
+_EVERYWHERE = "--quiet hides progress and --version prints the version, in every command."
 _SMALLER = "use smaller inputs, fewer at once, or --dtype bfloat16 where the command has it"
 
 
@@ -160,6 +160,20 @@ def version() -> str:
     return jaxsr.__version__
 
 
+def no_command(words: Sequence[str], commands: Iterable[str]) -> str:
+    """Why the first word is not a command of `jaxsr`, and the words that are."""
+    word = words[0]
+    if word == "--quiet":
+        return "--quiet comes after the command: jaxsr train --quiet"
+    if word == "--completion":
+        return f"--completion takes no value, got {words[1]!r}; one script serves bash and zsh"
+    if word.startswith("-"):
+        near = did_you_mean(word, ("--help", "--version", "--completion"))
+        return f"unknown option {word}{near}; options of a command come after it; see jaxsr --help"
+    near = did_you_mean(word, commands)
+    return f"no command {printable(word, 80)!r}{near}; there are {', '.join(commands)}"
+
+
 def _say_interrupt(interrupt: KeyboardInterrupt) -> ExitStatus:
     print(f"jaxsr: {str(interrupt) or 'interrupted'}", file=sys.stderr)
     return ExitStatus.INTERRUPTED
@@ -194,6 +208,7 @@ def parse_options(
     prog: str,
     description: str | None = None,
     replaced: Mapping[str, str] | None = None,
+    elsewhere: Callable[[str], str] | None = None,
     first: type | None = None,
     **options: Any,
 ) -> Any:
@@ -205,6 +220,7 @@ def parse_options(
       prog: the command as its help names it.
       description: first paragraph of the help. Default: the docstring of `kind`.
       replaced: options of earlier releases → what to give instead.
+      elsewhere: ends an error about an unknown option that resembles none of these.
       first: a dataclass of options that were read before, for the help alone.
       **options: further ones for `tyro.cli`, `default` for example.
 
@@ -237,7 +253,19 @@ def parse_options(
         for option, successor in (replaced or {}).items():
             if any(word.partition("=")[0] == option for word in arguments):
                 raise InputError(f"{option} is now {successor}; see {prog} --help") from None
-        raise InputError(f"{_in_our_words(box.getvalue(), arguments)}; see {prog} --help") from None
+        error = _in_our_words(box.getvalue(), arguments)
+        if match := re.fullmatch(r"unknown option (\S+)", error):
+            names = [f"--{field.name.replace('_', '-')}" for field in _fields(kind, first)]
+            near = did_you_mean(match[1], [*names, "--help", "--quiet", "--version"])
+            error += near or (elsewhere(match[1]) if elsewhere else "")
+        raise InputError(f"{error}; see {prog} --help") from None
+
+
+def _fields(*kinds: Any) -> Iterator[dataclasses.Field[Any]]:
+    """Those of the dataclasses among `kinds`."""
+    for kind in kinds:
+        if dataclasses.is_dataclass(kind):
+            yield from dataclasses.fields(kind)
 
 
 def _check_not_empty(kind: Any, arguments: Sequence[str]) -> None:
@@ -296,10 +324,10 @@ def _in_our_words(text: str, arguments: Sequence[str]) -> str:
     if match := re.match(r"Missing value for argument '(.*?)'", text):
         return f"{match[1]} needs a value"
     if match := re.match(r"Missing from .*?: (--\S+ )?(\S+) (.*?)\.? \(required\)", text):
-        return f"{(match[1] or match[2]).strip()} is missing: {match[3]}"
+        return f"{(match[1] or match[2]).strip()} is missing ({match[3]})"
     if match := re.match(r"Unrecognized options: (\S+)", text):
         near = re.search(r"Perhaps you meant: (--[\w.-]+)", text)
-        end = f"; did you mean {near[1]}?" if near else ""
+        end = f" (did you mean {near[1]}?)" if near else ""
         word = match[1].strip(",").partition("=")[0]
         return f"{'unknown option' if word.startswith('-') else 'unexpected word'} {word}{end}"
     return text

@@ -39,7 +39,7 @@ _jaxsr() {
     2\\ compare\\ *) words="ops trace traces engines" ;;
     *) words="" ;;
   esac
-  case "$previous" in
+  case "${COMP_WORDS[1]} ${COMP_WORDS[2]} $previous" in
 %(values)s
   esac
   COMPREPLY=( $(compgen -W "$words" -- "$word") )
@@ -64,21 +64,33 @@ def completion_script(commands: Iterable[str], tasks: Mapping[str, type]) -> str
     named = {command: load_options(command) for command in OPTIONS}
     named |= {f"train {task}": options for task, options in tasks.items()}
     lines: list[str] = []
-    values: dict[str, dict[str, None]] = {}
+    values: list[tuple[str, str, list[str]]] = []
     for command in sorted(named, key=len, reverse=True):  # `compare traces` before `compare trace`
         choices = dict(_options("--", named[command]))
         words = [*choices, *(["--preset", "--config"] if command.startswith("train") else [])]
         lines.append(f'    "{command}"*) words="{" ".join(words)}" ;;')
-        for option, listed in choices.items():
-            values[option] = values.get(option, {}) | dict.fromkeys(listed)
+        values += [(option, command, listed) for option, listed in choices.items()]
     (default,) = (line for line in lines if f'"train {next(iter(tasks))}"' in line)
     lines.append(default.replace(next(iter(tasks)), "", 1))  # without a task it is the first one
     return _SCRIPT % {
         "options": "\n".join(lines),
         "commands": " ".join(commands),
         "tasks": " ".join(tasks),
-        "values": "\n".join(f'    {o}) words="{" ".join(c)}" ;;' for o, c in values.items() if c),
+        "values": "\n".join(_values(values, next(iter(tasks)))),
     }
+
+
+def _values(values: list[tuple[str, str, list[str]]], default_task: str) -> Iterator[str]:
+    """A line for the values of each option, or one for each command where these differ."""
+    for option in dict.fromkeys(option for option, _, _ in values):
+        by_command = {command: listed for name, command, listed in values if name == option}
+        by_command |= {"train ": by_command.get(f"train {default_task}", [])}
+        lists = [listed for command, listed in by_command.items() if command != "train "]
+        if lists.count(lists[0]) == len(lists):
+            by_command = {"": lists[0]}
+        for command, listed in by_command.items():
+            if listed:
+                yield f'    "{command}"*\\ {option}) words="{" ".join(listed)}" ;;'
 
 
 def _options(prefix: str, kind: Any) -> Iterator[tuple[str, list[str]]]:
@@ -91,5 +103,5 @@ def _options(prefix: str, kind: Any) -> Iterator[tuple[str, list[str]]]:
         if dataclasses.is_dataclass(declared):
             yield from _options(f"{name}.", declared)
         else:
-            literal = get_origin(declared) is Literal
-            yield name, list(map(str, get_args(declared))) if literal else []
+            literals = [k for k in (declared, *get_args(declared)) if get_origin(k) is Literal]
+            yield name, [str(value) for kind in literals for value in get_args(kind)]

@@ -58,12 +58,12 @@ class ModelOptions(CheckedOptions):
     spandrel: and a NAME."""
     weights: Path | None = None
     """Weights for a model that is named as package.module:Class or library:NAME: a file, a run
-    folder, ORG/NAME of the Hugging Face hub, or pretrained for what timm has for timm:NAME."""
+    folder, ORG/NAME of the Hugging Face hub, or pretrained for timm's weights of timm:NAME."""
     model_options: str = "{}"
     """Keyword arguments of that class, as a JSON object."""
     trust_builder: bool = False
     """Run the class of yours that a run folder or weights file names, from a module outside its
-    folder. Code that a file from somebody else names is run otherwise only if you name it."""
+    folder. Otherwise such code is run only if the command line names it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -156,11 +156,12 @@ class AotOptions(ComputeOptions):
     """Compile for these devices instead of running; none is needed. TPUs by chip and grid (v5e:2x4,
     v6e:16x16), NVIDIA GPUs by name and count (h100:8; h100:2x8 on two hosts)."""
     aot_json: Path | None = None
-    """With aot: also write the report to this file."""
+    """With --aot, also write the report to this file."""
     aot_save: Path | None = None
-    """With aot: also keep the compiled programs in this folder, a compile cache for those hosts."""
+    """With --aot, also keep the compiled programs in this folder: a compile cache for those
+    hosts."""
     aot_largest: bool = False
-    """With aot: also search the largest batch that fits; compiles several times."""
+    """With --aot, also search the largest batch that fits; compiles several times."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

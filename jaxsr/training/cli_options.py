@@ -185,6 +185,7 @@ def _parse(
         default=default,
         prog=f"python -m jaxsr.train {name}",
         first=Preset,
+        elsewhere=_tasks_with,
         description=(
             f"Trains {name}, with the defaults of {source}; its presets are "
             f"{', '.join(presets_of(task))}.\n\n"
@@ -194,6 +195,13 @@ def _parse(
             "own: python -m jaxsr.train TASK --help."
         ),
     )
+
+
+def _tasks_with(option: str) -> str:
+    """The end of an error about an option that another task of jaxsr's has."""
+    field = option.removeprefix("--").replace("-", "_")
+    names = [n for n in TASKS if field in find_options(n).Config.__dataclass_fields__]
+    return f"; it belongs to train {' and train '.join(names)}" if names else ""
 
 
 def _is_option(argument: str, name: str) -> bool:

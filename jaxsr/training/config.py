@@ -37,7 +37,7 @@ class RunConfig(LaneFoldingOptions, AotOptions, StepConfig, OptimizerConfig):
     """Batch that lr is meant for; the rate is scaled by batch / lr_batch. Default: not scaled."""
     init: Path | None = None
     """Weights to start from: a safetensors file, one of torch.save, a run folder, ORG/NAME or
-    hf:ORG/NAME:FILE of the Hugging Face hub, or pretrained for what timm has for timm:NAME. Tensors
+    hf:ORG/NAME:FILE of the Hugging Face hub, or pretrained for timm's weights of timm:NAME. Tensors
     that fit by name and shape are loaded; the others are listed."""
     freeze: tuple[str, ...] = ()
     """Patterns (encoder.*) of parameters of the exported network that are not trained. A BatchNorm

@@ -5,7 +5,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxsr.errors import InputError, printable
+from jaxsr.errors import InputError, did_you_mean, printable
 from jaxsr.training.config import RunConfig
 from jaxsr.training.task_config import TaskOptions
 from jaxsr.training.user_code import located
@@ -50,7 +50,8 @@ def find_task(name: str) -> "type[Task]":
         with_network = "super-resolution", "detection"
         families = (family for family in TASKS if family not in with_network)
         raise InputError(
-            f"no model family {name!r} to train; there are {', '.join(families)}, with --network "
+            f"no model family {name!r} to train{did_you_mean(name, TASKS)}; there are "
+            f"{', '.join(families)}, with --network "
             f"{' and '.join(with_network)}, and a task of your own is module:Class, for instance "
             f"{printable(name, 80)}:MyTask"
         )

@@ -253,7 +253,7 @@ class _Run:
             mend = "Look for NaN or a division by zero in the data, the loss and the network"
         if isinstance(error, RefusedValueError):
             cause = f"{error} at step {step}"
-            mend = "Mend the data, or what the network makes of them"
+            mend = "Mend the data, or the network that reads them"
             if isinstance(error, IndexOutsideError):
                 mend = "Mend the labels, or the number of classes"
         raise TrainingError(f"{cause}; {saved}. {mend}, and {again}")

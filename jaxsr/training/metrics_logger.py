@@ -14,7 +14,7 @@ import numpy as np
 from jaxsr.errors import DamagedFileError, InputError, one_line
 from jaxsr.interop.atomic_write import atomic_write, set_aside
 from jaxsr.interop.sealed_json import seal, unseal
-from jaxsr.runtime.activity import is_quiet, set_status
+from jaxsr.runtime.activity import fitted, is_quiet, set_status
 from jaxsr.training.loggers import Logger
 
 log = logging.getLogger(__name__)
@@ -189,11 +189,12 @@ class Records:
         self._log.flush()
         if not printed or (stream is None and is_quiet()):
             return
-        stream = stream or sys.stdout
+        target: TextIO = sys.stdout if stream is None else stream
+        line = fitted(line, target)
         if self._bar is not None:
-            self._bar.write(line, file=stream)
+            self._bar.write(line, file=target)
         else:
-            print(line, file=stream, flush=True)
+            print(line, file=target, flush=True)
 
     def close(self) -> None:
         self._event("close")

@@ -11,6 +11,7 @@ from jax import export
 from torch import nn
 
 import jaxsr
+from jaxsr.comparison.export_options import ExportConfig
 from jaxsr.errors import InputError
 from jaxsr.export import main
 
@@ -144,3 +145,16 @@ def test_onnx_equals_torch(tmp_path, capfd):
     session = onnxruntime.InferenceSession(str(tmp_path / "net.onnx"))
     logits = session.run(None, {session.get_inputs()[0].name: np.ones((5, 3, 8, 8), np.float32)})
     assert logits[0].shape == (5, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("a.onnx", {}, "onnx"),
+        ("a.ONNX", {}, "onnx"),
+        ("a.stablehlo", {}, "stablehlo"),
+        ("a.onnx", {"format": "stablehlo"}, "stablehlo"),
+    ],
+)
+def test_the_files_ending_gives_the_format(name, options, expected, tmp_path):
+    assert ExportConfig(model="x", out=tmp_path / name, **options).file_format == expected

@@ -358,7 +358,7 @@ def test_dtype_and_precision_are_options(weights, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nothing.png"], "nothing to look at"),
+        (["nothing.png"], "no images found (nothing.png: no such file or folder)"),
         ([], "no input"),
         (["{picture}", "--threshold", "1.5"], "threshold must be"),
         (["{picture}", "--least-px", "0"], "least_px must be"),

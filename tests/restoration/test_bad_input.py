@@ -17,9 +17,11 @@ import torch
 from PIL import Image
 
 from jaxsr.data.picture_file import ENDINGS
+from jaxsr.errors import MissingFileError
 from jaxsr.restoration import restore_files
 from jaxsr.restoration.made_by import RECORD
 from jaxsr.restoration.pictures import Picture, PictureError, read_picture
+from jaxsr.restoration.restore_arrays import as_picture
 from jaxsr.restore import main
 from tests.oracles.hostile.files import mutated, pictures, tiffs
 from tests.restoration import networks
@@ -362,3 +364,8 @@ def test_options_without_sense_are_one_line(tmp_path, weights, capsys, options, 
 def test_an_empty_name_is_not_the_current_folder(weights, capsys):
     assert main(["", "--weights", str(weights), *MODEL]) == 2
     assert "'': an empty name" in capsys.readouterr().err
+
+
+def test_a_path_that_is_not_there_is_named():
+    with pytest.raises(MissingFileError, match=r"no file nothing\.jpg; give the path of an image"):
+        as_picture("nothing.jpg", 0)

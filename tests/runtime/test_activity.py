@@ -1,5 +1,6 @@
 """What a command says while it computes: on a terminal, in a log, and with --quiet."""
 
+import io
 import os
 import pty
 import re
@@ -10,6 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from jaxsr.runtime import activity
 
 ROOT = Path(__file__).resolve().parents[2]
 SLOW = """
@@ -146,3 +149,25 @@ def test_help_names_commands_and_families():
         capture_output=True, text=True, env=environment(), check=True, cwd=ROOT,
     )  # fmt: skip
     assert all(name in done.stdout for name in (*FAMILIES, "restore", "--quiet", "--version"))
+
+
+class _Stream(io.StringIO):
+    def __init__(self, terminal: bool) -> None:
+        super().__init__()
+        self.isatty = lambda: terminal
+
+
+def test_lines_on_a_terminal_break_between_words_and_keep_names_with_figures(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    line = "validation at step 20:  psnr_y 27.0883  ssim_y 0.7316"
+    assert activity.fitted(line, _Stream(terminal=False)) == line
+    assert activity.fitted(line, _Stream(terminal=True)).splitlines() == [
+        "validation at step 20:",
+        "  psnr_y 27.0883",
+        "  ssim_y 0.7316",
+    ]
+    sentence = "training on 9 photos, validating on 2 held out"
+    assert activity.fitted(sentence, _Stream(terminal=True)).splitlines() == [
+        "training on 9 photos,",
+        "  validating on 2 held out",
+    ]

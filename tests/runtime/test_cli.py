@@ -11,6 +11,7 @@ import jax
 import pytest
 from PIL import Image
 
+from jaxsr.__main__ import main as front_door
 from jaxsr.errors import InputError, MissingFileError
 from jaxsr.runtime.cli import parse_options, run_command
 from jaxsr.runtime.exit_status import ExitStatus
@@ -41,11 +42,11 @@ class Options:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "--out is missing: Folder for the results; see"),
+        ([], "--out is missing (Folder for the results); see"),
         (["--out"], "--out needs a value; see"),
         (["--out", "x", "--size", "y"], "--size must be a whole number, got 'y'; see"),
         (["--out", "x", "y"], "unexpected word y; see"),
-        (["--out", "x", "--szie", "1"], "unknown option --szie; did you mean --size?; see"),
+        (["--out", "x", "--szie", "1"], "unknown option --szie (did you mean --size?); see"),
     ],
 )
 def test_what_the_parser_rejects_names_the_help_once(words, message):
@@ -200,3 +201,21 @@ def test_closed_streams(closed, tmp_path):
     assert done.stdout == ("" if " >&-" in f" {closed}" else "out\n")
     assert done.stderr == ("" if "2>&-" in closed else "jaxsr: full\n")
     assert (tmp_path / "file").read_text() == "True\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["trian"], "no command 'trian' (did you mean train?); there are train, restore"),
+        (["--quiet"], "--quiet comes after the command: jaxsr train --quiet"),
+        (["--verison"], "unknown option --verison (did you mean --version?)"),
+        (["--completion", "fish"], "--completion takes no value, got 'fish'"),
+        (["train", "mshnt"], "no model family 'mshnt' to train (did you mean mshnet?)"),
+        (["train", "--network", "a:B"], "it belongs to train super-resolution and train detection"),
+    ],
+)
+def test_what_is_mistyped_names_the_nearest(words, message, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["jaxsr", *words])
+    assert front_door() == ExitStatus.WRONG_INPUT
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1

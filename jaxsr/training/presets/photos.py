@@ -128,9 +128,11 @@ class AdversarialRun(PhotoRun):
     """Options of a run on photos that may have a discriminator."""
 
     adversarial_share: float = number(0.0, least=0, most=1)
-    """Part of the steps that the adversarial phase gets, at the end of the run; 0 for none."""
+    """Part of the steps that the adversarial phase gets, at the end of the run; 0 leaves it
+    out."""
     adversarial_steps: int | None = number(None, least=0)
-    """Steps of the adversarial phase. Default: the remaining steps, or adversarial_share of all."""
+    """Steps of the adversarial phase. Default: the remaining steps, or the
+    share --adversarial-share of all steps."""
     pretrain_steps: int | None = number(None, least=0)
     """Steps of the first phase, the generator alone on pixels. Default: the remaining steps."""
     perceptual_weights: Path | None = None

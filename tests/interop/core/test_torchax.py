@@ -97,7 +97,7 @@ except ValueError as error:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert re.fullmatch(
-        r"torchax \S+ has no lowerings that jaxsr can read beside torch \S+ \(ImportError: .*\); "
+        r"torchax \S+ has no lowerings that jaxsr can read with torch \S+ \(ImportError: .*\); "
         r"pip install 'torchax==.*'.*\n",
         run.stdout,
     )
