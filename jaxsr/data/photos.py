@@ -418,9 +418,7 @@ def _built_in() -> dict[str, Path]:
 def _search(folder: Path) -> tuple[dict[str, Path], list[BadFile]]:
     """Picture files below `folder` by relative name, sorted, and what could not be looked into."""
     if not folder.exists():
-        raise MissingFileError(
-            f"no folder {folder}; give the path of one with images, of a .tar file or an LMDB"
-        )
+        raise MissingFileError(f"no folder {folder}; give the path of images, a .tar or an LMDB")
     if is_archive(folder):
         listing, folder = Listing(files=[folder]), folder.parent
     elif folder.is_dir():
