@@ -225,8 +225,10 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
                     cotangent = None
                     if ctx.materialize and is_differentiable(tensor.meta):
                         cotangent = jnp.zeros(tuple(tensor.shape), to_jax_dtype(tensor.dtype))
-                has_none = cotangent is None or cotangent.dtype == jax.dtypes.float0
-                outputs.append(None if has_none else _root(jnp.conj(cotangent), tensor))
+                if cotangent is None or cotangent.dtype == jax.dtypes.float0:
+                    outputs.append(None)
+                else:
+                    outputs.append(_root(jnp.conj(cotangent), tensor))
             state = Snapshot(cls, cls.__name__)
             grads = cls.backward(ctx, *outputs)
             if change := kept_change(state):
