@@ -16,8 +16,9 @@ _OF_OPTAX = r"optax(\.contrib)?:[a-z]\w*"
 
 
 def _one_of(known: tuple[str, ...], default: str) -> Any:
-    """A field of one of these names, or of one of optax; schemas have its pattern."""
-    return field(default=default, metadata={"pattern": f"^({'|'.join(known)}|{_OF_OPTAX})$"})
+    """A field of one of these names, which shells complete, or of one of optax by the pattern."""
+    pattern = f"^({'|'.join(known)}|{_OF_OPTAX})$"
+    return field(default=default, metadata={"names": known, "pattern": pattern})
 
 
 @dataclass(frozen=True, kw_only=True)

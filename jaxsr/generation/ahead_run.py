@@ -46,9 +46,7 @@ def run(config: GenerateConfig) -> int:
             "aot compiles the programs of prompts, not of a saved batch; leave --resume out"
         )
     if config.engine == "torch":
-        raise InputError(
-            "--aot compiles JAX programs, and --engine torch has only torch's; leave one out"
-        )
+        raise InputError("--aot compiles JAX's programs; leave --engine torch out, or --aot")
     check_packages(config)
     check_model(config.model, config.implementation, weights=False)
     if config.draft_model is not None:

@@ -104,4 +104,5 @@ def _options(prefix: str, kind: Any) -> Iterator[tuple[str, list[str]]]:
             yield from _options(f"{name}.", declared)
         else:
             literals = [k for k in (declared, *get_args(declared)) if get_origin(k) is Literal]
-            yield name, [str(value) for kind in literals for value in get_args(kind)]
+            names = field.metadata.get("names", ())
+            yield name, [*names, *(str(value) for kind in literals for value in get_args(kind))]

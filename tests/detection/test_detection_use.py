@@ -214,7 +214,7 @@ def test_without_a_model_the_shipped_weights_find_targets_they_never_saw(
         Image.fromarray(image).save(tmp_path / "in" / f"{name}.png")
     monkeypatch.chdir(tmp_path)
     assert _detect("in") == 0
-    assert "trained on drawn infrared scenes alone" in capsys.readouterr().out
+    assert "trained on drawn scenes alone" in capsys.readouterr().out
     shared = union = 0
     for name, (_, mask) in pairs.items():
         predicted = np.asarray(Image.open(tmp_path / "detected" / "masks" / f"{name}.png")) > 0

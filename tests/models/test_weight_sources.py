@@ -55,7 +55,7 @@ print(loaded.network.bias.sum().item())
     with serving(tmp_path, files) as environment:
         *initialised, private, loaded = process(code, environment)
         assert initialised == [f"initialised 2 of 2 tensors {network.bias.sum().item()}"] * 3
-        assert "org/private cannot be fetched (RepositoryNotFoundError" in private
+        assert "org/private is not a folder here, and cannot be fetched (Repository" in private
         assert float(loaded) == network.bias.sum().item()
         assert not any(path.endswith(".bin") for path in Hub.requested)
 
