@@ -1,4 +1,4 @@
-"""Windows of traced weights, one for each picture: programs do not depend on the weights.
+"""Windows of traced weights, one for each image: programs do not depend on the weights.
 
 In programs for CPUs OpenCV's `filter2D` computes short ones: it leaves weights of zero out, of
 which a segment has many.
@@ -35,8 +35,8 @@ def correlate(
     """Correlates height and width with a window of odd sides.
 
     Args:
-      image: pictures.
-      window: (..., rows, columns); one for all pictures, or one for each.
+      image: images.
+      window: (..., rows, columns); one for all images, or one for each.
       axes: height and width, counted from the end.
       border: what lies beyond the edge.
     """

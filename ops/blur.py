@@ -80,7 +80,7 @@ def gaussian_blur(
     Args:
       image: batch to blur, of any range.
       sigma: standard deviation in pixels, one or (vertical, horizontal); above 0. An array, traced
-        or not, holds one for all pictures or one for each, from 0, and needs `kernel_size`.
+        or not, holds one for all images or one for each, from 0, and needs `kernel_size`.
       kernel_size: window in pixels, one or (vertical, horizontal); odd.
       border: what lies beyond the edge. `"reflect101"`, `"symmetric"`, `"edge"`, `"constant"`
         (zero) and `"wrap"` mean the same everywhere; `"reflect"`, `"replicate"` and `"circular"`
