@@ -136,7 +136,7 @@ def stored(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Arra
     XLA's CPU loops would compute it anew for each reader. They do not fuse a concatenation into its
     readers, so there each half is computed apart.
     """
-    # Of equal axes the first: its halves are long runs, each one vector loop.
+    # The first of equal axes: its halves are long runs, each one vector loop.
     axis = max(range(x.ndim), key=lambda axis: (axis > 0, x.shape[axis], -axis))
     middle = x.shape[axis] // 2
     halves = jnp.split(x, [middle], axis) if middle else [x]
@@ -205,7 +205,7 @@ def per_picture(
 
     Args:
       function: of one image (which may keep leading axes) and one value of each parameter.
-      image: images.
+      image: input images.
       axes: height and width, counted from the end.
       parameters: by name, the array and the number of axes that one value has.
     """

@@ -3,7 +3,7 @@
 """Boxes cut and resampled: by OpenCV in programs for CPUs, in JAX elsewhere.
 
 `cv2.resize` is called where Intel's IPP computes its positions, in float64 as ours; its own code
-has them in float32. It multiplies pixels by weights of zero, too, which we do not read: images
+has them in float32. It also multiplies pixels by weights of zero, which we do not read: images
 that are not finite are taken apart. Boxes that are not whole are read by `cv2.remap`.
 """
 
@@ -82,7 +82,7 @@ def _crop_masks_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attribute
     cv2 = opencv()
 
     def cut_off(x: np.ndarray, result: np.ndarray | None = None) -> np.ndarray:
-        """1 above the threshold, 0 elsewhere, at NaN too."""
+        """1 above the threshold, 0 elsewhere and at NaN."""
         return cv2.threshold(x, MASK_THRESHOLD, 1, cv2.THRESH_BINARY, result)[1]
 
     def crop(row: int) -> None:
@@ -172,7 +172,7 @@ def crop_primitive(
       name: for jaxprs.
       kernels: registered ones, by library.
       plain: computes it with JAX's own operations.
-      is_differentiable: whether derivatives are those of `plain`, of boxes too.
+      is_differentiable: whether derivatives are those of `plain`, also for boxes.
     """
 
     def shape_of(

@@ -3,7 +3,7 @@
 """`cv2.remap` and `cv2.warpAffine` in programs for CPUs: bilinear reading at any position.
 
 OpenCV 5 weighs in float32; OpenCV 4 rounds positions to 1/32 of a pixel, so it is not called.
-It multiplies pixels by weights of zero, too, which we do not read: images that are not finite are
+It also multiplies pixels by weights of zero, which we do not read: images that are not finite are
 taken apart.
 """
 
@@ -61,7 +61,7 @@ def reading_primitive(name: str, kernel: str, plain: Callable[..., jax.Array]) -
             return plain(pictures, *others, **options)
         target, version = installed
         shape = shape_of(pictures, **options)
-        # Images that are read alike are rows of the batch, too.
+        # Images that are read alike are also rows of the batch.
         has_rows = len(pictures) > 1
         x = pictures if has_rows else pictures.swapaxes(0, 1)
         call = RowsCall(

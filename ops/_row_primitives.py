@@ -157,7 +157,7 @@ def in_planes(
 
     Args:
       function: of planes and of parameters (n,).
-      image: images.
+      image: input images.
       axes: their height and width, counted from the end.
       *parameters: arrays that broadcast with the image, of extent 1 in height and width.
       channel: an axis that stays with each plane, as (n, h, w, c).

@@ -178,7 +178,7 @@ def sample(
       size: rows and columns of the result.
       axes: height and width, counted from the end.
       weigh: the filter.
-      border: what lies beyond the edge.
+      border: rule for pixels beyond the edge.
       fill: of the constant border.
       is_affine: whether positions are made by one matrix of 3 x 3, from (x, y, 1) in the result.
     """

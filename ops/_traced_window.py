@@ -35,10 +35,10 @@ def correlate(
     """Correlates height and width with a window of odd sides.
 
     Args:
-      image: images.
+      image: input images.
       window: (..., rows, columns); one for all images, or one for each.
       axes: height and width, counted from the end.
-      border: what lies beyond the edge.
+      border: rule for pixels beyond the edge.
     """
     sides = window.shape[-2:]
     x = image.astype(real_dtype(image))

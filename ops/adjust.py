@@ -38,7 +38,7 @@ def adjust_brightness(
     """Multiplies by a factor, as Pillow's `ImageEnhance.Brightness`.
 
     Args:
-      image: images.
+      image: input images.
       factor: 0 is black, 1 the image; any number, or one for each image.
       axes: the height and the width axis.
 
@@ -148,7 +148,7 @@ def adjust_sharpness(
     The blur is a window of 3 × 3, five times as heavy in its middle; the outermost pixels stay.
 
     Args:
-      image: images.
+      image: input images.
       factor: 0 is blurred, 1 the image; any number, or one for each image.
       axes: the height and the width axis.
 
@@ -186,7 +186,7 @@ def adjust_gamma(
     """Raises 0…1 to a power; values below 0 count as 0.
 
     Args:
-      image: images.
+      image: input images.
       gamma: the exponent: below 1 shadows become lighter. One number, or one for each image.
       axes: the height and the width axis.
 
@@ -229,7 +229,7 @@ def invert(
     """The negative: white less the image, as Pillow's `ImageOps.invert`.
 
     Args:
-      image: images.
+      image: input images.
       axes: the height and the width axis.
 
     Raises:
@@ -249,7 +249,7 @@ def solarize(
     """Inverts what is not below a threshold, as Pillow's `ImageOps.solarize`.
 
     Args:
-      image: images.
+      image: input images.
       threshold: on the image's scale; one number, or one for each image.
       axes: the height and the width axis.
 
@@ -274,7 +274,7 @@ def posterize(
     Floats are cut down to multiples of 1 / 2^bits below 1, as torchvision has it.
 
     Args:
-      image: images.
+      image: input images.
       bits: from 0; one integer, or one for each image, traced or not.
       axes: the height and the width axis.
 
@@ -318,8 +318,8 @@ def standardise(
       dtype: of the result; sums run in float32 or wider.
 
     Raises:
-      TypeError: an unsuitable dtype, or numbers that are none.
-      ValueError: as many numbers as there are no channels.
+      TypeError: an unsuitable dtype, or values that are not numbers.
+      ValueError: the count of numbers does not match the channels.
 
     Example:
       >>> image = np.array([255, 0], np.uint8)

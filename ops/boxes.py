@@ -38,7 +38,7 @@ def crop_and_resize(
     Beyond the cut its edge repeats; a box may leave the image, whose edge repeats then.
 
     Args:
-      image: images.
+      image: input images.
       boxes: (..., 4): (x1, y1, x2, y2), one for all images or one for each.
       size: (height, width) of the result. Static.
       method: `"nearest"` (torch's "nearest-exact"), `"bilinear"` or `"bicubic"`.
@@ -263,7 +263,7 @@ def _one_hot(index: jax.Array, extent: int) -> jax.Array:
 def _weights(
     low: jax.Array, high: jax.Array, extent: int, outputs: int, method: str, antialias: bool
 ) -> jax.Array:
-    """(outputs, extent): what each pixel of the cut takes of each pixel of the image."""
+    """(outputs, extent): weight of each image pixel in each pixel of the cut."""
     low, high = stored(low), stored(high)
     step = (high - low) / outputs
     offset = (arange(outputs) + 0.5) * step

@@ -34,11 +34,11 @@ def clahe(
 ) -> Shaped[Array, "*shape"]:
     """Equalises each channel tile by tile, as OpenCV's `createCLAHE`.
 
-    Of colours, equalise the lightness alone: `rgb_to_lab`, and this on its first channel.
+    For colours, equalise only the lightness: `rgb_to_lab`, and this on its first channel.
 
     Args:
-      image: images.
-      clip_limit: how many times more often than on average a level may count; 0 is no limit. One
+      image: input images.
+      clip_limit: how many times more often than on average a level may count; 0 means no limit. One
         number, or one for each image.
       tiles: (rows, columns) of tiles. Static.
       axes: the height and the width axis.
@@ -159,7 +159,7 @@ def _tables(tiles: jax.Array, limits: jax.Array, bins: int) -> jax.Array:
     bounded = jnp.where(limits > 0, jnp.minimum(counts, limits), counts)
     excess = (counts - bounded).sum(-1, keepdims=True)
     bounded += excess // bins
-    # What does not fill every bin goes to some, evenly spaced.
+    # A remainder that does not fill every bin goes to some, evenly spaced.
     rest = excess % bins
     stride = jnp.maximum(bins // jnp.maximum(rest, 1), 1)
     place = arange(bins)

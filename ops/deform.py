@@ -39,7 +39,7 @@ def elastic(
     Every pixel is read at its place plus `alpha` times the noise, which a Gaussian smooths.
 
     Args:
-      image: images.
+      image: input images.
       noise: (..., 2, H, W): of rows and columns, mostly between -1 and 1. One for all images, or
         one for each.
       alpha: pixels for noise of 1; one number, or one for each image.
@@ -127,7 +127,7 @@ def thin_plate_spline(
     kernel="thin_plate_spline", degree=1)` (Bookstein, IEEE PAMI 1989).
 
     Args:
-      image: images.
+      image: input images.
       source: (..., K, 2): (x, y) of at least three points of the image, not on one line.
       target: where they come to lie in the result, of the same shape.
       smoothing: 0 moves the points exactly; more bends less. One number, or one for each image.

@@ -41,7 +41,7 @@ def sobel(
     """A derivative, smoothed across: OpenCV's `Sobel`.
 
     Args:
-      image: images.
+      image: input images.
       orders: of the derivative, down the rows and along the columns: (0, 1) is OpenCV's `dx=1`.
       kernel_size: 3, 5 or 7. Static.
       border: `"reflect101"`, `"symmetric"`, `"edge"`, `"constant"` (zero) or `"wrap"`.
@@ -74,7 +74,7 @@ def laplacian(
     """The sum of both second derivatives: OpenCV's `Laplacian`, with size 1 also SciPy's `laplace`.
 
     Args:
-      image: images.
+      image: input images.
       kernel_size: 1 (four neighbours), 3, 5 or 7. Static.
       border: see `sobel`.
       axes: the height and the width axis.

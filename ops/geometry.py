@@ -26,7 +26,7 @@ def flip(
     """Mirrors left and right, top and bottom, or both.
 
     Args:
-      image: images.
+      image: input images.
       horizontal: whether columns are reversed: one boolean, or one for each image, traced or not.
       vertical: whether rows are.
       axes: the height and the width axis.
@@ -72,7 +72,7 @@ def rot90(
     """Turns images counter-clockwise by quarters, as `numpy.rot90`.
 
     Args:
-      image: images.
+      image: input images.
       turns: quarter turns, also negative. Static.
       axes: the height and the width axis.
 
@@ -95,7 +95,7 @@ def transpose(
     """Exchanges rows and columns.
 
     Args:
-      image: images.
+      image: input images.
       axes: the height and the width axis.
 
     Raises:
@@ -120,7 +120,7 @@ def pad(
     """Adds a border.
 
     Args:
-      image: images.
+      image: input images.
       padding: pixels added, from 0: on all sides, (vertical, horizontal), or (top, bottom, left,
         right). Static.
       border: `"constant"`, `"edge"`, `"reflect101"` (NumPy's "reflect"), `"symmetric"` or
@@ -178,7 +178,7 @@ def crop(
     """Cuts a window of a fixed size at any place.
 
     Args:
-      image: images.
+      image: input images.
       top: first row: one integer, or one for each image, traced or not. Moved where the window
         would leave the image.
       left: first column.
@@ -215,7 +215,7 @@ def center_crop(
     """Cuts the middle, with torchvision's rounding: an odd margin's half rounds to even.
 
     Args:
-      image: images.
+      image: input images.
       size: (height, width) of the window, within the image. Static.
       axes: the height and the width axis.
 

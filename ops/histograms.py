@@ -35,7 +35,7 @@ def equalize(
     Floats and uint16 are counted in 256 levels, and have as many afterwards. No gradient passes.
 
     Args:
-      image: images.
+      image: input images.
       axes: the height and the width axis.
 
     Raises:
@@ -62,7 +62,7 @@ def autocontrast(
     from its float64 quotients. uint16 is cut off exactly.
 
     Args:
-      image: images.
+      image: input images.
       cutoff: percent of the pixels that may become black and white, one or (dark, light). Static.
       axes: the height and the width axis.
 

@@ -1,6 +1,6 @@
 """Lens distortion by OpenCV's model: Brown and Conrady's, rational, with thin prisms.
 
-A camera is (..., 3, 3) with focal lengths and centre in pixels; entries beside these are not read.
+A camera is (..., 3, 3) with focal lengths and centre in pixels; other entries are not read.
 Coefficients are OpenCV's, in its order: k1, k2, p1, p2, then k3, then k4, k5, k6, then s1 to s4,
 so that there are 4, 5, 8 or 12. Both may be traced, and may hold one value for each image.
 """
@@ -70,7 +70,7 @@ def distort(
     fill: float = 0,
     axes: Sequence[int] = (-3, -2),
 ) -> Shaped[Array, "..."]:
-    """Bends images as a lens does: what `undistort` undoes.
+    """Bends images as a lens does; `undistort` is the inverse.
 
     The inverse of the model has no closed form; it is searched as in OpenCV's `undistortPoints`,
     which converges where the lens folds nothing over.

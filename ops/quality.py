@@ -74,7 +74,7 @@ def psnr(
 
     Args:
       image: batch to judge, RGB or grey.
-      reference: what it should be; same shape and dtype.
+      reference: the correct image; same shape and dtype.
       data_range: the peak. Default: 255 for uint8, 1 for floating point.
       luma: compare Y in this convention instead of the channels as they stand.
       crop_border: pixels cut from each side first.

@@ -54,7 +54,7 @@ def bilateral_filter(
     call OpenCV where it is installed).
 
     Args:
-      image: images.
+      image: input images.
       sigma_color: standard deviation of colours, on the image's scale; above 0.
       sigma_space: standard deviation of distances in pixels; above 0.
       size: the disc's diameter in pixels, odd. Static. Default: `2 round(1.5 sigma_space) + 1`.
@@ -154,7 +154,7 @@ def unsharp_mask(
     Integers are clipped; floats are not, unlike scikit-image's.
 
     Args:
-      image: images.
+      image: input images.
       sigma: of the blur in pixels; scikit-image's `radius`. See `gaussian_blur`.
       kernel_size: see `gaussian_blur`; a traced sigma needs it.
       amount: of the difference; one number, or one for each image, traced or not.

@@ -57,7 +57,7 @@ SPLINE_MODES: dict[str, tuple[Border, Border]] = {
     "nearest": ("edge", "symmetric"),
     "grid-wrap": ("wrap", "wrap"),
 }
-"""SciPy's modes: what lies beyond the edge for taps, and for the spline's coefficients."""
+"""SciPy's modes beyond the edge: for taps, and for the spline's coefficients."""
 _PADDED = ("nearest", "grid-constant")
 _SPLINE_PADDING = 12  # pixels that SciPy adds in these modes before it computes coefficients
 _PADDING_MODES: dict[str, Border] = {"zeros": "constant", "border": "edge"}
@@ -76,7 +76,7 @@ def warp_affine(
     """Moves pixels by `[x', y'] = matrix @ [x, y, 1]`, as OpenCV's `warpAffine` and kornia's.
 
     Args:
-      image: images.
+      image: input images.
       matrix: (..., 2, 3), from positions in the image to positions in the result. One for all
         images, or one for each.
       size: (height, width) of the result. Default: that of the image. Static.
@@ -114,7 +114,7 @@ def warp_perspective(
     """Moves pixels by a homography, as OpenCV's `warpPerspective` and kornia's.
 
     Args:
-      image: images.
+      image: input images.
       matrix: (..., 3, 3), from positions (x, y, 1) in the image to those in the result, up to a
         factor. One for all images, or one for each.
       size, method, border, fill, axes: see `warp_affine`.
@@ -198,7 +198,7 @@ def rotate(
     """Turns images counter-clockwise about their middle, as scikit-image and torchvision.
 
     Args:
-      image: images.
+      image: input images.
       degrees: the angle: one number, or one for each image.
       scale: enlarges about the middle as well: one number, or one for each image.
       method, border, fill, axes: see `warp_affine`.
@@ -228,7 +228,7 @@ def rotation_matrix(degrees: jax.Array, scale: jax.Array, center: tuple[float, f
     turn = (rest - 45) * (np.pi / 180)
     # Counted by the rest: a quotient may round up to the next quarter.
     quarter = jnp.mod(jnp.round((degrees + 45 - rest) / 90), 4)
-    # Of the multiples of a right angle, cosines and sines are whole numbers.
+    # Cosines and sines of multiples of a right angle are whole numbers.
     c = scale * jnp.select([quarter == k for k in range(4)], _turned(jnp.cos(turn), jnp.sin(turn)))
     s = scale * jnp.select([quarter == k for k in range(4)], _turned(jnp.sin(turn), -jnp.cos(turn)))
     y, x = center
@@ -253,7 +253,7 @@ def remap(
     """Reads images at given positions, as OpenCV's `remap(image, columns, rows)`.
 
     Args:
-      image: images.
+      image: input images.
       rows: (..., H, W): for each pixel of the result the row to read, in pixels.
       columns: the columns, of the same shape.
       method, border, fill, axes: see `warp_affine`.
@@ -309,7 +309,7 @@ def grid_sample(
     """Reads images at a grid of (x, y) in [-1, 1], as `torch.nn.functional.grid_sample`.
 
     Args:
-      image: images.
+      image: input images.
       grid: (..., H, W, 2): (x, y) of every pixel of the result.
       method: `"nearest"`, `"bilinear"` or `"bicubic"`.
       padding_mode: `"zeros"`, `"border"` or `"reflection"`.
@@ -359,7 +359,7 @@ def map_coordinates(
     faster. They are summed over windows, so that a NaN reaches at most 22 pixels further.
 
     Args:
-      image: images.
+      image: input images.
       coordinates: (..., 2, H, W): rows and columns of every pixel of the result.
       order: of the spline: 0 is the nearest pixel, 1 linear. Static.
       mode: SciPy's `"reflect"`, `"grid-mirror"`, `"mirror"`, `"constant"` (positions beyond the

@@ -100,10 +100,10 @@ def _outline(boxes: jax.Array, count: int) -> jax.Array:
 
 
 def by_matrix(matrix: jax.Array, *, center: float = 0.0) -> Move:
-    """The move of (N, 2, 3) or (N, 3, 3) matrices. Sums of products, exact on TPUs too.
+    """The move of (N, 2, 3) or (N, 3, 3) matrices. Sums of products, also exact on TPUs.
 
     Args:
-      matrix: what it moves.
+      matrix: applied to the points.
       center: the place that is (0, 0) to the matrix: 0.5 where it moves centres of pixels.
     """
 

@@ -83,7 +83,7 @@ class RandomNoise:
     """Adds a sensor's noise, of variance `shot * light + read²` where white is 1."""
 
     read: Range = (0.0, 0.02)
-    """Least and greatest deviation in the dark."""
+    """Least and greatest standard deviation in the dark."""
     shot: Range = (0.0, 0.01)
     """Least and greatest variance at white."""
     probability: float = 1.0
