@@ -8,7 +8,7 @@
 
 The real compiler runs, out of libtpu or JAX's CUDA plugin, so "does it compile, does it fit, what
 does it communicate" are facts. Times are a roofline: what peak rates would allow, an estimate,
-not a measurement. For GPUs XLA chooses kernels by running them on the device: without it, products get
+not measured. For GPUs XLA chooses kernels by running them on the device: without it, products get
 default tiles, and what cuDNN and cuBLAS take for workspace is not counted.
 """
 
