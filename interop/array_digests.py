@@ -87,7 +87,7 @@ def _shard_digest(data: np.ndarray, index: tuple[slice, ...], shape: tuple[int, 
     starts = [part.indices(size)[0] for part, size in zip(index, shape, strict=True)]
     ends = [start + size for start, size in zip(starts, data.shape, strict=True)]
     behind = sum((n - e) * stride for n, e, stride in zip(shape, ends, strides, strict=True))
-    # From the last split axis on, the bytes are contiguous in the array, too.
+    # From the last split axis on, the bytes are also contiguous in the array.
     last = max(axis for axis, size in enumerate(shape) if data.shape[axis] != size)
     outer = data.shape[:last]
     runs = data.reshape(math.prod(outer), -1)

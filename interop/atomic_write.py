@@ -1,7 +1,7 @@
 """Files that appear complete under their name, or not at all.
 
-Content is written beside the final name and renamed, so that a killed process leaves no file that
-is cut short. What it does leave is named after it, and `clear_partials` takes it away.
+Content is written next to the final name and renamed, so that a killed process leaves no file that
+is cut short. Its leftovers are named after it, and `clear_partials` takes it away.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ class AtomicFile:
     """A file written through `stream`; it takes its name at `finish`.
 
     Args:
-      path: the final name; its folder must exist. Of a link, what it points to.
+      path: the final name; its folder must exist. A link means its target.
 
     Raises:
       OSError: the folder cannot be written, or the name is that of a folder, a device or such.

@@ -1,12 +1,12 @@
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 """Checkpoints of a training state: Orbax, saved asynchronously, the latest and the best.
 
-A checkpoint appears complete or not at all: Orbax writes beside its final name and renames. A run
+A checkpoint appears complete or not at all: Orbax writes next to its final name and renames. A run
 killed while writing leaves the previous checkpoint as the newest. Restoring places every leaf
 where the new mesh wants it, so a state saved on 8 devices restores onto 4.
 
 Each checkpoint holds a sealed record of itself: shape, dtype and digest of every array, and the
-metrics. What is restored is compared with it. A checkpoint that disagrees, whichever of its files
+metrics. The restored state is compared with it. A checkpoint that disagrees, whichever of its files
 is damaged, is renamed to `STEP.damaged`, and the newest sound one is used.
 """
 

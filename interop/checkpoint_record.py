@@ -1,7 +1,7 @@
 """The record in a checkpoint: shape, dtype and digest of every array, the metrics, the run's notes.
 
 It is one sealed JSON text (`jaxsr.interop.sealed_json`), so that damage to the record itself is
-noticed, too.
+also noticed.
 """
 
 import json

@@ -45,7 +45,7 @@ class RefusedValueError(InputError):
 
 
 INDEX_RULE = " takes indices from "
-"""What is in a rule about indices, whose worst value says which one breaks it."""
+"""Text in rules about indices, whose worst value says which index breaks it."""
 
 
 class IndexOutsideError(RefusedValueError, IndexError):

@@ -67,7 +67,7 @@ def explain(target: object) -> Explanation:
       An answer for each overload; `print` it.
 
     Raises:
-      InputError: there is no such operator or function; the message lists similar names.
+      InputError: the operator or function does not exist; the message lists similar names.
     """
     registry.load()
     func: Any = _named(target) if isinstance(target, str) else target

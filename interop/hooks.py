@@ -1,7 +1,7 @@
 """Watches the torch code of a converted module while it is traced; runs torch code on arrays.
 
-A watcher is entered around the module's method, innermost of all modes: what it sees is what the
-torch code calls, before this package redirects anything. It must not change what it sees.
+A watcher is entered around the module's method, innermost of all modes: it sees the calls of the
+torch code before this package redirects anything, and must not change them.
 """
 
 from collections.abc import Callable

@@ -20,7 +20,7 @@ def lost_process_error(error: BaseException) -> LostProcessError | None:
     """The error in one line; None where it is of another kind.
 
     Args:
-      error: any; those that it was raised from are looked at, too.
+      error: any; its causes are looked at as well.
     """
     cause: BaseException | None = error
     while cause is not None:

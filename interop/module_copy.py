@@ -31,7 +31,7 @@ def copy_module(module: Module, memo: dict[int, object] | None = None) -> Module
     dictionary of it, get ones over the copy's.
 
     Args:
-      module: what to copy.
+      module: the module to copy.
       memo: copies made already, by `id`, as for `copy.deepcopy`.
 
     Example:

@@ -84,7 +84,7 @@ def out_of_memory_error(
 
     Args:
       error: of XLA or torch.
-      rows: in the batch that was computed. What is asked for is nearly proportional to it.
+      rows: in the batch that was computed. The request is nearly proportional to it.
       multiple: rows that fit must be a multiple of it.
       option: that sets the rows.
       advice: what else takes less memory.

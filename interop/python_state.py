@@ -1,10 +1,10 @@
-"""Python state that code can reach: what it holds before a call and after it.
+"""Python state that code can reach: its contents before a call and after it.
 
 A compiled function changes it once, when it is traced. Reachable are attributes, containers,
 generators of random numbers, iterators, NumPy arrays, the closures, defaults and attributes of
 functions, weak references, context variables, results in caches of `functools`, and, of code in
 users' own files, class attributes, the globals that the code names, and the environment where it
-does so. Of tensors only attributes are looked at. The walk ends after `_LIMIT` objects.
+does so. Only attributes of tensors are looked at. The walk ends after `_LIMIT` objects.
 """
 
 import collections

@@ -1,6 +1,6 @@
 """Weights leave and enter as safetensors under torch names; nothing is ever unpickled.
 
-What jaxsr writes has a digest of the whole file among its metadata, made while that digest's own
+A file written by jaxsr has a digest of all of it in its metadata, made while that digest's own
 digits were zeros. It is compared whenever the file is opened; files of others have none. Only
 `export_weights` needs JAX, and imports it.
 """
@@ -42,7 +42,7 @@ def export_weights(
     Args:
       path: file to write.
       arrays: JAX or NumPy arrays by torch name.
-      metadata: what the file should say of itself; each value is stored as JSON.
+      metadata: facts to store about the file; each value is stored as JSON.
     """
     import jax
     from safetensors.numpy import save

@@ -42,7 +42,7 @@ def image_and_axes(
 ) -> tuple[jax.Array, tuple[int, int]]:
     """The image as a JAX array, and (height axis, width axis) counted from the front.
 
-    A batch may be empty, a picture may not.
+    A batch may be empty, an image may not.
     """
     array = image_array(image, name, wide=wide)
     return array, _picture_axes(array, axes, name)

@@ -19,7 +19,7 @@ from jaxsr.ops import _cpu_calls as cpu_calls
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowsCall:
-    """A call of a kernel; all that it depends on besides its arrays."""
+    """A call of a kernel; all that it depends on except its arrays."""
 
     kernel: str
     """Name of a registered kernel."""

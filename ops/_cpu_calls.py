@@ -101,7 +101,7 @@ def kernel(name: str) -> Callable[[Kernel], str]:
     """Registers a function as XLA's custom call `name`; gives the name to pass to `call`.
 
     The function takes inputs, outputs and attributes, and writes its results into the outputs. They
-    are valid during the call alone. What it raises becomes an XLA error of one line.
+    are valid during the call alone. Its exceptions become XLA errors of one line.
     """
 
     def register(function: Kernel) -> str:

@@ -1,7 +1,7 @@
-"""Shared parts of image kernels: dtypes and rounding, layouts, one parameter per picture.
+"""Shared parts of image kernels: dtypes and rounding, layouts, one parameter per image.
 
 A parameter with leading axes holds one value for each index of the image's leading axes; without
-them it serves every picture. Inside, kernels see axes counted from the end, which `vmap` leaves.
+them it serves every image. Inside, kernels see axes counted from the end, which `vmap` leaves.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ def picture(
 ) -> tuple[jax.Array, tuple[int, int]]:
     """The image as a JAX array, and (height axis, width axis) counted from the end.
 
-    uint8, uint16 or floating point. A batch may be empty, a picture may not.
+    uint8, uint16 or floating point. A batch may be empty, an image may not.
 
     Args:
       image: the argument.
@@ -136,7 +136,7 @@ def stored(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Arra
     XLA's CPU loops would compute it anew for each reader. They do not fuse a concatenation into its
     readers, so there each half is computed apart.
     """
-    # Of equal axes the first: its halves are long runs, each one vector loop.
+    # The first of equal axes: its halves are long runs, each one vector loop.
     axis = max(range(x.ndim), key=lambda axis: (axis > 0, x.shape[axis], -axis))
     middle = x.shape[axis] // 2
     halves = jnp.split(x, [middle], axis) if middle else [x]
@@ -173,7 +173,7 @@ def parameter(value: Parameter, name: str, shape: tuple[int, ...] = ()) -> jax.A
 
 
 def spread(value: Parameter, image: jax.Array, name: str) -> jax.Array:
-    """A factor for each picture, with axes of extent 1 for all that a picture has."""
+    """A factor for each image, with axes of extent 1 for all that an image has."""
     array = parameter(value, name)
     if array.shape != image.shape[: array.ndim] or array.ndim > image.ndim - 2:
         raise ValueError(
@@ -186,7 +186,7 @@ def spread(value: Parameter, image: jax.Array, name: str) -> jax.Array:
 def check_per_picture(
     value: jax.Array, name: str, image: jax.Array, axes: tuple[int, int], rank: int = 0
 ) -> None:
-    """Raises ValueError unless it is one value of `rank` axes, or one for each picture."""
+    """Raises ValueError unless it is one value of `rank` axes, or one for each image."""
     count = value.ndim - rank
     if count > image.ndim + min(axes) or value.shape[:count] != image.shape[:count]:
         raise ValueError(
@@ -204,8 +204,8 @@ def per_picture(
     """`function(image, *parameters)`, mapped over the leading axes that parameters have.
 
     Args:
-      function: of one picture (which may keep leading axes) and one value of each parameter.
-      image: pictures.
+      function: of one image (which may keep leading axes) and one value of each parameter.
+      image: input images.
       axes: height and width, counted from the end.
       parameters: by name, the array and the number of axes that one value has.
     """

@@ -1,4 +1,4 @@
-"""Levels of pictures: how often each occurs, and tables that replace them.
+"""Levels of images: how often each occurs, and tables that replace them.
 
 On CPUs levels are counted by a scatter and looked up by a gather. Accelerators are slow at both, so
 there 256 levels are compared with every pixel, in one fused reduction without temporaries. The
@@ -61,7 +61,7 @@ def from_256_levels(levels: jax.Array, image: jax.Array) -> jax.Array:
 
 
 def level_counts(image: jax.Array, axes: tuple[int, int]) -> jax.Array:
-    """How often each of 256 levels occurs in each plane of uint8 pictures; int32, levels last."""
+    """How often each of 256 levels occurs in each plane of uint8 images; int32, levels last."""
     rows, leading = _pixels_of(image, axes)
     return _histogram_p.bind(rows).reshape(*leading, _FEW)
 
@@ -76,7 +76,7 @@ def level_limits(image: jax.Array, ranks: tuple[int, int], axes: tuple[int, int]
 
 
 def replace_levels(image: jax.Array, tables: jax.Array, axes: tuple[int, int]) -> jax.Array:
-    """uint8 pictures by a table of 256 levels for each plane, as `level_counts` orders them."""
+    """uint8 images by a table of 256 levels for each plane, as `level_counts` orders them."""
     rows, _ = _pixels_of(image, axes)
     each = tables.astype(jnp.uint8).reshape(rows.shape[0], rows.shape[-1], _FEW)
     replaced = _look_up_p.bind(rows, each)

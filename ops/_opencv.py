@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 LARGE_PICTURE = 1 << 16
-"""Pixels from which on most functions of OpenCV share a picture out among its threads."""
+"""Pixels from which on most functions of OpenCV share an image out among its threads."""
 _FEW_PICTURES = 2
 """For each thread."""
 _LEAST_SHARED_S = 1e-3
@@ -60,7 +60,7 @@ def version_of(version: str) -> tuple[int, ...]:
 
 
 def shares_out(pixels: int, pictures: int) -> bool:
-    """Whether OpenCV's threads should share each picture: it is large, and they are few.
+    """Whether OpenCV's threads should share each image: it is large, and they are few.
 
     Many small images are faster one per thread.
     """

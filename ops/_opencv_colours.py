@@ -1,4 +1,4 @@
-"""`cv2.cvtColor` in programs for CPUs: colours of integer pictures by OpenCV's rules."""
+"""`cv2.cvtColor` in programs for CPUs: colours of integer images by OpenCV's rules."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,11 +20,11 @@ _CONVERSIONS = ("RGB2HSV", "RGB2HLS", "HSV2RGB", "HLS2RGB", "RGB2YUV", "YUV2RGB"
 def conversion(
     name: str, plain: Callable[[jax.Array], jax.Array]
 ) -> Callable[[jax.Array, int], jax.Array]:
-    """A function of a picture and its axis of channels.
+    """A function of an image and its axis of channels.
 
     Args:
       name: OpenCV's, one of `_CONVERSIONS`.
-      plain: computes it with JAX's own operations, of pictures (n, h, w, 3).
+      plain: computes it with JAX's own operations, of images (n, h, w, 3).
     """
 
     def in_jax(pictures: jax.Array, *, conversion: int) -> jax.Array:
@@ -53,7 +53,7 @@ def _convert(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
     pictures, results = inputs[0], outputs[0]
     count, height, width, _ = pictures.shape
     if count * height * width > _MANY_PIXELS:
-        # As one tall picture, whose rows OpenCV shares out among its threads.
+        # As one tall image, whose rows OpenCV shares out among its threads.
         pictures, results = (x.reshape(1, count * height, width, 3) for x in (pictures, results))
     convert = opencv().cvtColor
     for picture, result in zip(pictures, results, strict=True):

@@ -3,7 +3,7 @@
 """Boxes cut and resampled: by OpenCV in programs for CPUs, in JAX elsewhere.
 
 `cv2.resize` is called where Intel's IPP computes its positions, in float64 as ours; its own code
-has them in float32. It multiplies pixels by weights of zero, too, which we do not read: pictures
+has them in float32. It also multiplies pixels by weights of zero, which we do not read: images
 that are not finite are taken apart. Boxes that are not whole are read by `cv2.remap`.
 """
 
@@ -82,7 +82,7 @@ def _crop_masks_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attribute
     cv2 = opencv()
 
     def cut_off(x: np.ndarray, result: np.ndarray | None = None) -> np.ndarray:
-        """1 above the threshold, 0 elsewhere, at NaN too."""
+        """1 above the threshold, 0 elsewhere and at NaN."""
         return cv2.threshold(x, MASK_THRESHOLD, 1, cv2.THRESH_BINARY, result)[1]
 
     def crop(row: int) -> None:
@@ -121,7 +121,7 @@ def cut_kernel(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
 def _box_reader(
     box: Sequence[float], size: tuple[int, int], extents: tuple[int, int]
 ) -> tuple[tuple[slice, ...], Read, float]:
-    """The part of a picture that it takes, how it reads that, and the least weight of a pixel."""
+    """The part of an image that it takes, how it reads that, and the least weight of a pixel."""
     x1, y1, x2, y2 = box
     if (
         all(map(float.is_integer, box))
@@ -152,7 +152,7 @@ def _positions(low: float, high: float, extent: int, outputs: int) -> np.ndarray
 def _crop_in_jax(
     groups: jax.Array, boxes: jax.Array, *, size: tuple[int, int], places: tuple[int, int]
 ) -> jax.Array:
-    """Pictures (g, …), a box for each group; `places` are height and width, from the end."""
+    """Images (g, …), a box for each group; `places` are height and width, from the end."""
     rank = groups.ndim - 1
     crop = partial(resample_window, size=size, axes=(places[0] + rank, places[1] + rank))
     return crop(groups[0], boxes[0])[None] if len(groups) == 1 else jax.vmap(crop)(groups, boxes)
@@ -166,13 +166,13 @@ def _crop_masks_in_jax(groups: jax.Array, boxes: jax.Array, **options: Any) -> j
 def crop_primitive(
     name: str, kernels: Mapping[str, str], plain: Any, *, is_differentiable: bool = False
 ) -> Any:
-    """A primitive of groups of pictures (g, …) and boxes (g, 4); see `_crop_in_jax`.
+    """A primitive of groups of images (g, …) and boxes (g, 4); see `_crop_in_jax`.
 
     Args:
       name: for jaxprs.
       kernels: registered ones, by library.
       plain: computes it with JAX's own operations.
-      is_differentiable: whether derivatives are those of `plain`, of boxes too.
+      is_differentiable: whether derivatives are those of `plain`, also for boxes.
     """
 
     def shape_of(

@@ -3,7 +3,7 @@
 """`cv2.remap` and `cv2.warpAffine` in programs for CPUs: bilinear reading at any position.
 
 OpenCV 5 weighs in float32; OpenCV 4 rounds positions to 1/32 of a pixel, so it is not called.
-It multiplies pixels by weights of zero, too, which we do not read: pictures that are not finite are
+It also multiplies pixels by weights of zero, which we do not read: images that are not finite are
 taken apart.
 """
 
@@ -26,7 +26,7 @@ CHANNELS = (1, 3, 4)
 FARTHEST = float(1 << 22)
 """Positions beyond are as far away: float32 numbers quarters of a pixel up to here."""
 CACHED_BYTES = 1 << 24
-"""Pictures that stay in a cache from one reading to the next."""
+"""Images that stay in a cache from one reading to the next."""
 LARGEST_EXTENT = (1 << 15) - 2
 """Pixels along an axis that `cv2.remap` numbers."""
 _MOST_PERIODS = 64
@@ -42,7 +42,7 @@ _Reader = tuple[Read, np.ndarray | None]
 
 
 def reading_primitive(name: str, kernel: str, plain: Callable[..., jax.Array]) -> Any:
-    """A primitive of pictures (n, m, h, w, c), arrays (n, ...) that make positions, and fills (n,).
+    """A primitive of images (n, m, h, w, c), arrays (n, ...) that make positions, and fills (n,).
 
     Args:
       name: for jaxprs.
@@ -61,7 +61,7 @@ def reading_primitive(name: str, kernel: str, plain: Callable[..., jax.Array]) -
             return plain(pictures, *others, **options)
         target, version = installed
         shape = shape_of(pictures, **options)
-        # Pictures that are read alike are rows of the batch, too.
+        # Images that are read alike are also rows of the batch.
         has_rows = len(pictures) > 1
         x = pictures if has_rows else pictures.swapaxes(0, 1)
         call = RowsCall(
@@ -92,7 +92,7 @@ def remap_kernel(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> Non
 
 @kernel("jaxsr_opencv_warp_affine")
 def warp_affine_kernel(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
-    """Matrices (n, 2, 3), from (x, y, 1) in the result to (x, y) in the picture."""
+    """Matrices (n, 2, 3), from (x, y, 1) in the result to (x, y) in the image."""
     pictures, matrices, _ = inputs
     height, width = outputs[0].shape[2:4]
     size, extents = (height, width), (pictures.shape[2], pictures.shape[3])
@@ -214,7 +214,7 @@ def _within_periods(field: np.ndarray, extent: int, border: str) -> np.ndarray:
 
 
 def read_ahead(picture: np.ndarray) -> bool:
-    """`is_finite`, which leaves the picture in the cache: turned rows take half the time then."""
+    """`is_finite`, which leaves the image in the cache: turned rows take half the time then."""
     is_real = picture.dtype == np.float32
     return is_finite(picture) if is_real or picture.nbytes <= CACHED_BYTES else True
 

@@ -1,8 +1,8 @@
 # pyright: basic
 # JAX gives primitives no types.
-"""`cv2.sepFilter2D` in programs for CPUs: float32 pictures and short windows without zeros.
+"""`cv2.sepFilter2D` in programs for CPUs: float32 images and short windows without zeros.
 
-OpenCV multiplies pixels by weights of zero, too, which would spread what is not
+OpenCV also multiplies pixels by weights of zero, which would spread what is not
 finite. Derivatives are those of the sums in JAX.
 """
 

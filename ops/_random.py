@@ -1,4 +1,4 @@
-"""`jax.random`'s numbers of a picture's size, made in one pass in programs for CPUs.
+"""`jax.random`'s numbers of an image's size, made in one pass in programs for CPUs.
 
 There JAX writes its 32-bit words to memory after every four rounds of Threefry (Salmon et al.,
 "Parallel random numbers: as easy as 1, 2, 3", SC 2011), to compile in less time. Here all rounds of

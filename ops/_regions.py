@@ -42,7 +42,7 @@ def greatest_in_region(
     def step(state: Pair) -> Pair:
         return state[1], hand_on(state[1])
 
-    # -1 is no value: the loop begins.
+    # -1 is not a value: the loop begins.
     return jax.lax.while_loop(goes_on, step, (values - 1, values))[1]
 
 

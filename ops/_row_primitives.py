@@ -1,12 +1,12 @@
 # pyright: basic
 # JAX gives primitives no types.
-"""Operations of single pictures that CPU programs leave to another library, as JAX operations.
+"""Operations of single images that CPU programs leave to another library, as JAX operations.
 
     @kernel("jaxsr_opencv_canny")
     def _canny_of_rows(inputs, outputs, attributes): ...
 
     canny_p = row_primitive("canny", _canny_in_jax, {"OpenCV": _canny_of_rows})
-    edges = canny_p.bind(pictures, low, high, size=3)       # (n, h, w), (n,), (n,)
+    edges = canny_p.bind(images, low, high, size=3)       # (n, h, w), (n,), (n,)
 
 The library is chosen while a program is lowered: the first that is installed. Where none is, and on
 other platforms, the function in JAX computes the same, and derivatives where there are any.
@@ -54,7 +54,7 @@ def row_primitive(
     planes: bool = False,
     is_differentiable: bool = False,
 ) -> Any:
-    """A primitive of pictures (n, …) and parameters (n, …).
+    """A primitive of images (n, …) and parameters (n, …).
 
     Args:
       name: for jaxprs.
@@ -62,11 +62,11 @@ def row_primitive(
         of them, passed by name.
       kernels: registered ones, by the library that each calls; the best first. They get the options
         as their attributes.
-      shape_of: the result's shape, from the operands' types. Default: the pictures'.
-      dtype: of the result. Default: the pictures'.
-      planes: whether the pictures are (n, h, w), of which kernels write results (n, h, w, 1). XLA
+      shape_of: the result's shape, from the operands' types. Default: the images'.
+      dtype: of the result. Default: the images'.
+      planes: whether the images are (n, h, w), of which kernels write results (n, h, w, 1). XLA
         copies a kernel's result to give it an axis of channels, and takes one away for nothing.
-      is_differentiable: whether derivatives are those of `plain`; for pictures of floats.
+      is_differentiable: whether derivatives are those of `plain`; for images of floats.
     """
 
     def result_shape(pictures: Any, *others: Any, **_: Any) -> tuple[int, ...]:
@@ -151,13 +151,13 @@ def in_planes(
     *parameters: Any,
     channel: int | None = None,
 ) -> jax.Array:
-    """A function of planes (n, h, w) over pictures of any layout, in that layout.
+    """A function of planes (n, h, w) over images of any layout, in that layout.
 
     Compilers for TPUs store planes anyway, so that nothing is transposed there.
 
     Args:
       function: of planes and of parameters (n,).
-      image: pictures.
+      image: input images.
       axes: their height and width, counted from the end.
       *parameters: arrays that broadcast with the image, of extent 1 in height and width.
       channel: an axis that stays with each plane, as (n, h, w, c).
@@ -188,7 +188,7 @@ def in_planes(
 def in_pictures(
     function: Callable[..., jax.Array], image: jax.Array, axes: tuple[int, int]
 ) -> jax.Array:
-    """A function of pictures (n, h, w, c) that treats channels alike, over any layout."""
+    """A function of images (n, h, w, c) that treats channels alike, over any layout."""
     if axes == (-3, -2) and image.shape[-1] in _CHANNELS:
         return in_planes(function, image, axes, channel=-1)
 
@@ -204,5 +204,5 @@ def keeps_layout(image: jax.Array, axes: tuple[int, int]) -> bool:
 
 
 def without_single_channel(pictures: np.ndarray) -> np.ndarray:
-    """OpenCV takes pictures of one channel without an axis for it."""
+    """OpenCV takes images of one channel without an axis for it."""
     return pictures[..., 0] if pictures.shape[-1] == 1 else pictures

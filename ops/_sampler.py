@@ -1,4 +1,4 @@
-"""Reads pictures at any position: the one sampler of all warps.
+"""Reads images at any position: the one sampler of all warps.
 
 A position lies in pixels, 0 being the centre of the first one. Taps of a filter lie at whole
 pixels; `border` says which pixel stands beyond the edge, `"constant"` has `fill` there. Taps of
@@ -172,13 +172,13 @@ def sample(
     a TPU's memory. On CPUs bilinear reading is left to OpenCV, where it is installed.
 
     Args:
-      image: one picture, or several that are read alike.
+      image: one image, or several that are read alike.
       place: makes positions, in pixels.
       parameters: arrays that it makes them of.
       size: rows and columns of the result.
       axes: height and width, counted from the end.
       weigh: the filter.
-      border: what lies beyond the edge.
+      border: rule for pixels beyond the edge.
       fill: of the constant border.
       is_affine: whether positions are made by one matrix of 3 x 3, from (x, y, 1) in the result.
     """

@@ -21,7 +21,7 @@ _LEAST_CALLED = 1 << 14
 
 
 def stored(x: jax.Array) -> jax.Array:
-    """The array itself; all that read it read the same numbers. Its cotangent is stored, too."""
+    """The array itself; all that read it read the same numbers. Its cotangent is also stored."""
     return stored_p.bind(x)
 
 

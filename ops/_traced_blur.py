@@ -1,4 +1,4 @@
-"""Gaussian windows whose sigma is known on the device alone, one for each picture."""
+"""Gaussian windows whose sigma is known on the device alone, one for each image."""
 
 from collections.abc import Sequence
 from functools import reduce
@@ -28,7 +28,7 @@ def traced_blur(
     convention: str,
     axes: tuple[int, int],
 ) -> jax.Array:
-    """`gaussian_blur` with a sigma, or a pair of them, for each picture; axes from the front."""
+    """`gaussian_blur` with a sigma, or a pair of them, for each image; axes from the front."""
     if kernel_size is None:
         raise ValueError(
             "a traced sigma needs kernel_size, which fixes the window; 2 round(3 sigma) + 1 holds "
@@ -68,7 +68,7 @@ def _blur(
 
 
 def _filtered(x: jax.Array, sigma: jax.Array, radius: int, axis: int, border: Border) -> jax.Array:
-    # Sigma 0 leaves the picture: exp(-infinity) is 0.
+    # Sigma 0 leaves the image: exp(-infinity) is 0.
     weights = [jnp.exp(-0.5 * jnp.square(k / sigma)) for k in range(1, radius + 1)]
     wide = optimization_barrier(pad_axis(x, axis, radius, radius, border))
 

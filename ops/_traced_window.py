@@ -1,4 +1,4 @@
-"""Windows of traced weights, one for each picture: programs do not depend on the weights.
+"""Windows of traced weights, one for each image: programs do not depend on the weights.
 
 In programs for CPUs OpenCV's `filter2D` computes short ones: it leaves weights of zero out, of
 which a segment has many.
@@ -35,10 +35,10 @@ def correlate(
     """Correlates height and width with a window of odd sides.
 
     Args:
-      image: pictures.
-      window: (..., rows, columns); one for all pictures, or one for each.
+      image: input images.
+      window: (..., rows, columns); one for all images, or one for each.
       axes: height and width, counted from the end.
-      border: what lies beyond the edge.
+      border: rule for pixels beyond the edge.
     """
     sides = window.shape[-2:]
     x = image.astype(real_dtype(image))

@@ -1,7 +1,7 @@
-"""Colours of pictures changed by factors: brightness, contrast, saturation, hue, gamma, mean.
+"""Colours of images changed by factors: brightness, contrast, saturation, hue, gamma, mean.
 
 Images are RGB or grey in any layout, uint8 or uint16, or 0…1 in floating point. Factors may be
-traced, one for all pictures or one for each of their leading axes. uint8 results are Pillow's
+traced, one for all images or one for each of their leading axes. uint8 results are Pillow's
 (`ImageEnhance`, `ImageOps`), which cuts fractions off; floating-point ones are not clipped below,
 so that gradients pass, but for hue, whose colours lie in 0…1.
 """
@@ -38,13 +38,13 @@ def adjust_brightness(
     """Multiplies by a factor, as Pillow's `ImageEnhance.Brightness`.
 
     Args:
-      image: pictures.
-      factor: 0 is black, 1 the picture; any number, or one for each picture.
+      image: input images.
+      factor: 0 is black, 1 the image; any number, or one for each image.
       axes: the height and the width axis.
 
     Raises:
       TypeError: an unsuitable dtype, or a factor that is not a number.
-      ValueError: factors that do not belong to the pictures.
+      ValueError: factors that do not belong to the images.
 
     Example:
       >>> ops.adjust_brightness(np.full((1, 1, 3), 100, np.uint8), 1.5).ravel().tolist()
@@ -61,17 +61,17 @@ def adjust_contrast(
     axes: Sequence[int] = (-3, -2),
     channel: int = -1,
 ) -> Shaped[Array, "*shape"]:
-    """Moves away from the picture's mean grey, as Pillow's `ImageEnhance.Contrast`.
+    """Moves away from the image's mean grey, as Pillow's `ImageEnhance.Contrast`.
 
     Args:
-      image: pictures of one or three channels.
-      factor: 0 is grey, 1 the picture; any number, or one for each picture.
+      image: images of one or three channels.
+      factor: 0 is grey, 1 the image; any number, or one for each image.
       axes: the height and the width axis.
       channel: the axis of channels.
 
     Raises:
       TypeError: an unsuitable dtype, or a factor that is not a number.
-      ValueError: factors that do not belong to the pictures, or channels that are not 1 or 3.
+      ValueError: factors that do not belong to the images, or channels that are not 1 or 3.
 
     Example:
       >>> ops.adjust_contrast(np.array([[[90], [110]]], np.uint8), 2.0).ravel().tolist()
@@ -94,14 +94,14 @@ def adjust_saturation(
     """Moves away from grey, as Pillow's `ImageEnhance.Color`.
 
     Args:
-      image: pictures of one or three channels.
-      factor: 0 is grey, 1 the picture; any number, or one for each picture.
+      image: images of one or three channels.
+      factor: 0 is grey, 1 the image; any number, or one for each image.
       axes: the height and the width axis.
       channel: the axis of channels.
 
     Raises:
       TypeError: an unsuitable dtype, or a factor that is not a number.
-      ValueError: factors that do not belong to the pictures, or channels that are not 1 or 3.
+      ValueError: factors that do not belong to the images, or channels that are not 1 or 3.
 
     Example:
       >>> ops.adjust_saturation(np.array([[[255, 0, 0]]], np.uint8), 0.0).ravel().tolist()
@@ -121,14 +121,14 @@ def adjust_hue(
     """Turns the hue of HSV, as torchvision's `adjust_hue` of tensors.
 
     Args:
-      image: RGB pictures.
-      shift: turns of the colour circle: 0 and 1 are the picture, 0.5 its complementary colours.
+      image: RGB images.
+      shift: turns of the colour circle: 0 and 1 are the image, 0.5 its complementary colours.
       axes: the height and the width axis.
       channel: the axis of channels.
 
     Raises:
       TypeError: an unsuitable dtype, or a shift that is not a number.
-      ValueError: shifts that do not belong to the pictures, or channels that are not 3.
+      ValueError: shifts that do not belong to the images, or channels that are not 3.
 
     Example:
       >>> ops.adjust_hue(np.array([[[255, 0, 0]]], np.uint8), 1 / 3).ravel().tolist()
@@ -143,18 +143,18 @@ def adjust_hue(
 def adjust_sharpness(
     image: Shaped[ImageLike, "*shape"], factor: Parameter, *, axes: Sequence[int] = (-3, -2)
 ) -> Shaped[Array, "*shape"]:
-    """Moves away from a slightly blurred picture, as Pillow's `ImageEnhance.Sharpness`.
+    """Moves away from a slightly blurred image, as Pillow's `ImageEnhance.Sharpness`.
 
     The blur is a window of 3 × 3, five times as heavy in its middle; the outermost pixels stay.
 
     Args:
-      image: pictures.
-      factor: 0 is blurred, 1 the picture; any number, or one for each picture.
+      image: input images.
+      factor: 0 is blurred, 1 the image; any number, or one for each image.
       axes: the height and the width axis.
 
     Raises:
       TypeError: an unsuitable dtype, or a factor that is not a number.
-      ValueError: factors that do not belong to the pictures.
+      ValueError: factors that do not belong to the images.
 
     Example:
       >>> image = np.full((3, 3, 1), 100, np.uint8)
@@ -186,13 +186,13 @@ def adjust_gamma(
     """Raises 0…1 to a power; values below 0 count as 0.
 
     Args:
-      image: pictures.
-      gamma: the exponent: below 1 shadows become lighter. One number, or one for each picture.
+      image: input images.
+      gamma: the exponent: below 1 shadows become lighter. One number, or one for each image.
       axes: the height and the width axis.
 
     Raises:
       TypeError: an unsuitable dtype, or a gamma that is not a number.
-      ValueError: exponents that do not belong to the pictures.
+      ValueError: exponents that do not belong to the images.
 
     Example:
       >>> ops.adjust_gamma(np.full((1, 1, 1), 0.25, np.float32), 0.5).item()
@@ -213,7 +213,7 @@ def adjust_gamma(
     def by_table(array: jax.Array, exponent: jax.Array) -> jax.Array:
         leading = array.shape[: array.ndim + min(positions)]
         exponents = exponent.reshape(exponent.shape[: len(leading)])
-        # One power for all pictures of one exponent.
+        # One power for all images of one exponent.
         table = power(arange(256).astype(jnp.uint8), exponents[..., None])
         each = jnp.broadcast_to(table, (*leading, 256))
         return look_up(each, array.reshape(*leading, -1)).reshape(array.shape)
@@ -226,10 +226,10 @@ def adjust_gamma(
 def invert(
     image: Shaped[ImageLike, "*shape"], *, axes: Sequence[int] = (-3, -2)
 ) -> Shaped[Array, "*shape"]:
-    """The negative: white less the picture, as Pillow's `ImageOps.invert`.
+    """The negative: white less the image, as Pillow's `ImageOps.invert`.
 
     Args:
-      image: pictures.
+      image: input images.
       axes: the height and the width axis.
 
     Raises:
@@ -249,13 +249,13 @@ def solarize(
     """Inverts what is not below a threshold, as Pillow's `ImageOps.solarize`.
 
     Args:
-      image: pictures.
-      threshold: on the image's scale; one number, or one for each picture.
+      image: input images.
+      threshold: on the image's scale; one number, or one for each image.
       axes: the height and the width axis.
 
     Raises:
       TypeError: an unsuitable dtype, or a threshold that is not a number.
-      ValueError: thresholds that do not belong to the pictures.
+      ValueError: thresholds that do not belong to the images.
 
     Example:
       >>> ops.solarize(np.array([[[100], [200]]], np.uint8), 128).ravel().tolist()
@@ -274,13 +274,13 @@ def posterize(
     Floats are cut down to multiples of 1 / 2^bits below 1, as torchvision has it.
 
     Args:
-      image: pictures.
-      bits: from 0; one integer, or one for each picture, traced or not.
+      image: input images.
+      bits: from 0; one integer, or one for each image, traced or not.
       axes: the height and the width axis.
 
     Raises:
       TypeError: an unsuitable dtype, or bits that are not integers.
-      ValueError: bits that do not belong to the pictures.
+      ValueError: bits that do not belong to the images.
 
     Example:
       >>> ops.posterize(np.full((1, 1, 1), 255, np.uint8), 3).item()
@@ -311,15 +311,15 @@ def standardise(
     Integers are read as parts of their white, as torchvision's `ToTensor` does first.
 
     Args:
-      image: pictures of any number of channels and other axes.
+      image: images of any number of channels and other axes.
       mean: on the scale of 0…1: one number, or one for each channel; traced or not.
       std: the same; not 0.
       channel: the axis of channels.
       dtype: of the result; sums run in float32 or wider.
 
     Raises:
-      TypeError: an unsuitable dtype, or numbers that are none.
-      ValueError: as many numbers as there are no channels.
+      TypeError: an unsuitable dtype, or values that are not numbers.
+      ValueError: the count of numbers does not match the channels.
 
     Example:
       >>> image = np.array([255, 0], np.uint8)

@@ -1,11 +1,11 @@
-"""Batches changed at random, by key: pictures, and the masks, boxes and points that belong to them.
+"""Batches changed at random, by key: images, and the masks, boxes and points that belong to them.
 
 A policy is a tuple of steps, each a frozen dataclass; one policy and shape is one program. Every
-picture has a key of its own, made of the batch's key and its place in the batch: results do not
+image has a key of its own, made of the batch's key and its place in the batch: results do not
 depend on the mesh, and shards do not communicate.
 
 Batches are NHWC, or NCHW with `axes=(-2, -1)`. Boxes are (x1, y1, x2, y2) and points (x, y) in
-pixels, with the picture's upper left corner at (0, 0): the middle of the first pixel is (0.5, 0.5).
+pixels, with the image's upper left corner at (0, 0): the middle of the first pixel is (0.5, 0.5).
 """
 
 from collections.abc import Sequence
@@ -33,13 +33,13 @@ def augment(
     labels: ImageLike | None = None,
     axes: Sequence[int] = (-3, -2),
 ) -> Augmented:
-    """Changes a batch at random, and all that belongs to its pictures alike.
+    """Changes a batch at random, and all that belongs to its images alike.
 
     Args:
       key: of `jax.random`; the same key gives the same result, on any mesh.
       images: NHWC or NCHW; uint8, uint16 or floating point.
       policy: steps, in order. Static.
-      masks: pictures of labels or opacity, of the same batch, height and width; moved by the
+      masks: images of labels or opacity, of the same batch, height and width; moved by the
         nearest pixel.
       boxes: (N, K, 4): (x1, y1, x2, y2).
       points: (N, K, 2): (x, y).

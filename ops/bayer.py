@@ -63,7 +63,7 @@ def bayer_mosaic(
     """Keeps of every pixel the colour that a sensor's filter lets through.
 
     Args:
-      image: RGB pictures.
+      image: RGB images.
       pattern: `"RGGB"`, `"BGGR"`, `"GRBG"` or `"GBRG"`.
       axes: the height and the width axis.
       channel: the axis of channels.
@@ -101,7 +101,7 @@ def demosaic(
       pattern: see `bayer_mosaic`.
       method: `"bilinear"` takes means of neighbours, as OpenCV's `demosaicing` within the edge;
         `"malvar"` corrects them by the other colours (Malvar, He & Cutler, ICASSP 2004). Beyond the
-        edge pictures are mirrored.
+        edge images are mirrored.
       axes: the height and the width axis.
       channel: the axis of channels.
 

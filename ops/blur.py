@@ -54,7 +54,7 @@ Windows = tuple[tuple[float, ...], tuple[float, ...]]
 LONGEST_WINDOW = (1 << 16) - 1
 """Pixels of a window."""
 
-# What cv2.getGaussianKernel returns when sigma is left out and the kernel is small.
+# Results of cv2.getGaussianKernel when sigma is left out and the kernel is small.
 _OPENCV_TABLES = {
     1: (1.0,),
     3: (0.25, 0.5, 0.25),
@@ -80,9 +80,9 @@ def gaussian_blur(
     Args:
       image: batch to blur, of any range.
       sigma: standard deviation in pixels, one or (vertical, horizontal); above 0. An array, traced
-        or not, holds one for all pictures or one for each, from 0, and needs `kernel_size`.
+        or not, holds one for all images or one for each, from 0, and needs `kernel_size`.
       kernel_size: window in pixels, one or (vertical, horizontal); odd.
-      border: what lies beyond the edge. `"reflect101"`, `"symmetric"`, `"edge"`, `"constant"`
+      border: pixels beyond the edge. `"reflect101"`, `"symmetric"`, `"edge"`, `"constant"`
         (zero) and `"wrap"` mean the same everywhere; `"reflect"`, `"replicate"` and `"circular"`
         are taken as the convention's library takes them: OpenCV's `"reflect"` repeats the edge.
       convention: whose rule fills in what is left out, and whose uint8 rounding is used.

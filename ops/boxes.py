@@ -1,7 +1,7 @@
-"""Boxes cut from pictures and resampled, by matrix products: on accelerators no pixel is gathered.
+"""Boxes cut from images and resampled, by matrix products: on accelerators no pixel is gathered.
 
-A box is (x1, y1, x2, y2) in pixels, the upper left corner of the picture at (0, 0), end-exclusive,
-and need not be whole; it may be traced, one for each picture. Each axis of a cut is one product
+A box is (x1, y1, x2, y2) in pixels, the upper left corner of the image at (0, 0), end-exclusive,
+and need not be whole; it may be traced, one for each image. Each axis of a cut is one product
 with a matrix of weights that the box makes, in float32 (float64 for float64): fast on TPUs, the
 same program for all boxes. A NaN within a box spreads over the rows and columns of its cut. CPUs
 sum the few pixels whose weights are not zero, where their number is known.
@@ -35,22 +35,22 @@ def crop_and_resize(
 ) -> Shaped[Array, "..."]:
     """Cuts a box and resizes it, as `torch.nn.functional.interpolate` of the cut.
 
-    Beyond the cut its edge repeats; a box may leave the picture, whose edge repeats then.
+    Beyond the cut its edge repeats; a box may leave the image, whose edge repeats then.
 
     Args:
-      image: pictures.
-      boxes: (..., 4): (x1, y1, x2, y2), one for all pictures or one for each.
+      image: input images.
+      boxes: (..., 4): (x1, y1, x2, y2), one for all images or one for each.
       size: (height, width) of the result. Static.
       method: `"nearest"` (torch's "nearest-exact"), `"bilinear"` or `"bicubic"`.
       antialias: stretch the filter where a box shrinks; bilinear and bicubic (then a = -1/2).
       axes: the height and the width axis.
 
     Returns:
-      Pictures of `size` in the image's dtype; integers are rounded once.
+      Images of `size` in the image's dtype; integers are rounded once.
 
     Raises:
       TypeError: an unsuitable dtype, or boxes that hold no numbers.
-      ValueError: boxes that do not belong to the pictures, or options that do not go together.
+      ValueError: boxes that do not belong to the images, or options that do not go together.
 
     Example:
       >>> image = np.arange(16, dtype=np.float32).reshape(4, 4, 1)
@@ -81,9 +81,9 @@ def roi_align(
 
     Args:
       features: floating-point maps.
-      boxes: (..., K, 4): K boxes (x1, y1, x2, y2) for each map, in the picture's pixels.
+      boxes: (..., K, 4): K boxes (x1, y1, x2, y2) for each map, in the image's pixels.
       size: (height, width): cells of a box. Static.
-      spatial_scale: pixels of the map per pixel of the picture.
+      spatial_scale: pixels of the map per pixel of the image.
       sampling_ratio: samples along a cell, at least 1. Static.
       aligned: whether positions are those of pixel centres (half a pixel less).
       axes: the height and the width axis.
@@ -122,7 +122,7 @@ def cut_within(
     antialias: bool,
     axes: tuple[int, int],
 ) -> jax.Array:
-    """`crop_and_resize` of boxes that are no larger than the pictures."""
+    """`crop_and_resize` of boxes that are no larger than the images."""
     return _crop_and_resize(image, boxes, size, method, antialias, axes, within=True)
 
 
@@ -249,7 +249,7 @@ def _along(x: jax.Array, matrix: jax.Array, axis: int, count: int) -> jax.Array:
 
 
 def _most_taps(extent: int, outputs: int, method: str, antialias: bool) -> int:
-    """Pixels that an output reads of a box no larger than the picture."""
+    """Pixels that an output reads of a box no larger than the image."""
     if not antialias:
         return min({"nearest": 1, "bilinear": 2, "bicubic": 4}[method], extent)
     support = {"bilinear": 1, "bicubic": 2}[method] * max(1.0, extent / outputs)
@@ -263,7 +263,7 @@ def _one_hot(index: jax.Array, extent: int) -> jax.Array:
 def _weights(
     low: jax.Array, high: jax.Array, extent: int, outputs: int, method: str, antialias: bool
 ) -> jax.Array:
-    """(outputs, extent): what each pixel of the cut takes of each pixel of the image."""
+    """(outputs, extent): weight of each image pixel in each pixel of the cut."""
     low, high = stored(low), stored(high)
     step = (high - low) / outputs
     offset = (arange(outputs) + 0.5) * step

@@ -1,4 +1,4 @@
-"""Colours as the CIE measures them: linear light, XYZ, L*a*b* and L*u*v* of sRGB pictures.
+"""Colours as the CIE measures them: linear light, XYZ, L*a*b* and L*u*v* of sRGB images.
 
 Floats are 0…1 in RGB, linear light and XYZ; L* is 0…100. White is D65 seen by the 2° observer, and
 the numbers are scikit-image's. Integers are read as parts of their white and give float32, as these
@@ -54,7 +54,7 @@ def srgb_to_linear(image: Shaped[ImageLike, "*shape"]) -> Shaped[Array, "*shape"
     """Light of sRGB values, 0…1.
 
     Args:
-      image: pictures of any layout.
+      image: images of any layout.
 
     Raises:
       TypeError: an unsuitable dtype.
@@ -84,7 +84,7 @@ def rgb_to_xyz(image: Shaped[ImageLike, "*shape"], *, channel: int = -1) -> Shap
     """XYZ of sRGB; Y of white is 1.
 
     Args:
-      image: RGB pictures; any number of other axes.
+      image: RGB images; any number of other axes.
       channel: the axis of channels.
 
     Raises:
@@ -117,7 +117,7 @@ def rgb_to_lab(
     """L*a*b* of sRGB: lightness 0…100, and two axes of colour, centred on 0.
 
     Args:
-      image: RGB pictures; any number of other axes.
+      image: RGB images; any number of other axes.
       convention: `"opencv"` gives the uint8 of its `COLOR_RGB2Lab`, bit for bit: L* times 2.55,
         a* and b* plus 128. It reads two tables for each pixel, which is slow on a TPU.
       channel: the axis of channels.
@@ -145,7 +145,7 @@ def lab_to_rgb(image: Shaped[ImageLike, "*shape"], *, channel: int = -1) -> Shap
     """sRGB of L*a*b*.
 
     Args:
-      image: floating-point pictures; any number of other axes.
+      image: floating-point images; any number of other axes.
       channel: the axis of channels.
 
     Raises:

@@ -34,18 +34,18 @@ def clahe(
 ) -> Shaped[Array, "*shape"]:
     """Equalises each channel tile by tile, as OpenCV's `createCLAHE`.
 
-    Of colours, equalise the lightness alone: `rgb_to_lab`, and this on its first channel.
+    For colours, equalise only the lightness: `rgb_to_lab`, and this on its first channel.
 
     Args:
-      image: pictures.
-      clip_limit: how many times more often than on average a level may count; 0 is no limit. One
-        number, or one for each picture.
+      image: input images.
+      clip_limit: how many times more often than on average a level may count; 0 means no limit. One
+        number, or one for each image.
       tiles: (rows, columns) of tiles. Static.
       axes: the height and the width axis.
 
     Raises:
       TypeError: an unsuitable dtype, a limit that is not a number, tiles that are not integers.
-      ValueError: limits that do not belong to the pictures, or a negative one.
+      ValueError: limits that do not belong to the images, or a negative one.
 
     Example:
       >>> image = np.arange(100, 164, dtype=np.uint8).reshape(8, 8, 1)
@@ -63,7 +63,7 @@ def clahe(
 def _counts_at_most(
     clip_limit: Parameter, image: jax.Array, axes: tuple[int, int], grid: tuple[int, int]
 ) -> jax.Array:
-    """The limit as a count of pixels, for each picture; 0 is none."""
+    """The limit as a count of pixels, for each image; 0 is none."""
     extents = (image.shape[axes[0]], image.shape[axes[1]])
     area = math.prod(_tile_sides(extents, grid))
     share = area / _bins(image)
@@ -78,7 +78,7 @@ def _bins(image: jax.Array) -> int:
 
 
 def _tile_sides(extents: tuple[int, int], grid: tuple[int, int]) -> tuple[int, int]:
-    """(height, width) of a tile, once the picture is extended to whole ones.
+    """(height, width) of a tile, once the image is extended to whole ones.
 
     OpenCV extends both sides if either needs it, by up to a pixel for each tile.
     """
@@ -113,7 +113,7 @@ def _clahe_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) ->
         algorithm.setClipLimit((int(limits[row]) + 0.5) * scale if limits[row] > 0 else 0.0)
         algorithm.apply(planes[row], results[row])
 
-    for_each_row(equalise, len(planes), large=True)  # OpenCV shares small pictures out, too
+    for_each_row(equalise, len(planes), large=True)  # OpenCV shares small images out, too
 
 
 def _clahe_of_levels(planes: jax.Array, limits: jax.Array, *, rows: int, columns: int) -> jax.Array:
@@ -147,7 +147,7 @@ def _extended(x: jax.Array, sides: tuple[int, int], grid: tuple[int, int]) -> ja
 
 
 def _in_blocks(x: jax.Array, grid: tuple[int, int]) -> jax.Array:
-    """(…, blocks, pixels) of a picture whose last axes are height and width."""
+    """(…, blocks, pixels) of an image whose last axes are height and width."""
     height, width = x.shape[-2] // grid[0], x.shape[-1] // grid[1]
     x = x.reshape(*x.shape[:-2], grid[0], height, grid[1], width).swapaxes(-3, -2)
     return x.reshape(*x.shape[:-4], grid[0] * grid[1], height * width)
@@ -159,7 +159,7 @@ def _tables(tiles: jax.Array, limits: jax.Array, bins: int) -> jax.Array:
     bounded = jnp.where(limits > 0, jnp.minimum(counts, limits), counts)
     excess = (counts - bounded).sum(-1, keepdims=True)
     bounded += excess // bins
-    # What does not fill every bin goes to some, evenly spaced.
+    # A remainder that does not fill every bin goes to some, evenly spaced.
     rest = excess % bins
     stride = jnp.maximum(bins // jnp.maximum(rest, 1), 1)
     place = arange(bins)
@@ -174,7 +174,7 @@ def _mixed(
 ) -> jax.Array:
     """Every pixel by the tables of the tiles around it.
 
-    The picture is cut into cells between the middles of tiles, in which the four tiles are the
+    The image is cut into cells between the middles of tiles, in which the four tiles are the
     same, so that a table serves all pixels of a cell.
     """
     bins, (height, width) = tables.shape[-1], x.shape[-2:]

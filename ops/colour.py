@@ -10,7 +10,7 @@ are 0…1 in and out, uint8 images 0…255, uint16 images 0…65535 in and out.
 
 Chroma is centred on 128. uint8 results are rounded half up, as MATLAB rounds them, from exact
 integer arithmetic; uint16 results are rounded half to even, from float32. A float image is not
-rounded to levels: Y of the same picture in float and in uint8 differs by up to half a level.
+rounded to levels: Y of the same image in float and in uint8 differs by up to half a level.
 Nothing is clipped on floats, so gradients pass and out-of-range colours survive the round trip.
 """
 

@@ -1,8 +1,8 @@
-"""Pictures bent by smooth fields: elastic noise, and thin plates held at points.
+"""Images bent by smooth fields: elastic noise, and thin plates held at points.
 
 Images are uint8, uint16 or floating point in any layout; `axes` names height and width (NHWC by
 default). Distances are in pixels, with the centre of the first pixel at 0. Noise, points and
-factors may be traced, and may hold one value for each picture.
+factors may be traced, and may hold one value for each image.
 """
 
 from collections.abc import Sequence
@@ -34,21 +34,21 @@ def elastic(
     fill: float = 0,
     axes: Sequence[int] = (-3, -2),
 ) -> Shaped[Array, "*shape"]:
-    """Bends pictures by smoothed noise (Simard et al., ICDAR 2003).
+    """Bends images by smoothed noise (Simard et al., ICDAR 2003).
 
     Every pixel is read at its place plus `alpha` times the noise, which a Gaussian smooths.
 
     Args:
-      image: pictures.
-      noise: (..., 2, H, W): of rows and columns, mostly between -1 and 1. One for all pictures, or
+      image: input images.
+      noise: (..., 2, H, W): of rows and columns, mostly between -1 and 1. One for all images, or
         one for each.
-      alpha: pixels for noise of 1; one number, or one for each picture.
+      alpha: pixels for noise of 1; one number, or one for each image.
       sigma: of the Gaussian, in pixels. Static.
       method, border, fill, axes: see `warp_affine`.
 
     Raises:
       TypeError: an unsuitable dtype, or noise that holds no numbers.
-      ValueError: noise of another shape than the pictures', or an unknown name.
+      ValueError: noise of another shape than the images', or an unknown name.
 
     Example:
       >>> image = np.arange(5, dtype=np.float32).reshape(1, 5, 1)
@@ -77,7 +77,7 @@ def bent(
     fill: float,
     axes: tuple[int, int],
 ) -> jax.Array:
-    """Pictures read at every pixel's place plus its displacement."""
+    """Images read at every pixel's place plus its displacement."""
     height, width = field.shape[-2:]
     rows = field[..., 0, :, :] + arange(height, dtype=field.dtype)[:, None]
     columns = field[..., 1, :, :] + arange(width, dtype=field.dtype)
@@ -85,7 +85,7 @@ def bent(
 
 
 def unbent(points: jax.Array, field: jax.Array) -> jax.Array:
-    """Where (N, K, 2) points (x, y) come to lie in pictures that were `bent`.
+    """Where (N, K, 2) points (x, y) come to lie in images that were `bent`.
 
     A place p shows what was at p + d(p). The place of q solves p = q - d(p), by repetition, which
     converges where the field folds nothing over.
@@ -127,15 +127,15 @@ def thin_plate_spline(
     kernel="thin_plate_spline", degree=1)` (Bookstein, IEEE PAMI 1989).
 
     Args:
-      image: pictures.
+      image: input images.
       source: (..., K, 2): (x, y) of at least three points of the image, not on one line.
       target: where they come to lie in the result, of the same shape.
-      smoothing: 0 moves the points exactly; more bends less. One number, or one for each picture.
+      smoothing: 0 moves the points exactly; more bends less. One number, or one for each image.
       size: (height, width) of the result. Default: that of the image. Static.
       method, border, fill, axes: see `warp_affine`.
 
     Returns:
-      The bent pictures. Points that coincide or lie on one line give NaN, and 0 in integers.
+      The bent images. Points that coincide or lie on one line give NaN, and 0 in integers.
 
     Raises:
       TypeError: an unsuitable dtype, or points that are not numbers.

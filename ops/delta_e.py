@@ -24,7 +24,7 @@ def delta_e(
     method: Literal["ciede2000", "cie76"] = "ciede2000",
     channel: int = -1,
 ) -> Float[Array, "..."]:
-    """How different the colours of two pictures look; about 1 is just noticeable.
+    """How different the colours of two images look; about 1 is just noticeable.
 
     Args:
       image: L*a*b* in floating point, as of `rgb_to_lab`; any number of other axes.

@@ -15,7 +15,7 @@ from jaxsr.ops._typed_jax import arange, jit, platform_dependent, zeros
 from jaxsr.ops._types import Array, Float, Shaped
 
 _FAR = 1 << 30
-"""Squared pixels, beyond any picture."""
+"""Squared pixels, beyond any image."""
 _LONGEST = 1 << 14
 """Pixels of a side, whose squares stay below `_FAR` in sum."""
 _EXACT_EXTENT = 1 << 9

@@ -1,7 +1,7 @@
 """Edges: derivatives by Sobel and Laplace, and Canny's thin lines.
 
 Images are uint8, uint16 or floating point in any layout; `axes` names height and width (NHWC by
-default). Each channel is a picture of its own. Derivatives are OpenCV's, unscaled; those of
+default). Each channel is an image of its own. Derivatives are OpenCV's, unscaled; those of
 integers are float32.
 """
 
@@ -41,7 +41,7 @@ def sobel(
     """A derivative, smoothed across: OpenCV's `Sobel`.
 
     Args:
-      image: pictures.
+      image: input images.
       orders: of the derivative, down the rows and along the columns: (0, 1) is OpenCV's `dx=1`.
       kernel_size: 3, 5 or 7. Static.
       border: `"reflect101"`, `"symmetric"`, `"edge"`, `"constant"` (zero) or `"wrap"`.
@@ -74,7 +74,7 @@ def laplacian(
     """The sum of both second derivatives: OpenCV's `Laplacian`, with size 1 also SciPy's `laplace`.
 
     Args:
-      image: pictures.
+      image: input images.
       kernel_size: 1 (four neighbours), 3, 5 or 7. Static.
       border: see `sobel`.
       axes: the height and the width axis.
@@ -112,9 +112,9 @@ def canny(
     not.
 
     Args:
-      image: pictures; blur noise away first.
+      image: images; blur noise away first.
       low: gradients above it go on with a line; on the image's scale, one number or one for each
-        picture, traced or not.
+        image, traced or not.
       high: gradients above it begin a line.
       kernel_size: of Sobel's derivatives, 3 or 5. Static.
       euclidean: the length of the gradient instead of the sum of its two magnitudes.
@@ -122,7 +122,7 @@ def canny(
 
     Raises:
       TypeError: an unsuitable dtype, or thresholds that are not numbers.
-      ValueError: other sizes, or thresholds that do not belong to the pictures.
+      ValueError: other sizes, or thresholds that do not belong to the images.
 
     Example:
       >>> image = np.zeros((4, 6, 1), np.uint8)
@@ -234,7 +234,7 @@ def _canny_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) ->
         levels = opencv().Canny(planes[row], *limits, apertureSize=size, L2gradient=bool(euclidean))
         np.greater(levels, 0, out=edges[row])
 
-    for_each_row(find, len(planes), large=True)  # OpenCV shares small pictures out, too
+    for_each_row(find, len(planes), large=True)  # OpenCV shares small images out, too
 
 
 def _canny_of_levels(

@@ -1,4 +1,4 @@
-"""Windows moved over pictures: mean, median, least and greatest value.
+"""Windows moved over images: mean, median, least and greatest value.
 
 Images are uint8, uint16 or floating point in any layout; `axes` names height and width (NHWC by
 default). Windows are rectangles of odd sides, in pixels. The median of a window with a NaN is NaN.
@@ -46,7 +46,7 @@ def box_filter(
     """Means of windows, as `scipy.ndimage.uniform_filter` of floats and OpenCV's `blur`.
 
     Args:
-      image: pictures.
+      image: input images.
       size: (height, width) of the window, odd. Static.
       border: `"reflect101"`, `"symmetric"`, `"edge"`, `"constant"` (zero) or `"wrap"`.
       axes: the height and the width axis.
@@ -73,7 +73,7 @@ def median_filter(
     """Medians of windows, as `scipy.ndimage.median_filter` and OpenCV's `medianBlur`.
 
     Args:
-      image: pictures.
+      image: input images.
       size: (height, width) of the window, odd. Static; memory grows with its area.
       border: see `box_filter`.
       axes: the height and the width axis.
@@ -102,7 +102,7 @@ def dilate(
     """Greatest values of windows, as `scipy.ndimage.grey_dilation`.
 
     Args:
-      image: pictures.
+      image: input images.
       size: (height, width) of the window, odd. Static.
       border: see `box_filter`.
       axes: the height and the width axis.
@@ -130,7 +130,7 @@ def erode(
     """Least values of windows, as `scipy.ndimage.grey_erosion`.
 
     Args:
-      image: pictures.
+      image: input images.
       size: (height, width) of the window, odd. Static.
       border: see `box_filter`.
       axes: the height and the width axis.
@@ -286,7 +286,7 @@ def _is_library_window(
     image: jax.Array, size: tuple[int, int], border: Border, axes: tuple[int, int]
 ) -> bool:
     fits = all(taps // 2 < image.shape[axis] for axis, taps in zip(axes, size, strict=True))
-    # What these borders repeat is in the window already: OpenCV leaves it out.
+    # Pixels that these borders repeat are in the window already: OpenCV leaves them out.
     return _has_library_dtype(image, axes) and border in ("symmetric", "edge") and fits
 
 
@@ -380,7 +380,7 @@ def _extreme_in_jax(
 
 
 def _shifts(image: jax.Array, taps: int, axis: int, border: Border) -> list[jax.Array]:
-    """Each tap of a window along one axis, as a picture of its own."""
+    """Each tap of a window along one axis, as an image of its own."""
     place, extent = axis + image.ndim, image.shape[axis]
     wide = pad_axis(image, place, taps // 2, taps // 2, border)
     cut = partial(jax.lax.slice_in_dim, wide, axis=place)

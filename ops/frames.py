@@ -171,7 +171,7 @@ class Prepared(NamedTuple):
     soft_masks: Float[Array, "..."]
     """The masks after the Gaussian blur: float32, 0…1."""
     box: Int[Array, "4"]
-    """(x1, y1, x2, y2), end-exclusive, int32: what `postprocess` needs to paste the results."""
+    """(x1, y1, x2, y2), end-exclusive, int32: `postprocess` pastes the results there."""
 
 
 def preprocess(
@@ -198,7 +198,7 @@ def preprocess(
 
     Raises:
       TypeError: unsuitable dtypes.
-      ValueError: what `mask_crop` and `frame_size` refuse.
+      ValueError: an argument that `mask_crop` or `frame_size` refuses.
 
     Example:
       >>> frames, masks = np.zeros((2, 90, 160, 3), np.uint8), np.zeros((2, 90, 160, 1), np.uint8)

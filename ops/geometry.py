@@ -26,14 +26,14 @@ def flip(
     """Mirrors left and right, top and bottom, or both.
 
     Args:
-      image: pictures.
-      horizontal: whether columns are reversed: one boolean, or one for each picture, traced or not.
+      image: input images.
+      horizontal: whether columns are reversed: one boolean, or one for each image, traced or not.
       vertical: whether rows are.
       axes: the height and the width axis.
 
     Raises:
       TypeError: an unsuitable dtype, or flags that are not boolean.
-      ValueError: flags that do not belong to the pictures.
+      ValueError: flags that do not belong to the images.
 
     Example:
       >>> image = np.arange(4).reshape(1, 2, 2, 1).astype(np.uint8)
@@ -69,10 +69,10 @@ def flip(
 def rot90(
     image: Shaped[ImageLike, "..."], turns: int = 1, *, axes: Sequence[int] = (-3, -2)
 ) -> Shaped[Array, "..."]:
-    """Turns pictures counter-clockwise by quarters, as `numpy.rot90`.
+    """Turns images counter-clockwise by quarters, as `numpy.rot90`.
 
     Args:
-      image: pictures.
+      image: input images.
       turns: quarter turns, also negative. Static.
       axes: the height and the width axis.
 
@@ -95,7 +95,7 @@ def transpose(
     """Exchanges rows and columns.
 
     Args:
-      image: pictures.
+      image: input images.
       axes: the height and the width axis.
 
     Raises:
@@ -120,11 +120,11 @@ def pad(
     """Adds a border.
 
     Args:
-      image: pictures.
+      image: input images.
       padding: pixels added, from 0: on all sides, (vertical, horizontal), or (top, bottom, left,
         right). Static.
       border: `"constant"`, `"edge"`, `"reflect101"` (NumPy's "reflect"), `"symmetric"` or
-        `"wrap"`. It may be wider than the picture.
+        `"wrap"`. It may be wider than the image.
       fill: value of the constant border.
       axes: the height and the width axis.
 
@@ -178,16 +178,16 @@ def crop(
     """Cuts a window of a fixed size at any place.
 
     Args:
-      image: pictures.
-      top: first row: one integer, or one for each picture, traced or not. Moved where the window
-        would leave the picture.
+      image: input images.
+      top: first row: one integer, or one for each image, traced or not. Moved where the window
+        would leave the image.
       left: first column.
-      size: (height, width) of the window, within the picture. Static.
+      size: (height, width) of the window, within the image. Static.
       axes: the height and the width axis.
 
     Raises:
       TypeError: an unsuitable dtype, or places that are not integers.
-      ValueError: a window larger than the picture, or places that do not belong to the pictures.
+      ValueError: a window larger than the image, or places that do not belong to the images.
 
     Example:
       >>> ops.crop(np.arange(9).reshape(3, 3, 1).astype(np.uint8), 1, 0, (2, 2))[..., 0].tolist()
@@ -215,13 +215,13 @@ def center_crop(
     """Cuts the middle, with torchvision's rounding: an odd margin's half rounds to even.
 
     Args:
-      image: pictures.
-      size: (height, width) of the window, within the picture. Static.
+      image: input images.
+      size: (height, width) of the window, within the image. Static.
       axes: the height and the width axis.
 
     Raises:
       TypeError: an unsuitable dtype.
-      ValueError: a window larger than the picture.
+      ValueError: a window larger than the image.
 
     Example:
       >>> ops.center_crop(np.arange(9).reshape(3, 3, 1).astype(np.uint8), 1).item()

@@ -1,4 +1,4 @@
-"""Gray of RGB pictures, by several weights.
+"""Gray of RGB images, by several weights.
 
 | convention | weights | integers |
 |---|---|---|
@@ -46,7 +46,7 @@ def rgb_to_gray(
     """A weighted sum of the channels; their axis stays, with extent 1.
 
     Args:
-      image: RGB pictures; any number of other axes.
+      image: RGB images; any number of other axes.
       weights: three numbers, traced or not, instead of the convention's; (1/3, 1/3, 1/3) is the
         mean. The sum is rounded half to even.
       convention: whose weights; see the module.

@@ -1,6 +1,6 @@
-"""Contrast by the levels of a picture: equalised, and stretched to the whole range.
+"""Contrast by the levels of an image: equalised, and stretched to the whole range.
 
-Each channel of each picture has its own levels. Images are uint8, uint16, or 0…1 in floating point,
+Each channel of each image has its own levels. Images are uint8, uint16, or 0…1 in floating point,
 in any layout.
 """
 
@@ -35,7 +35,7 @@ def equalize(
     Floats and uint16 are counted in 256 levels, and have as many afterwards. No gradient passes.
 
     Args:
-      image: pictures.
+      image: input images.
       axes: the height and the width axis.
 
     Raises:
@@ -62,7 +62,7 @@ def autocontrast(
     from its float64 quotients. uint16 is cut off exactly.
 
     Args:
-      image: pictures.
+      image: input images.
       cutoff: percent of the pixels that may become black and white, one or (dark, light). Static.
       axes: the height and the width axis.
 

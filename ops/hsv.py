@@ -1,4 +1,4 @@
-"""Hue, saturation and value, or lightness: HSV and HLS of RGB pictures.
+"""Hue, saturation and value, or lightness: HSV and HLS of RGB images.
 
 Images are uint8, uint16, or 0…1 in floating point; `channel` names the axis of the three channels.
 Colours outside 0…1 are not clipped. The hue of grey is 0.
@@ -47,7 +47,7 @@ def rgb_to_hsv(
     """Hue, saturation and value of RGB.
 
     Args:
-      image: RGB pictures; any number of other axes.
+      image: RGB images; any number of other axes.
       convention: whose ranges; see the module.
       channel: the axis of channels.
 

@@ -38,20 +38,20 @@ def jpeg(
     axes: Sequence[int] = (-3, -2),
     channel: int = -1,
 ) -> Shaped[Array, "*shape"]:
-    """Pictures as a JPEG file gives them back, as Pillow (libjpeg-turbo) writes and reads it.
+    """Images as a JPEG file gives them back, as Pillow (libjpeg-turbo) writes and reads it.
 
     Gradients pass as though nothing were rounded: through colours and their subsampling.
 
     Args:
-      image: pictures of one or three channels; uint8 or floating point.
-      quality: 1 to 100; one integer, or one for each picture, traced or not.
+      image: images of one or three channels; uint8 or floating point.
+      quality: 1 to 100; one integer, or one for each image, traced or not.
       subsampling: of colours: `"4:4:4"`, `"4:2:2"` or `"4:2:0"`.
       axes: the height and the width axis.
       channel: the axis of channels.
 
     Raises:
       TypeError: an unsuitable dtype, or a quality that is not an integer.
-      ValueError: qualities that do not belong to the pictures, another number of channels, or an
+      ValueError: qualities that do not belong to the images, another number of channels, or an
         unknown subsampling.
 
     Example:
@@ -104,7 +104,7 @@ def _of_levels(
 def _jpeg_by_pillow(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
     (pictures, qualities), (results,) = inputs, outputs
     subsampling = [*SUBSAMPLINGS][attributes["subsampling"][0]]
-    # Not Image.open, which refuses large pictures from files of strangers.
+    # Not Image.open, which refuses large images from files of strangers.
     from PIL.JpegImagePlugin import JpegImageFile
 
     def compress(row: int) -> None:
@@ -220,7 +220,7 @@ def _shared(plane: jax.Array, step: tuple[int, int]) -> jax.Array:
 def _enlarged(plane: jax.Array, step: tuple[int, int]) -> jax.Array:
     """Colours of pixels between those of the file: 3 parts of the near one, 1 of the next.
 
-    libjpeg repeats colours of pictures of at most two columns of them, and rounds rows and columns
+    libjpeg repeats colours of images of at most two columns of them, and rounds rows and columns
     at once.
     """
     down, across = step

@@ -1,8 +1,8 @@
 """Lens distortion by OpenCV's model: Brown and Conrady's, rational, with thin prisms.
 
-A camera is (..., 3, 3) with focal lengths and centre in pixels; entries beside these are not read.
+A camera is (..., 3, 3) with focal lengths and centre in pixels; other entries are not read.
 Coefficients are OpenCV's, in its order: k1, k2, p1, p2, then k3, then k4, k5, k6, then s1 to s4,
-so that there are 4, 5, 8 or 12. Both may be traced, and may hold one value for each picture.
+so that there are 4, 5, 8 or 12. Both may be traced, and may hold one value for each image.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def undistort(
     """Straightens what a lens has bent, as OpenCV's `undistort`.
 
     Args:
-      image: pictures that the lens has made.
+      image: images that the lens has made.
       camera: (..., 3, 3): focal lengths and centre in pixels.
       distortion: (..., 4), (..., 5), (..., 8) or (..., 12): see the module.
       new_camera: of the result. Default: `camera`.
@@ -70,13 +70,13 @@ def distort(
     fill: float = 0,
     axes: Sequence[int] = (-3, -2),
 ) -> Shaped[Array, "..."]:
-    """Bends pictures as a lens does: what `undistort` undoes.
+    """Bends images as a lens does; `undistort` is the inverse.
 
     The inverse of the model has no closed form; it is searched as in OpenCV's `undistortPoints`,
     which converges where the lens folds nothing over.
 
     Args:
-      image: straight pictures, of `new_camera`.
+      image: straight images, of `new_camera`.
       camera: of the result.
       distortion: see the module.
       new_camera: of the image. Default: `camera`.

@@ -1,4 +1,4 @@
-"""Pictures blurred by a straight move of the camera."""
+"""Images blurred by a straight move of the camera."""
 
 import math
 from collections.abc import Sequence
@@ -24,9 +24,9 @@ def motion_blur(
     """Means along a straight segment about each pixel, read with bilinear weights.
 
     Args:
-      image: pictures; uint8, uint16 or floating point.
-      length: of the segment in pixels; one number, or one for each picture.
-      degrees: its direction, counter-clockwise from the row; one number, or one for each picture.
+      image: images; uint8, uint16 or floating point.
+      length: of the segment in pixels; one number, or one for each image.
+      degrees: its direction, counter-clockwise from the row; one number, or one for each image.
       size: side of the window, odd; a segment's points beyond it do not count. Default: what
         `length` needs, which then is one Python number. Static.
       border: `"reflect101"`, `"symmetric"`, `"edge"`, `"constant"` (zero) or `"wrap"`.
@@ -34,7 +34,7 @@ def motion_blur(
 
     Raises:
       TypeError: an unsuitable dtype, or parameters that are not numbers.
-      ValueError: parameters that do not belong to the pictures, an even window, or an unknown
+      ValueError: parameters that do not belong to the images, an even window, or an unknown
         border.
 
     Example:

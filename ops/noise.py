@@ -2,7 +2,7 @@
 
 Images are uint8, uint16, or 0…1 in floating point; integers are rounded and clipped, floats are
 not clipped. Amounts are on the scale 0…1 for every dtype, may be traced, and may hold one value for
-each picture. One key serves all pictures of a call, whose noise differs; the same key gives the
+each image. One key serves all images of a call, whose noise differs; the same key gives the
 same noise on any mesh. `axes` names height and width (NHWC by default).
 """
 
@@ -24,17 +24,17 @@ def gaussian_noise(
     *,
     axes: Sequence[int] = (-3, -2),
 ) -> Shaped[Array, "*shape"]:
-    """Adds normal noise of one deviation, as scikit-image's `random_noise`.
+    """Adds normal noise of one standard deviation, as scikit-image's `random_noise`.
 
     Args:
       key: of `jax.random`.
-      image: pictures.
-      sigma: standard deviation, where white is 1; one number, or one for each picture.
+      image: input images.
+      sigma: standard deviation, where white is 1; one number, or one for each image.
       axes: the height and the width axis.
 
     Raises:
       TypeError: an unsuitable dtype, a sigma that is not a number, or a key that is not JAX's.
-      ValueError: sigmas that do not belong to the pictures.
+      ValueError: sigmas that do not belong to the images.
 
     Example:
       >>> import jax
@@ -59,14 +59,14 @@ def sensor_noise(
 
     Args:
       key: of `jax.random`.
-      image: pictures, whose levels are proportional to light.
-      shot: variance at white: 1 / (photons at white). One number, or one for each picture.
-      read: standard deviation in the dark; one number, or one for each picture.
+      image: images, whose levels are proportional to light.
+      shot: variance at white: 1 / (photons at white). One number, or one for each image.
+      read: standard deviation in the dark; one number, or one for each image.
       axes: the height and the width axis.
 
     Raises:
       TypeError: an unsuitable dtype, amounts that are not numbers, or a key that is not JAX's.
-      ValueError: amounts that do not belong to the pictures.
+      ValueError: amounts that do not belong to the images.
 
     Example:
       >>> import jax
@@ -103,13 +103,13 @@ def poisson_noise(
 
     Args:
       key: of `jax.random`, a threefry key.
-      image: pictures, whose levels are proportional to light.
-      photons: at white, above 0; one number, or one for each picture.
+      image: images, whose levels are proportional to light.
+      photons: at white, above 0; one number, or one for each image.
       axes: the height and the width axis.
 
     Raises:
       TypeError: an unsuitable dtype, photons that are not numbers, or a key that is not JAX's.
-      ValueError: photons that do not belong to the pictures.
+      ValueError: photons that do not belong to the images.
 
     Example:
       >>> import jax
@@ -139,14 +139,14 @@ def salt_and_pepper(
 
     Args:
       key: of `jax.random`.
-      image: pictures.
-      share: of the values that are replaced, 0 to 1; one number, or one for each picture.
+      image: input images.
+      share: of the values that are replaced, 0 to 1; one number, or one for each image.
       salt: the share of white among them.
       axes: the height and the width axis.
 
     Raises:
       TypeError: an unsuitable dtype, shares that are not numbers, or a key that is not JAX's.
-      ValueError: shares that do not belong to the pictures.
+      ValueError: shares that do not belong to the images.
 
     Example:
       >>> import jax

@@ -74,7 +74,7 @@ def psnr(
 
     Args:
       image: batch to judge, RGB or grey.
-      reference: what it should be; same shape and dtype.
+      reference: the correct image; same shape and dtype.
       data_range: the peak. Default: 255 for uint8, 1 for floating point.
       luma: compare Y in this convention instead of the channels as they stand.
       crop_border: pixels cut from each side first.
@@ -110,7 +110,7 @@ def psnr_b(
     axes: Sequence[int] = (-3, -2),
     channel: int | None = -1,
 ) -> Float[Array, "..."]:
-    """PSNR that also counts the edges of blocks, for pictures out of JPEG files.
+    """PSNR that also counts the edges of blocks, for images out of JPEG files.
 
     Yim and Bovik 2011 (doi:10.1109/TIP.2010.2061859), equations 8 to 14: where steps between blocks
     are larger than those within them, the difference of their mean squares adds to the error. Other
@@ -121,7 +121,7 @@ def psnr_b(
       block_size: side of the blocks in pixels.
 
     Raises:
-      ValueError: several channels without `luma`, or pictures without an edge between blocks.
+      ValueError: several channels without `luma`, or images without an edge between blocks.
 
     Example:
       >>> blocks = np.kron([[0.4, 0.6], [0.6, 0.4]], np.ones((8, 8))).astype(np.float32)[..., None]
@@ -203,7 +203,7 @@ def ms_ssim(
 ) -> Float[Array, "..."]:
     """Structural similarity over scales, at most 1: Wang, Simoncelli and Bovik 2003, equation 7.
 
-    Contrast and structure are compared at each scale, luminance at the coarsest. Pictures are
+    Contrast and structure are compared at each scale, luminance at the coarsest. Images are
     halved by means of 2 × 2 pixels. Channels are compared apart and averaged; a mean similarity
     below 0 counts as 0. Other arguments and errors are those of `psnr`.
 
@@ -216,7 +216,7 @@ def ms_ssim(
       float32 (float64 for float64), one value for each index of the remaining axes.
 
     Raises:
-      ValueError: pictures that are smaller than the window at the coarsest scale: 161 pixels for
+      ValueError: images that are smaller than the window at the coarsest scale: 161 pixels for
         the default, an even window, or weights that are not positive.
 
     Example:

@@ -1,6 +1,6 @@
 """Kernels and policies on the records of input pipelines: dictionaries of NumPy arrays.
 
-A record holds one picture or a batch, and what belongs to it, under the names of `FIELDS` or of
+A record holds one image or a batch, and what belongs to it, under the names of `FIELDS` or of
 the caller's choice. Results are NumPy arrays.
 """
 
@@ -33,7 +33,7 @@ def transform_record(
     *,
     axes: Sequence[int] = (-3, -2),
 ) -> dict[str, Any]:
-    """A record with its picture changed, and all that moves with it.
+    """A record with its image changed, and all that moves with it.
 
     Args:
       record: with (height, width, channels), or a batch of them, in the image's field; other fields

@@ -80,7 +80,7 @@ def resize(
         `matlab_size` gives.
       align_corners: torch's option: the centres of the corner pixels stay where they are, rather
         than the outer edges of the image.
-      matlab_edges: what lies outside MATLAB's image: 'clamp', the nearest pixel (older
+      matlab_edges: pixels outside MATLAB's image: 'clamp', the nearest pixel (older
         releases, the literature's images; the default), or 'mirror' (newer releases).
       alpha: the channel that holds opacity, such as 3 or -1 of RGBA, in the pillow convention:
         colours are multiplied by it before and divided by it afterwards, as Pillow does for RGBA

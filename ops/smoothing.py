@@ -1,7 +1,7 @@
 """Smoothing that keeps edges, and sharpening.
 
 Images are uint8, uint16, or 0…1 in floating point, in any layout; `axes` names height and width
-(NHWC by default). Sigmas and strengths may be traced, one for all pictures or one for each.
+(NHWC by default). Sigmas and strengths may be traced, one for all images or one for each.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ from jaxsr.ops.blur import gaussian_blur
 
 Pair = tuple[jax.Array, jax.Array]
 _SHARED = 1 << 17
-"""Pixels of a picture that OpenCV filters in several threads by itself."""
+"""Pixels of an image that OpenCV filters in several threads by itself."""
 _UPPER = ((0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (2, 2))
 
 
@@ -54,7 +54,7 @@ def bilateral_filter(
     call OpenCV where it is installed).
 
     Args:
-      image: pictures.
+      image: input images.
       sigma_color: standard deviation of colours, on the image's scale; above 0.
       sigma_space: standard deviation of distances in pixels; above 0.
       size: the disc's diameter in pixels, odd. Static. Default: `2 round(1.5 sigma_space) + 1`.
@@ -65,7 +65,7 @@ def bilateral_filter(
     Raises:
       TypeError: an unsuitable dtype, a sigma that is not a number, a traced `sigma_space` without
         `size`.
-      ValueError: an even size, an unknown border, or sigmas that do not belong to the pictures.
+      ValueError: an even size, an unknown border, or sigmas that do not belong to the images.
 
     Example:
       >>> row = np.array([[[10], [20], [200], [210]]], np.uint8)
@@ -106,7 +106,7 @@ def guided_filter(
     equations 5 to 8 for grey guides, 14 to 16 for colours).
 
     Args:
-      image: pictures of any number of channels.
+      image: images of any number of channels.
       guide: of one channel or three, and otherwise the image's shape; may be the image.
       size: side of the windows in pixels, odd. Static.
       eps: variance of the guide, white being 1, below which windows count as flat; above 0.
@@ -154,16 +154,16 @@ def unsharp_mask(
     Integers are clipped; floats are not, unlike scikit-image's.
 
     Args:
-      image: pictures.
+      image: input images.
       sigma: of the blur in pixels; scikit-image's `radius`. See `gaussian_blur`.
       kernel_size: see `gaussian_blur`; a traced sigma needs it.
-      amount: of the difference; one number, or one for each picture, traced or not.
+      amount: of the difference; one number, or one for each image, traced or not.
       border: see `bilateral_filter`.
       axes: the height and the width axis.
 
     Raises:
       TypeError: an unsuitable dtype, or an amount that is not a number.
-      ValueError: as `gaussian_blur`, or amounts that do not belong to the pictures.
+      ValueError: as `gaussian_blur`, or amounts that do not belong to the images.
 
     Example:
       >>> row = np.array([[[50], [50], [150], [150]]], np.uint8)
@@ -205,7 +205,7 @@ def _bilateral(
 
 @kernel("jaxsr_opencv_bilateral")
 def _bilateral_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
-    # OpenCV takes pictures of one channel without an axis for it.
+    # OpenCV takes images of one channel without an axis for it.
     pictures, results = (x[..., 0] if x.shape[-1] == 1 else x for x in (inputs[0], outputs[0]))
     (color, space), (size,) = inputs[1:], attributes["size"]
 

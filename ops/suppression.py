@@ -37,7 +37,7 @@ def nms(
 
     Args:
       boxes: (x1, y1, x2, y2), with leading axes or none.
-      scores: one for each box. Of equal ones the first is better; NaN is dropped.
+      scores: one for each box. The first of equal scores is better; NaN is dropped.
       iou_threshold: intersection over union above which the worse box is dropped; traced or not,
         one number or one for each of the leading axes.
       most: results, at most. Static. Default: all boxes.

@@ -1,9 +1,9 @@
-"""Pictures read at positions between their pixels: affine and perspective warps, grids, splines.
+"""Images read at positions between their pixels: affine and perspective warps, grids, splines.
 
 Images are uint8, uint16 or floating point in any layout; `axes` names height and width (NHWC by
 default). Positions are in pixels, (x, y) in matrices and (rows, columns) in fields, with the centre
 of the first pixel at 0. Sums run in float32 (float64 for float64). Matrices, angles and fields may
-be traced, and may hold one value for each picture; one program serves all.
+be traced, and may hold one value for each image; one program serves all.
 
 | `method` | filter |
 |---|---|
@@ -57,7 +57,7 @@ SPLINE_MODES: dict[str, tuple[Border, Border]] = {
     "nearest": ("edge", "symmetric"),
     "grid-wrap": ("wrap", "wrap"),
 }
-"""SciPy's modes: what lies beyond the edge for taps, and for the spline's coefficients."""
+"""SciPy's modes beyond the edge: for taps, and for the spline's coefficients."""
 _PADDED = ("nearest", "grid-constant")
 _SPLINE_PADDING = 12  # pixels that SciPy adds in these modes before it computes coefficients
 _PADDING_MODES: dict[str, Border] = {"zeros": "constant", "border": "edge"}
@@ -76,15 +76,15 @@ def warp_affine(
     """Moves pixels by `[x', y'] = matrix @ [x, y, 1]`, as OpenCV's `warpAffine` and kornia's.
 
     Args:
-      image: pictures.
+      image: input images.
       matrix: (..., 2, 3), from positions in the image to positions in the result. One for all
-        pictures, or one for each.
+        images, or one for each.
       size: (height, width) of the result. Default: that of the image. Static.
       method, border, fill: see the module.
       axes: the height and the width axis.
 
     Returns:
-      The warped pictures. A matrix without an inverse gives NaN, and 0 in integers.
+      The warped images. A matrix without an inverse gives NaN, and 0 in integers.
 
     Raises:
       TypeError: an unsuitable dtype, or a matrix that holds no numbers.
@@ -114,13 +114,13 @@ def warp_perspective(
     """Moves pixels by a homography, as OpenCV's `warpPerspective` and kornia's.
 
     Args:
-      image: pictures.
+      image: input images.
       matrix: (..., 3, 3), from positions (x, y, 1) in the image to those in the result, up to a
-        factor. One for all pictures, or one for each.
+        factor. One for all images, or one for each.
       size, method, border, fill, axes: see `warp_affine`.
 
     Returns:
-      The warped pictures.
+      The warped images.
 
     Raises:
       TypeError: an unsuitable dtype, or a matrix that holds no numbers.
@@ -195,17 +195,17 @@ def rotate(
     fill: float = 0,
     axes: Sequence[int] = (-3, -2),
 ) -> Shaped[Array, "*shape"]:
-    """Turns pictures counter-clockwise about their middle, as scikit-image and torchvision.
+    """Turns images counter-clockwise about their middle, as scikit-image and torchvision.
 
     Args:
-      image: pictures.
-      degrees: the angle: one number, or one for each picture.
-      scale: enlarges about the middle as well: one number, or one for each picture.
+      image: input images.
+      degrees: the angle: one number, or one for each image.
+      scale: enlarges about the middle as well: one number, or one for each image.
       method, border, fill, axes: see `warp_affine`.
 
     Raises:
       TypeError: an unsuitable dtype, or an angle that is not a number.
-      ValueError: angles that do not belong to the pictures, or an unknown name.
+      ValueError: angles that do not belong to the images, or an unknown name.
 
     Example:
       >>> image = np.arange(9, dtype=np.float32).reshape(3, 3, 1)
@@ -228,7 +228,7 @@ def rotation_matrix(degrees: jax.Array, scale: jax.Array, center: tuple[float, f
     turn = (rest - 45) * (np.pi / 180)
     # Counted by the rest: a quotient may round up to the next quarter.
     quarter = jnp.mod(jnp.round((degrees + 45 - rest) / 90), 4)
-    # Of the multiples of a right angle, cosines and sines are whole numbers.
+    # Cosines and sines of multiples of a right angle are whole numbers.
     c = scale * jnp.select([quarter == k for k in range(4)], _turned(jnp.cos(turn), jnp.sin(turn)))
     s = scale * jnp.select([quarter == k for k in range(4)], _turned(jnp.sin(turn), -jnp.cos(turn)))
     y, x = center
@@ -250,10 +250,10 @@ def remap(
     fill: float = 0,
     axes: Sequence[int] = (-3, -2),
 ) -> Shaped[Array, "..."]:
-    """Reads pictures at given positions, as OpenCV's `remap(image, columns, rows)`.
+    """Reads images at given positions, as OpenCV's `remap(image, columns, rows)`.
 
     Args:
-      image: pictures.
+      image: input images.
       rows: (..., H, W): for each pixel of the result the row to read, in pixels.
       columns: the columns, of the same shape.
       method, border, fill, axes: see `warp_affine`.
@@ -306,10 +306,10 @@ def grid_sample(
     align_corners: bool = False,
     axes: Sequence[int] = (-3, -2),
 ) -> Shaped[Array, "..."]:
-    """Reads pictures at a grid of (x, y) in [-1, 1], as `torch.nn.functional.grid_sample`.
+    """Reads images at a grid of (x, y) in [-1, 1], as `torch.nn.functional.grid_sample`.
 
     Args:
-      image: pictures.
+      image: input images.
       grid: (..., H, W, 2): (x, y) of every pixel of the result.
       method: `"nearest"`, `"bilinear"` or `"bicubic"`.
       padding_mode: `"zeros"`, `"border"` or `"reflection"`.
@@ -353,13 +353,13 @@ def map_coordinates(
     prefilter: bool = True,
     axes: Sequence[int] = (-3, -2),
 ) -> Shaped[Array, "..."]:
-    """Reads pictures with splines of order 0 to 5, as `scipy.ndimage.map_coordinates`.
+    """Reads images with splines of order 0 to 5, as `scipy.ndimage.map_coordinates`.
 
-    Coefficients of a spline depend on the whole picture, in weights that fall by 0.43 a pixel or
+    Coefficients of a spline depend on the whole image, in weights that fall by 0.43 a pixel or
     faster. They are summed over windows, so that a NaN reaches at most 22 pixels further.
 
     Args:
-      image: pictures.
+      image: input images.
       coordinates: (..., 2, H, W): rows and columns of every pixel of the result.
       order: of the spline: 0 is the nearest pixel, 1 linear. Static.
       mode: SciPy's `"reflect"`, `"grid-mirror"`, `"mirror"`, `"constant"` (positions beyond the

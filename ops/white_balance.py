@@ -1,7 +1,7 @@
 """White balance: a colour made grey by a gain of each channel (von Kries).
 
 The gains belong to light, not to gamma-encoded values: `linear_to_srgb(white_balance(
-srgb_to_linear(image)))`. On encoded values they do what picture editors do.
+srgb_to_linear(image)))`. On encoded values they do what image editors do.
 """
 
 import math
@@ -36,9 +36,9 @@ def white_balance(
     """Multiplies each channel so that one colour becomes grey, of the same mean.
 
     Args:
-      image: RGB pictures.
-      white: the colour (R, G, B) that becomes grey: one, or one for each picture, traced or not.
-        Default: estimated from the picture.
+      image: RGB images.
+      white: the colour (R, G, B) that becomes grey: one, or one for each image, traced or not.
+        Default: estimated from the image.
       norm: of the estimate, from 1: the Minkowski norm over all pixels, "shades of gray" of
         Finlayson and Trezzi 2004. 1 is the mean (gray world), `math.inf` the greatest value of
         each channel (white patch). Static.
@@ -47,7 +47,7 @@ def white_balance(
 
     Raises:
       TypeError: an unsuitable dtype, or a white that is not a number.
-      ValueError: whites that do not belong to the pictures, a norm below 1, or channels that are
+      ValueError: whites that do not belong to the images, a norm below 1, or channels that are
         not 3.
 
     Example:

@@ -1,4 +1,4 @@
-"""YUV of RGB pictures, as analogue television (BT.470) had it; for YCbCr see `colour.py`.
+"""YUV of RGB images, as analogue television (BT.470) had it; for YCbCr see `colour.py`.
 
 Images are uint8, uint16, or 0…1 in floating point; `channel` names the axis of the three channels.
 Floats are scikit-image's: Y is 0…1, U and V are centred on 0. Integers are OpenCV's, bit for bit:
@@ -35,7 +35,7 @@ def rgb_to_yuv(image: Shaped[ImageLike, "*shape"], *, channel: int = -1) -> Shap
     """Luma and two differences of colour; scikit-image's in floats, OpenCV's in integers.
 
     Args:
-      image: RGB pictures; any number of other axes.
+      image: RGB images; any number of other axes.
       channel: the axis of channels.
 
     Raises:

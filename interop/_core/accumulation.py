@@ -53,7 +53,7 @@ def widen_arguments(
         add elements, keep their arguments.
       args: its arguments.
       arrays: the same with JAX arrays for tensors.
-      result: what torch returns on the meta device.
+      result: torch's result on the meta device.
     """
     if func in _COPYING and result.numel() > 2 * arrays[0].size:
         return (widened_floats(arrays[0]), *arrays[1:])

@@ -93,7 +93,7 @@ class Attributes:
 
         Args:
           before: the attributes before forward.
-          trace: what ran.
+          trace: the trace that ran.
           tensors: parameters and buffers by name.
 
         Returns:
@@ -156,7 +156,7 @@ class Attributes:
         return not guards
 
     def unjudged(self, state: Snapshot, trace: Trace, written: Set[str]) -> list[Change]:
-        """Changes besides those that `check` judges: attributes, and caches of constants.
+        """Changes that `check` does not judge: attributes, and caches of constants.
 
         Args:
           state: before the call.

@@ -288,7 +288,7 @@ def _summed_to(gradient: jax.Array, shape: tuple[int, ...], source: str, place: 
 def _varying_as(axes: frozenset, gradient: jax.Array) -> jax.Array:
     """A gradient that varies over these axes of a `shard_map`, as the input does.
 
-    Of a weight that all devices have whole, the gradient is the sum of theirs.
+    A weight that all devices have whole has the sum of their gradients.
     """
     now = varying_axes(gradient)
     if more := tuple(now - axes):

@@ -1,4 +1,4 @@
-"""Containers of torch code as JAX pytrees: what holds tensors goes through `jit` with its type.
+"""Containers of torch code as JAX pytrees: a class with tensors goes through `jit` with its type.
 
 JAX knows tuples, lists, dictionaries and namedtuples. A class of torch's pytree registry becomes a
 JAX node with torch's own way of taking it apart. Any other object that holds tensors (dataclasses,
@@ -42,7 +42,7 @@ class _Static:
             return False
 
     def __hash__(self) -> int:
-        # Contexts are often lists: what hashes alike is compared.
+        # Contexts are often lists: those with equal hashes are compared.
         return hash(len(self.values))
 
 
@@ -94,7 +94,7 @@ def _put_together(static: _Static, children: Iterable[PyTree]) -> PyTree:
     remaining = iter(children)
     filled = [next(remaining) if t else leaf for leaf, t in zip(leaves, traced, strict=True)]
     arguments, state, items, pairs = jax.tree.unflatten(structure, filled)
-    # What `copy.copy` does with the same parts.
+    # As `copy.copy` does with these parts.
     value = make(*arguments)
     if state is not None:
         if hasattr(value, "__setstate__"):

@@ -38,7 +38,7 @@ def _in_enough_bits(trace: Trace, run: Callable, results: Callable, carry: Array
       trace: the trace.
       run: JAX's loop, of what it carries.
       results: what becomes of that in a round.
-      carry: what is carried.
+      carry: the carried values.
     """
     draws = trace.draws
     try:

@@ -213,7 +213,7 @@ class Dispatcher(Trace):
             return func(*margs, **mkwargs)
         except RuntimeError as e:
             unknown = isinstance(e, (NotImplementedError, DynamicOutputShapeException))
-            # Of a custom operator, and of repeat_interleave.
+            # From a custom operator, and from repeat_interleave.
             texts = ("data-dependent shape", "without output_size")
             if not unknown and not any(text in str(e) for text in texts):
                 raise

@@ -1,8 +1,8 @@
 """Modules on meshes with explicit axes, where JAX asks every operation for the sharding it makes.
 
 `jax.make_mesh` has explicit axes by default in newer versions of JAX. A module's code names no
-shardings, so its operations run with automatic axes. What comes out is sharded by its leading axis
-as the inputs are, where it has as many rows, and replicated otherwise.
+shardings, so its operations run with automatic axes. Results are sharded by their leading axis
+as the inputs are, where they have as many rows, and replicated otherwise.
 """
 
 from collections.abc import Callable

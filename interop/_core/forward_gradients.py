@@ -88,7 +88,7 @@ class _Halted(BaseException):
 
 
 class _Recording(Gradients):
-    """Records a run. What it cannot know is whether an input is unused.
+    """Records a run. It cannot know whether an input is unused.
 
     Where the code may see that, the recording halts. The equations so far then tell, and the next
     recording goes on from there.

@@ -41,7 +41,7 @@ class _Function:
         self.aux: Wrap
 
     def __call__(self, *arrays: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
-        """The output's arrays, and those of what `has_aux` says comes beside it."""
+        """The output's arrays, and those of the auxiliary output (`has_aux`)."""
         with Region(writable=False).entered(), torch.enable_grad():
             args = list(self._args)
             for number, part in zip(self._numbers, self._selected(arrays), strict=True):

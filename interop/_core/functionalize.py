@@ -396,7 +396,7 @@ class FunctionalModule:
             if train is not None:
                 in_mode(self.module, train)
                 self._check_mode(tensors, train)
-            # What train() itself does is done in each call, from the same state.
+            # The changes train() itself makes are made in each call, from the same state.
             has_own = any(type(m).train is not nn.Module.train for m in modules)
             yield Snapshot(self.module) if has_own else state
         finally:

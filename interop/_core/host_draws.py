@@ -55,7 +55,7 @@ _LEAST, _GREATEST = 0x80110220, 0x12DD9BB3
 def calls_by_draws() -> Iterator[int]:
     """Counts three calls: Python's and NumPy's generators draw least, greatest and other numbers.
 
-    What such a draw decides shows in any of them, however rare it is.
+    The result of such a draw shows in any of them, however rare it is.
     """
     python, numpy = random.getstate(), np.random.get_state()
     try:

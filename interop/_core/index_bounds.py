@@ -317,7 +317,7 @@ def check_values(rule: str, refused: Any) -> None:
     """Holds values to a rule of torch's, or collects them.
 
     Args:
-      rule: what torch refuses, as a sentence.
+      rule: a sentence saying which values torch refuses.
       refused: whether it does, of JAX or NumPy.
 
     Raises:

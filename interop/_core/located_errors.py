@@ -30,7 +30,7 @@ def located(error: Exception, module: nn.Module, names: Mapping[int, str]) -> Ex
     """The error with its place in front, and with the frames of the module's own code alone.
 
     Args:
-      error: what the module's code raised while it was traced.
+      error: raised by the module's code while it was traced.
       module: the module that ran.
       names: `id` of each of its submodules -> its path.
 

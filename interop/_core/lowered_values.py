@@ -34,7 +34,7 @@ def fit(func: Callable, value: ArrayLike, meta: torch.Tensor) -> jax.Array:
 
 
 def fitting_scalars(func: Callable, args: tuple) -> tuple:
-    """Arguments of an operation, whose large Python integers are floats beside floats.
+    """Arguments of an operation, whose large Python integers are floats next to floats.
 
     Raises:
       UnsupportedTorchError: the integers of the operation cannot hold one of these.

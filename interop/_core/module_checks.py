@@ -53,8 +53,8 @@ def refuse_other_form(name: str, current: object, before: torch.Tensor, *, is_mi
 
     Args:
       name: of the buffer.
-      current: what forward left under it.
-      before: what it was.
+      current: the value that forward left under it.
+      before: the value before that.
       is_mixed: whether the computation has another precision than the module, so that a buffer of
         floats may be replaced by floats of another width.
     """

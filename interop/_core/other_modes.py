@@ -1,7 +1,7 @@
 """Modes of torch that are not this package's, entered by traced code or active around a trace.
 
-A `TorchFunctionMode` acts above autograd, as the code itself does: what it changes has gradients in
-torch, and is traced like anything else. A `TorchDispatchMode` acts below: torch differentiates the
+A `TorchFunctionMode` acts above autograd, as the code itself does: its changes have gradients in
+torch, and are traced like anything else. A `TorchDispatchMode` acts below: torch differentiates the
 operators as if it were not there, with what it returned. JAX has no such level.
 """
 

@@ -78,7 +78,7 @@ def record(
       func: the operator.
       args: its arguments.
       kwargs: its keyword arguments.
-      result: what it returned.
+      result: its return value.
       adopt: makes a constant of the trace of a plain torch tensor.
     """
     schema = schema_of(func)

@@ -62,7 +62,7 @@ class Kind(enum.Enum):
     UNUSED = "unused torchax lowering"
 
 
-# An operator may have one entry of each of these besides the one that computes it.
+# An operator may have one entry of each of these in addition to the one that computes it.
 _BESIDE = (Kind.USER, Kind.FOLDING, Kind.UNUSED, Kind.TORCHAX)
 # Functions of arrays, or of tensors, that neither write nor alias their arguments.
 _FUNCTIONAL = (Kind.USER, Kind.LOWERING, Kind.DECOMPOSITION)

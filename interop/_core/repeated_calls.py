@@ -21,7 +21,7 @@ _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
 def of_call(array: ArrayLike, number: int) -> jax.Array:
-    """What a parameter or buffer is in the call of that number, where it may be another one."""
+    """A parameter or buffer in the call of that number, where it may be another one."""
     return checkpoint_name(jnp.asarray(array), f"{_OF_CALL} {number}")
 
 

@@ -88,7 +88,7 @@ LOSSES = (
 WITH_WEIGHTS = (
     aten.mm.default, aten.addmm.default, aten.embedding.default, aten.native_layer_norm.default,
 )  # fmt: skip
-"""Operators that take tensors without rows, too."""
+"""Operators that also take tensors without rows."""
 ROWWISE: dict[torch._ops.OpOverload, Callable[[Call, JaxTensor], bool]] = {
     **dict.fromkeys(
         (

@@ -32,7 +32,7 @@ schema_of = functools.cache(Schema)
 
 @functools.cache
 def functional_of(func: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
-    """The overload that returns what `func` would write."""
+    """The overload that returns the values `func` would write."""
     name, overload = func._schema.name.split("::")[1], func._overloadname
     schema = schema_of(func)
     base = name

@@ -109,7 +109,7 @@ def note_origin(func: torch._ops.OpOverload, args: tuple, kwargs: dict, result: 
     )
     if known and result.cell.version == 0:
         tensors = [a for a in leaves if isinstance(a, JaxTensor)]
-        # Where arguments broadcast, their shapes decide, too.
+        # Where arguments broadcast, their shapes also decide.
         is_broadcast = any(a.meta.numel() not in (1, result.meta.numel()) for a in tensors)
         sizes = [a.meta.size() for a in tensors] if is_broadcast else []
         parts = (origin_of(a) if isinstance(a, JaxTensor) else (type(a), a) for a in leaves)
@@ -169,7 +169,7 @@ def run_function(
     Args:
       trace: the trace.
       func: the function.
-      override: what computes it instead of torch, or None.
+      override: a function that computes it instead of torch, or None.
       args: its arguments.
       kwargs: its arguments by name.
 

@@ -3,7 +3,7 @@
 `floor` of a position and its fraction, a maximum and the comparison with it, a quotient and its
 remainder belong together, but XLA's fusions make the position anew and may round it otherwise
 (`ops/_stored.py`). So an operator that decides stores its operand, and whoever reads it later reads
-the stored array, too.
+the same stored array.
 """
 
 import jax

@@ -48,7 +48,7 @@ class Trace(ABC):
         self.thread: int | None = None
         """The thread that is being traced; None before and after."""
         self.refusals: list[UnsupportedTorchError] = []
-        """What has been refused so far, whoever caught it."""
+        """Refusals so far, whoever caught them."""
         self.host_draws: list[str] = []
         """Generators of Python and NumPy that the code drew from."""
         self.gradients = gradients or Gradients()
@@ -169,8 +169,8 @@ class Trace(ABC):
 
         Args:
           func: the operator or torch function.
-          arguments: what it was called with.
-          result: what it returned.
+          arguments: arguments of the call.
+          result: its return value.
           draws: `self.draws` before the call: a random number counts as an input.
         """
 
@@ -202,7 +202,7 @@ class Trace(ABC):
         Args:
           func: the operator or torch function, for errors.
           result: arrays, or a decomposition's tensors; in a sequence where torch returns several.
-          metas: what torch returns on the meta device.
+          metas: torch's results on the meta device.
           needs_grad: whether a gradient flows to the arguments; of tensors they say it themselves.
 
         Raises:
@@ -220,7 +220,7 @@ class Trace(ABC):
         """Does `target[...] = value`, with gradients as the current grad mode has them.
 
         Args:
-          target: any tensor, a view too.
+          target: any tensor, also a view.
           value: of the target's shape.
           needs_grad: whether a gradient flows to the value.
           bounds: least and greatest of the value's integers, where they are known.

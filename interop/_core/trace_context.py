@@ -45,7 +45,7 @@ def session(trace: Trace, *, compiling: bool = True) -> Generator[None]:
 
     Args:
       trace: where its operators go.
-      compiling: what `torch.compiler.is_compiling()` answers.
+      compiling: the answer of `torch.compiler.is_compiling()`.
     """
     with _LOCK, ExitStack() as stack:
         if running_trace() is None:

@@ -96,7 +96,7 @@ def note_bounds(results: Any, bounds: Sequence[Bounds | None]) -> None:
     results = results if isinstance(results, (list, tuple)) else [results]
     for out, limits in zip(results, bounds, strict=False):
         if isinstance(out, JaxTensor):
-            # What torch.int32 does not hold wraps, in torch too.
+            # Values outside torch.int32 wrap, as in torch.
             out.cell.bounds = limits if out.dtype == torch.int64 or fits(limits) else None
 
 

@@ -7,8 +7,8 @@
     print(ahead.memory.share, ahead.collectives, ahead.roofline.seconds)
 
 The real compiler runs, out of libtpu or JAX's CUDA plugin, so "does it compile, does it fit, what
-does it communicate" are facts. Times are a roofline: what peak rates would allow, an estimate and
-no measurement. For GPUs XLA chooses kernels by running them on the device: without it, products get
+does it communicate" are facts. Times are a roofline: what peak rates would allow, an estimate,
+not measured. For GPUs XLA chooses kernels by running them on the device: without it, products get
 default tiles, and what cuDNN and cuBLAS take for workspace is not counted.
 """
 
@@ -186,12 +186,12 @@ def compile_ahead(
     """Compiles for the topology's devices.
 
     Args:
-      function: what `jax.jit` returned.
+      function: the result of `jax.jit`.
       arguments: for it, as `abstract` makes them, on the topology's devices.
       topology: where to.
-      name: what the report calls it.
+      name: its name in the report.
       training: whether it is a training step, for the advice.
-      options: for the compiler, beside those the function was jitted with.
+      options: for the compiler, in addition to those the function was jitted with.
 
     Returns:
       The report; one whose `error` is set where the compiler refused.
@@ -298,7 +298,7 @@ def readable(error: BaseException) -> str:
         return f"out of memory: it needs {used} of the device's {limit} of {memory}; {workaround}"
     if "No such compile option" in text:
         return f"this libtpu does not know a compiler option ({text[:200]}); install another"
-    # What follows in the compiler's text is its own source lines and a dump of the program.
+    # The rest of the compiler's text is its own source lines and a dump of the program.
     text = re.split(r"=== Source Location Trace|See https?://|HLO module:", text)[0]
     return f"the compiler refuses it: {text[:400].strip()}"
 

@@ -1,7 +1,7 @@
 """Reads what a compiled CUDA program says: arithmetic, memory traffic, whose kernels run.
 
 XLA's own cost analysis counts everything but the calls of cuDNN and cuBLAS, which are counted here
-from their shapes. A loop's body counts once. What these libraries take for workspace is only known
+from their shapes. A loop's body counts once. The workspace of these libraries is only known
 on the device.
 """
 

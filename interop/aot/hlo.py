@@ -79,7 +79,7 @@ def collectives(program: str) -> list[Collective]:
     """Every communication in the program, those that run asynchronously included once."""
     result: dict[str, Collective] = {}
     for name, results, kind, started, options in _COLLECTIVE.findall(program):
-        # What is fused or runs asynchronously may stand in several computations, as a clone.
+        # Fused or asynchronous instructions may stand in several computations, as a clone.
         # Channel numbers do not tell: JAX gives all those under shard_map the same.
         original = re.sub(r"\.clone[.\d]*$", "", name)
         if original in result:

@@ -59,7 +59,7 @@ def load_topology(name: str) -> Topology:
     """The topology of this name.
 
     Raises:
-      InputError: there is no such device or size, or its compiler is not installed.
+      InputError: the device or size does not exist, or its compiler is not installed.
     """
     generation = name.partition(":")[0]
     if ":" in name and generation in GPUS:

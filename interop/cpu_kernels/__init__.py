@@ -10,7 +10,7 @@ switches them off.
 - `convolution`: a convolution and both of its gradients.
 - `attention`: scaled dot-product attention and its gradients.
 - `panel_product`: products and attention of text generation, compiled by LLVM if installed.
-- `channel_moments`: what batch normalisation and its gradient sum over pixels.
+- `channel_moments`: the sums over pixels in batch normalisation and its gradient.
 - `stored`: an array that XLA does not make again.
 - `choice`: which operations are computed so, by measurement.
 """

@@ -134,7 +134,7 @@ def convolution_by_torch(
       groups: of channels.
       channels_last: whether the last axis of images holds the channels, not axis 1.
       has_bias: whether `rest` begins with one.
-      follower: what follows, by its name in `_FOLLOWERS`.
+      follower: the operation that follows, by its name in `_FOLLOWERS`.
       slope: of a leaky ReLU.
       **options: `stride`, `padding` and `dilation` for each spatial axis.
     """

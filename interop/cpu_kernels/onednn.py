@@ -31,7 +31,7 @@ Role = Literal["out", "input", "weight"]
 DISTRIBUTION = "onednn-cpu-gomp"
 """On PyPI: oneDNN for GNU's OpenMP, which torch's own threads come from."""
 
-# Of dnnl_types.h.
+# From dnnl_types.h.
 _CPU, _OPENMP, _FLOAT32, _ANY_FORMAT = 1, 2, 3, 1
 _OUT_OF_MEMORY = 1
 _FORWARD_TRAINING, _DIRECT, _USER_SCRATCHPAD = 64, 1, 1

@@ -24,7 +24,7 @@ def kernels(*, wide: bool, threads: int, schedule_word: int) -> str:
       schedule_word: where XLA's table of functions has `XLA_FFI_ThreadPool_Schedule`.
     """
     # Sums of `rows` tokens and `width` outputs stay in registers. A few tokens take all of a panel
-    # at a time: what is read then lies in one piece.
+    # at a time: each read then lies in one piece.
     rows, few_rows, width = (12, 8, 32) if wide else (5, 5, 16)
     panel = [_rows(r, width) for r in range(1, rows + 1)]
     panel += [_rows(r, PANEL) for r in range(1, FEW + 1)]

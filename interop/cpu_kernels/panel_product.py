@@ -5,7 +5,7 @@ levels of four bits element by element. The kernels here read each panel of 64 o
 any number of tokens, and unpack levels in registers. They need `llvmlite`, which compiles
 `panel_kernels` in half a second, or once where a folder keeps the code. There is no Python in a
 call. Sums run in float32 in the order of the inputs. With a float32 matrix a token has the same
-bits whatever is multiplied beside it; for more than two tokens levels are unpacked first, which
+bits whatever is multiplied with it; for more than two tokens levels are unpacked first, which
 rounds otherwise.
 
 - `NAMES["float"]`: x (M, I), up to three matrices (P, I, 64), float32.
@@ -164,7 +164,7 @@ def unpacked(levels: Tensor, tables: Tensor, *, inputs: int) -> Tensor:
 def product(x: jax.Array, *panels: jax.Array) -> jax.Array:
     """`x Wᵀ` in a program for CPUs: (M, I) by (P, I, 64) float32 to (M, 64 P).
 
-    Several matrices of as many inputs, up to three, give their outputs beside each other.
+    Several matrices of as many inputs, up to three, give their outputs next to each other.
 
     Raises:
       ValueError: shapes or dtypes do not fit, or there are more matrices.

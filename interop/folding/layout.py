@@ -128,7 +128,7 @@ class Folded(DeferredArray):
     def made_into(self, array: jax.Array, make: Callable[..., jax.Array], *values: Any) -> "Folded":
         """`array`, which is `make(self.array, *values)`, in the same layout.
 
-        Of small values and element by element: a gradient may rather make it again than keep it.
+        Values are small and elementwise: a gradient may rather make it again than keep it.
         """
         first, inputs = self.recipe or Recomputation(lambda array: array, (self.array,))
 

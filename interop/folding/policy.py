@@ -105,7 +105,7 @@ def choose_folding(choice: Choice, device: Any) -> LaneFolding | None:
       device: one of JAX's; None for its first.
 
     Raises:
-      InputError: there is no such choice.
+      InputError: the choice does not exist.
     """
     if choice not in ("auto", "on", "off"):
         raise InputError(f"lane_folding must be auto, on or off, got {choice!r}")

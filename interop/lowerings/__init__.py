@@ -7,7 +7,7 @@ decorator of `_core/registry.py`:
 - `@handles(...)`: for what is not a pure function, as random numbers and running statistics.
 - `@decomposes(...)`: a function of tensors that calls other torch operators.
 - `@overrides(function)`: instead of a torch function, before torch splits it into operators.
-- tables of `refused.py`: what is refused, with a workaround.
+- tables of `refused.py`: refused operators, with a workaround.
 
 Shapes, strides and dtypes come from torch's meta device, and every result is held against them.
 """

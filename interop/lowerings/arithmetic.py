@@ -94,7 +94,7 @@ _lowers_each(
     },
     "default",
 )  # fmt: skip
-# XLA, too, shifts by fewer than 0 and by all bits or more to 0 or the sign.
+# XLA also shifts by fewer than 0 and by all bits or more to 0 or the sign.
 _lowers_each(
     {
         "bitwise_and": operator.and_, "bitwise_or": operator.or_, "bitwise_xor": operator.xor,

@@ -104,7 +104,7 @@ def convolve(
       padding: zeros on both sides of each spatial axis.
       dilation: distance between the taps of the kernel.
       groups: of channels that are convolved by themselves.
-      channels_last: the order of the result, too.
+      channels_last: also the order of the result.
     """
     first = 1 if channels_last else 2
     size = [

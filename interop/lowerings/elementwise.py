@@ -219,7 +219,7 @@ def _whole_power(base: jax.Array, exponent: jax.Array) -> jax.Array:
 def power(base: ArrayLike, exponent: ArrayLike) -> jax.Array:
     base, exponent = common_dtype(base, exponent)
     if jnp.issubdtype(base.dtype, jnp.integer):
-        # Of a whole number 1 and -1 alone have whole inverses.
+        # Only the whole numbers 1 and -1 have whole inverses.
         inverse = jnp.where(exponent % 2 == 0, base * base, base)
         inverse = jnp.where(jnp.abs(base) == 1, inverse, 0)
         return jnp.where(exponent < 0, inverse, _whole_power(base, jnp.maximum(exponent, 0)))
@@ -251,7 +251,7 @@ _FEW_FACTORS: dict[float, Callable[[jax.Array], jax.Array]] = {
 
 @functools.cache
 def _power_of(exponent: float) -> Callable[[jax.Array], jax.Array]:
-    """The power of a number that is known, with slopes of any order at 0, too."""
+    """The power of a number that is known, with slopes of any order, also at 0."""
 
     @jax.custom_jvp
     def run(x: jax.Array) -> jax.Array:

@@ -27,7 +27,7 @@ _LEAST_STORED = 1 << 14
 def layer_norm(
     trace: Trace, func: torch._ops.OpOverload, args: tuple, kwargs: dict
 ) -> tuple[JaxTensor, ...]:
-    """Whoever reads the input later reads the stored array, too."""
+    """Later readers of the input also read the stored array."""
     x: JaxTensor = args[0] if args else kwargs["input"]
     # A transposed view is what convolutions made, whose results are stored anyway.
     is_stream = (

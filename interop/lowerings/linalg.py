@@ -263,7 +263,7 @@ def solve_ex(
         out = jnp.zeros((*shape, *rhs.shape[-2:]), rhs.dtype)
     lu, pivots, _ = packed_lu(a)
     info = _info(lu)
-    # Of a singular matrix some numbers would be finite.
+    # For a singular matrix some numbers would be finite.
     out = nan_where((info > 0)[..., None, None], out) if a.size else out
     return (out[..., 0] if vector else out), lu, pivots + 1, info
 

@@ -27,7 +27,7 @@ def masked_product(factor: jax.Array, other: jax.Array) -> jax.Array:
     """`factor * other`, and 0 where `factor` is.
 
     Args:
-      factor: what decides; it is cast and broadcast to the other.
+      factor: the deciding operand; it is cast and broadcast to the other.
       other: of a floating or complex dtype.
     """
     factor = jnp.broadcast_to(jnp.asarray(factor, other.dtype), other.shape)

@@ -1,7 +1,7 @@
 """Quotients, whose slopes stay finite as long as torch's do.
 
 JAX's slope by the divisor has its square, which float16 does not hold above 255 or below 0.004, nor
-float32 beside an epsilon of 1e-20: gradients were 0 or infinite, or NaN where the numerator is 0.
+float32 with an epsilon of 1e-20: gradients were 0 or infinite, or NaN where the numerator is 0.
 """
 
 from typing import Any

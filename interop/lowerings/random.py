@@ -128,7 +128,7 @@ _NORMAL = [aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.Tenso
 def _normal_of_tensors(
     trace: Trace, func: torch._ops.OpOverload, args: tuple, kwargs: dict
 ) -> JaxTensor:
-    """Torch gives neither the mean nor the deviation a gradient."""
+    """Torch gives no gradient to the mean or the standard deviation."""
     meta = trace.meta_result(func, args, kwargs)
     parameters = (args[0], args[1] if len(args) > 1 else kwargs.get("std", 1.0))
     mean, std = (p.array() if isinstance(p, JaxTensor) else p for p in parameters)

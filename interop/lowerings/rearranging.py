@@ -13,7 +13,7 @@ from jaxsr.interop._core.registry import lowers
 
 @lowers(aten.cat.default)
 def cat(tensors: Sequence[jax.Array], dim: int = 0) -> jax.Array:
-    # torch leaves out tensors of shape (0,) beside others.
+    # torch leaves out tensors of shape (0,) among others.
     parts = [x for x in tensors if x.shape != (0,)]
     return jnp.concatenate(parts or tensors, dim if parts else 0)
 

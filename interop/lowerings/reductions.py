@@ -242,7 +242,7 @@ lowers(aten.std_mean.correction)(_with_mean(std))
 
 @lowers(aten.histc.default)
 def histc(x: jax.Array, bins: int = 100, min: float = 0, max: float = 0) -> jax.Array:
-    """Counts by torch's rule for places: an edge, too, is found by one division."""
+    """Counts by torch's rule for places: one division also places an edge."""
     x = x.reshape(-1)
     low, high, refused = jnp.asarray(min, x.dtype), jnp.asarray(max, x.dtype), False
     if min == max and x.size:

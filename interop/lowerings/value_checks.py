@@ -1,6 +1,6 @@
 """Checks of values, where torch raises and a compiled program cannot.
 
-They are those of matrices, assertions, and the arguments of torch's distributions. What fails is
+They are those of matrices, assertions, and the arguments of torch's distributions. Failures are
 collected (`index_bounds.py`). Code that catches the error decides by it. Such code is refused,
 where its `try` can be seen.
 """

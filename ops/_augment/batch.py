@@ -1,6 +1,6 @@
 """Shared parts of the steps of a policy: the batch, draws by key, and how places move.
 
-Boxes are (x1, y1, x2, y2) and points (x, y) in pixels, with the picture's upper left corner at
+Boxes are (x1, y1, x2, y2) and points (x, y) in pixels, with the image's upper left corner at
 (0, 0): the middle of the first pixel is (0.5, 0.5).
 """
 
@@ -17,7 +17,7 @@ from jaxsr.ops._types import Array, Float, Shaped
 
 Range = tuple[float, float]
 Move = Callable[[jax.Array], jax.Array]
-"""From (N, K, 2) points of the pictures to where they come to lie."""
+"""From (N, K, 2) points of the images to where they come to lie."""
 _GAMMA_ATTEMPTS = 8  # each is accepted with a probability of at least 0.95
 _TINY = 1e-30
 _EDGE_POINTS = 16  # of each side of a box that is bent
@@ -29,9 +29,9 @@ class Augmented(NamedTuple):
     images: Shaped[Array, "..."]
     masks: Shaped[Array, "..."] | None = None
     boxes: Float[Array, "..."] | None = None
-    """Bounding boxes of the moved outlines, clipped to the picture."""
+    """Bounding boxes of the moved outlines, clipped to the image."""
     points: Float[Array, "..."] | None = None
-    """Not clipped: a point may leave the picture."""
+    """Not clipped: a point may leave the image."""
     labels: Float[Array, "..."] | None = None
     """Shares of both images' classes after `Mixup` and `CutMix`."""
 
@@ -48,7 +48,7 @@ class Step(Protocol):
     """One step of a policy."""
 
     def __call__(self, keys: jax.Array, batch: Augmented, layout: Layout) -> Augmented:
-        """The changed batch; `keys` has one key for each picture."""
+        """The changed batch; `keys` has one key for each image."""
         ...
 
 
@@ -67,13 +67,13 @@ def moved(
     *,
     bends: bool = False,
 ) -> Augmented:
-    """The batch with new pictures, and with its boxes and points moved.
+    """The batch with new images, and with its boxes and points moved.
 
     Args:
       batch: before the step.
       images, masks: after the step.
       move: where points come to lie.
-      size: (height, width) of the new pictures.
+      size: (height, width) of the new images.
       bends: whether straight lines do not stay straight.
     """
     boxes, points = batch.boxes, batch.points
@@ -100,10 +100,10 @@ def _outline(boxes: jax.Array, count: int) -> jax.Array:
 
 
 def by_matrix(matrix: jax.Array, *, center: float = 0.0) -> Move:
-    """The move of (N, 2, 3) or (N, 3, 3) matrices. Sums of products, exact on TPUs too.
+    """The move of (N, 2, 3) or (N, 3, 3) matrices. Sums of products, also exact on TPUs.
 
     Args:
-      matrix: what it moves.
+      matrix: applied to the points.
       center: the place that is (0, 0) to the matrix: 0.5 where it moves centres of pixels.
     """
 
@@ -133,7 +133,7 @@ def matrix_of(first: tuple[jax.Array, ...], second: tuple[jax.Array, ...]) -> ja
 
 
 def uniform(keys: jax.Array, count: int, least: float = 0.0) -> jax.Array:
-    """(N, count) numbers from `least` to 1, each picture's of its own key."""
+    """(N, count) numbers from `least` to 1, each image's of its own key."""
 
     def draw(key: jax.Array) -> jax.Array:
         return jax.random.uniform(key, (count,), minval=least)
@@ -172,7 +172,7 @@ def folded(keys: jax.Array, place: jax.Array | int) -> jax.Array:
 
 
 def expanded(values: jax.Array, images: jax.Array) -> jax.Array:
-    """(N,) values with the axes of pictures."""
+    """(N,) values with the axes of images."""
     return values.reshape(-1, *[1] * (images.ndim - 1))
 
 

@@ -1,4 +1,4 @@
-"""Steps that make pictures worse as cameras do: blur, smaller sizes, noise, JPEG.
+"""Steps that make images worse as cameras do: blur, smaller sizes, noise, JPEG.
 
 Their order is the policy's. Super-resolution's usual one is blur, `Resize`, noise, JPEG.
 """
@@ -46,7 +46,7 @@ class RandomBlur:
         check_share(self.probability, "probability")
 
     def __call__(self, keys: jax.Array, batch: Augmented, layout: Layout) -> Augmented:
-        """Changes pictures alone."""
+        """Changes images alone."""
         draws = uniform(keys, 2)
         sigma = jnp.where(draws[:, 1] < self.probability, _within(self.sigma, draws[:, 0]), 0)
         weights = gaussian(sigma, 2 * int(4 * self.sigma[1] + 0.5) + 1)
@@ -69,7 +69,7 @@ class RandomMotionBlur:
         check_share(self.probability, "probability")
 
     def __call__(self, keys: jax.Array, batch: Augmented, layout: Layout) -> Augmented:
-        """Changes pictures alone."""
+        """Changes images alone."""
         draws = uniform(keys, 3)
         chosen = draws[:, 2] < self.probability
         length = jnp.where(chosen, _within(self.length, draws[:, 0]), 0)
@@ -83,7 +83,7 @@ class RandomNoise:
     """Adds a sensor's noise, of variance `shot * light + read²` where white is 1."""
 
     read: Range = (0.0, 0.02)
-    """Least and greatest deviation in the dark."""
+    """Least and greatest standard deviation in the dark."""
     shot: Range = (0.0, 0.01)
     """Least and greatest variance at white."""
     probability: float = 1.0
@@ -94,7 +94,7 @@ class RandomNoise:
         check_share(self.probability, "probability")
 
     def __call__(self, keys: jax.Array, batch: Augmented, layout: Layout) -> Augmented:
-        """Changes pictures alone."""
+        """Changes images alone."""
         draws = uniform(folded(keys, 0), 3)
         chosen = draws[:, 2] < self.probability
         read, shot = (
@@ -126,7 +126,7 @@ class RandomJPEG:
         check_share(self.probability, "probability")
 
     def __call__(self, keys: jax.Array, batch: Augmented, layout: Layout) -> Augmented:
-        """Changes pictures alone."""
+        """Changes images alone."""
         draws, (low, high) = uniform(keys, 2), self.quality
         quality = low + jnp.floor(draws[:, 0] * (high + 1 - low)).astype(jnp.int32)
         compress = partial(jpeg, subsampling=self.subsampling, channel=layout.channel)
@@ -137,7 +137,7 @@ class RandomJPEG:
 
 @dataclass(frozen=True, kw_only=True)
 class Resize:
-    """Resizes all pictures alike, and masks by the nearest pixel."""
+    """Resizes all images alike, and masks by the nearest pixel."""
 
     size: int | tuple[int, int]
     """(height, width) of the result."""

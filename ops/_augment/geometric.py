@@ -36,7 +36,7 @@ _ATTEMPTS = 10  # of torchvision's RandomResizedCrop, before it falls back to th
 
 @dataclass(frozen=True, kw_only=True)
 class RandomFlip:
-    """Mirrors pictures."""
+    """Mirrors images."""
 
     horizontal: float = 0.5
     """Probability of reversed columns."""
@@ -48,7 +48,7 @@ class RandomFlip:
         check_share(self.vertical, "vertical")
 
     def __call__(self, keys: jax.Array, batch: Augmented, layout: Layout) -> Augmented:
-        """Flips what belongs to a picture alike."""
+        """Flips what belongs to an image alike."""
         draws = uniform(keys, 2)
         across, down = draws[:, 0] < self.horizontal, draws[:, 1] < self.vertical
 
@@ -72,7 +72,7 @@ class RandomResizedCrop:
     size: int | tuple[int, int]
     """(height, width) of the result."""
     scale: Range = (0.08, 1.0)
-    """Least and greatest share of the picture's area."""
+    """Least and greatest share of the image's area."""
     ratio: Range = (3 / 4, 4 / 3)
     """Least and greatest width / height."""
     method: str = "bilinear"
@@ -178,7 +178,7 @@ class RandomPerspective:
 
 @dataclass(frozen=True, kw_only=True)
 class ElasticTransform:
-    """Bends pictures by smooth noise, as torchvision's transform of this name."""
+    """Bends images by smooth noise, as torchvision's transform of this name."""
 
     alpha: float = 25.0
     """Times the smoothed noise it is the move in pixels; torchvision's is twice this number."""
@@ -233,7 +233,7 @@ def random_box(
     box_width, box_height = jnp.round(jnp.sqrt(area * aspect)), jnp.round(jnp.sqrt(area / aspect))
     fits = (box_width >= 1) & (box_width <= width) & (box_height >= 1) & (box_height <= height)
     first = jnp.argmax(fits)
-    # Where none fits: the middle, as near to the ratio as the picture allows.
+    # Where none fits: the middle, as near to the ratio as the image allows.
     nearest = min(max(width / height, ratio[0]), ratio[1])
     middle_width, middle_height = (
         min(width, round(height * nearest)),

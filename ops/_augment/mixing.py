@@ -1,7 +1,7 @@
-"""Steps that mix two pictures, and their labels.
+"""Steps that mix two images, and their labels.
 
-Neighbours exchange: picture 0 with 1, 2 with 3, and so on, so that shards of an even number of
-pictures do not communicate. Batches are to be shuffled, as loaders do. Every picture has a share of
+Neighbours exchange: image 0 with 1, 2 with 3, and so on, so that shards of an even number of
+images do not communicate. Batches are to be shuffled, as loaders do. Every image has a share of
 its own, as timm's `mode="elem"`; torchvision draws one for a batch.
 """
 
@@ -27,7 +27,7 @@ from jaxsr.ops._typed_jax import arange, asarray
 
 @dataclass(frozen=True, kw_only=True)
 class Mixup:
-    """Blends each picture with its neighbour (Zhang et al., ICLR 2018)."""
+    """Blends each image with its neighbour (Zhang et al., ICLR 2018)."""
 
     alpha: float = 1.0
     """Parameter of the Beta distribution of an image's own share; 1 is uniform."""
@@ -49,7 +49,7 @@ class Mixup:
 
 @dataclass(frozen=True, kw_only=True)
 class CutMix:
-    """Replaces a box of each picture by its neighbour's (Yun et al., ICCV 2019)."""
+    """Replaces a box of each image by its neighbour's (Yun et al., ICCV 2019)."""
 
     alpha: float = 1.0
     """Parameter of the Beta distribution of the share that is kept; 1 is uniform."""
@@ -97,7 +97,7 @@ def _check(batch: Augmented, name: str, *, masks: bool) -> None:
 
 
 def _shares(keys: jax.Array, alpha: float, probability: float) -> jax.Array:
-    """(N,) of every picture the share that stays its own."""
+    """(N,) of every image the share that stays its own."""
 
     def draw(key: jax.Array) -> jax.Array:
         share, chance = jax.random.split(key)

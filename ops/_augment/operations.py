@@ -1,6 +1,6 @@
-"""The operations of RandAugment, TrivialAugment and AugMix, one for each picture.
+"""The operations of RandAugment, TrivialAugment and AugMix, one for each image.
 
-Every operation is computed for the whole batch and chosen picture by picture; the five that move
+Every operation is computed for the whole batch and chosen image by image; the five that move
 pixels are one warp. Images are uint8 or uint16, or 0…1 in floating point, where results are
 clipped. uint8 results are Pillow's.
 """
@@ -46,10 +46,10 @@ def apply_operation(
     method: str,
     fill: float,
 ) -> Augmented:
-    """The batch, each picture changed by its operation.
+    """The batch, each image changed by its operation.
 
     Args:
-      batch: pictures, and what moves with them.
+      batch: images, and what moves with them.
       layout: its axes.
       operation: (N,) places in `OPERATIONS`.
       magnitude: (N,): slopes, whole pixels, degrees, factors less 1, bits, and shares of white.
@@ -97,7 +97,7 @@ def _changes(layout: Layout) -> dict[str, Callable[[jax.Array, jax.Array], jax.A
 
 
 def _matrix(operation: jax.Array, magnitude: jax.Array, size: tuple[int, int]) -> jax.Array:
-    """(N, 2, 3) of pixels' centres; shears leave the upper left corner of the picture."""
+    """(N, 2, 3) of pixels' centres; shears leave the upper left corner of the image."""
 
     def only(name: str, otherwise: float = 0.0) -> jax.Array:
         return jnp.where(operation == OPERATIONS.index(name), magnitude, otherwise)
@@ -130,7 +130,7 @@ class Space:
         """(N,) operations and their magnitudes.
 
         Args:
-          keys: one for each picture.
+          keys: one for each image.
           step: the magnitude's, where it is fixed.
           limit: steps to draw from, where it is not.
         """

@@ -23,7 +23,7 @@ from jaxsr.ops.adjust import adjust_brightness, adjust_contrast, adjust_hue, adj
 
 @dataclass(frozen=True, kw_only=True)
 class ColorJitter:
-    """Brightness, contrast, saturation and hue of RGB pictures, in this order."""
+    """Brightness, contrast, saturation and hue of RGB images, in this order."""
 
     brightness: float = 0.0
     """Factors lie within 1 - x and 1 + x, and not below 0."""
@@ -37,7 +37,7 @@ class ColorJitter:
             number(getattr(self, name), name, least=0)
 
     def __call__(self, keys: jax.Array, batch: Augmented, layout: Layout) -> Augmented:
-        """Changes pictures alone."""
+        """Changes images alone."""
         draws = uniform(keys, 4, -1.0)
         images, (axes, channel) = batch.images, layout
         if self.brightness:
@@ -56,11 +56,11 @@ class ColorJitter:
 
 @dataclass(frozen=True, kw_only=True)
 class RandomErasing:
-    """Fills a box of some pictures, as torchvision's transform of this name."""
+    """Fills a box of some images, as torchvision's transform of this name."""
 
     probability: float = 0.5
     scale: Range = (0.02, 0.33)
-    """Least and greatest share of the picture's area."""
+    """Least and greatest share of the image's area."""
     ratio: Range = (0.3, 3.3)
     """Least and greatest width / height."""
     fill: float = 0.0
@@ -72,7 +72,7 @@ class RandomErasing:
         number(self.fill, "fill")
 
     def __call__(self, keys: jax.Array, batch: Augmented, layout: Layout) -> Augmented:
-        """Changes pictures alone."""
+        """Changes images alone."""
         height, width = size_of(batch, layout)
         outside = in_dtype_of(batch.images, asarray(self.fill, jnp.float32))
 

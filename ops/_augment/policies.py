@@ -130,7 +130,7 @@ class AugMix:
         return batch._replace(images=in_dtype_of(batch.images, mixed))
 
     def _weights(self, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """(N,) of the pictures themselves and (N, chains)."""
+        """(N,) of the images themselves and (N, chains)."""
 
         def draw(key: jax.Array) -> tuple[jax.Array, jax.Array]:
             pair_key, chains_key = jax.random.split(key)

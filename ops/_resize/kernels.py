@@ -8,7 +8,7 @@
   once a tap); the few outputs at the ends are gathered from the two strips they read.
 - `by_gather`: one gather a tap. Wins where the ratio has no short period, and compiles quickly.
 - `by_fused_gathers`: the same, to be fused with the next pass. Wins on GPUs for few taps.
-- `by_loop`: gathers, too, a few taps at a time in a loop: a filter hundreds of taps wide (a
+- `by_loop`: also gathers, a few taps at a time in a loop: a filter hundreds of taps wide (a
   thumbnail of a large photo) compiles as quickly as a narrow one.
 - `by_matmul`: matrix products, the fastest on a TPU. For finite input only: their zeros meet every
   pixel of a band. `by_matmul_of_any` takes any input, for more products.
@@ -66,7 +66,7 @@ class Phases:
 
 
 def by_definition(x: jax.Array, taps: Taps, axis: int) -> jax.Array:
-    """`out[o] = sum_t weight[o, t] * in[index[o, t]]`: what every form below computes."""
+    """`out[o] = sum_t weight[o, t] * in[index[o, t]]`, which every form below computes."""
     pixels = jnp.moveaxis(x, axis, -1)[..., taps.index]
     products = _product(pixels, taps.weight.astype(x.dtype), taps)
     return jnp.moveaxis(products.sum(-1, dtype=x.dtype), -1, axis)
@@ -234,7 +234,7 @@ def _gather(x: jax.Array, taps: Taps, outputs: slice, axis: int) -> jax.Array:
 
 
 def by_matmul(x: jax.Array, taps: Taps, axis: int) -> jax.Array:
-    """Matrix products, one for each band of outputs; float32 exact, on a TPU too."""
+    """Matrix products, one for each band of outputs; exact in float32, also on a TPU."""
     # A TPU rounds float32 operands to bfloat16 by default, and HIGH leaves 16 bits.
     return _banded_product(x, _matrix(taps, x.dtype), taps, axis, jax.lax.Precision.HIGHEST)
 

@@ -1,4 +1,4 @@
-"""Pictures as rows (n, h, w, c) of a library's kernel."""
+"""Images as rows (n, h, w, c) of a library's kernel."""
 
 import math
 from collections.abc import Mapping, Sequence

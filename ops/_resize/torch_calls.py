@@ -82,7 +82,7 @@ def _resize(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
         return torch.from_numpy(rows[row : row + 1]).permute(0, 3, 1, 2)
 
     def resize(row: int) -> None:
-        # One picture at a time, for which torch starts no threads.
+        # One image at a time, for which torch starts no threads.
         operator(tensor(images, row), size, align_corners, None, None, out=tensor(results, row))
 
     for_each_row(resize, len(images))

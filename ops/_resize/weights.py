@@ -16,7 +16,7 @@ from jaxsr.ops._arguments import compute_dtype
 from jaxsr.ops._resize.filters import Filter
 
 SPARE = float(np.finfo(np.float32).tiny)
-"""Weight of a tap that only fills its row. It changes no finite sum, and is no 0 for infinities."""
+"""Weight of a tap that just fills its row. It changes no finite sum, but is not 0 for infinity."""
 
 Finish = Callable[[jax.Array], jax.Array]
 """Follows every sum of a pass: rounding, shifting, clipping."""
@@ -102,7 +102,7 @@ def make_taps(
     """Tables from indices that may leave the image at either end; those are clamped to the edge.
 
     A tap of zero weight is pointed at a pixel that the output reads anyway: 0 * NaN is NaN, so a
-    NaN just outside the support would otherwise spread into the output. 0 * infinity is NaN, too,
+    NaN just outside the support would otherwise spread into the output. 0 * infinity is also NaN,
     so it gets the smallest weight, with the sign of the other tap on its pixel.
     """
     used = weight != 0

@@ -139,7 +139,7 @@ def _fixed_point_passes(pairs: list[tuple[int, int, int]], method: str) -> list[
 
 
 def _finish_row(x: jax.Array) -> jax.Array:
-    # What the height's pass does to a row of weight 1.
+    # As the height's pass does to a row of weight 1.
     return drop_bits(2)(((x >> 4) << WEIGHT_BITS) >> 16)
 
 
