@@ -108,10 +108,10 @@ class Call:
 
     @classmethod
     def from_row(cls, row: JsonObject) -> "Call":
-        """Reads what `as_row` wrote, as JSON gives it back.
+        """Inverse of `as_row`, after a round trip through JSON.
 
         Raises:
-          KeyError, TypeError, ValueError: the row is not one.
+          KeyError, TypeError, ValueError: the row does not describe a call.
         """
         plain = ("order", "step", "path", "operation", "nth", "settings")
         return cls(

@@ -31,7 +31,7 @@ JAX = BackendSpec(engine="jax")
 
 
 def workload_of(module: nn.Module, arguments: Arguments, *, train: bool = False) -> SingleWorkload:
-    """A copy of the module, in float32, and its arguments as what two engines run."""
+    """A workload of a float32 copy of the module and its arguments, for two engines."""
     return SingleWorkload(
         family=type(module).__name__,
         model="",
@@ -55,7 +55,7 @@ def find_fault(
     Args:
       module: the whole.
       arguments: of its forward.
-      row: what differs: its name ends in `forward`, `gradient` or `buffers`.
+      row: the result that differs: its name ends in `forward`, `gradient` or `buffers`.
       train: the mode.
       lane_folding: as for `to_jax`.
 
@@ -147,7 +147,8 @@ def module_errors(
     has_referee: bool,
     lane_folding: LaneFolding | None = None,
 ) -> list[ModuleError]:
-    """Every submodule's first call, in order of its end: inner ones before what holds them.
+    """Every submodule's first call, in order of its end: inner ones before the modules that contain
+    them.
 
     Args:
       module: the whole, in evaluation mode.

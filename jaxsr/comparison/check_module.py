@@ -164,7 +164,7 @@ class _Check:
         return mode
 
     def _train(self, evaluation: ModeRows, *, separate: bool) -> list[CheckRow]:
-        # What has a gradient in training alone, as forces with a graph, is tried again.
+        # A result with a gradient in training only, such as forces with a graph, is tried again.
         differentiate = self.evaluated.differentiate or bool(self.evaluated.undifferentiable)
         try:
             trained = TorchRuns.of(
@@ -388,7 +388,7 @@ _OTHERWISE: tuple[tuple[str, Callable[[], AbstractContextManager[object]]], ...]
         _StableSorts,
     ),
 )
-"""Why torch and JAX may both be right, and what makes torch do as JAX does."""
+"""Why torch and JAX may both be right, and the setting that makes torch agree."""
 
 
 _NEARBY = 2.0**-10

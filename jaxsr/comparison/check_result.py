@@ -25,7 +25,7 @@ class CheckRow:
     status: Status
     arrays: tuple[ArrayError, ...] = ()
     detail: str = ""
-    """Why it was refused, failed or skipped; or what else there is to say."""
+    """Why the check was refused, failed or skipped; or another remark."""
     required: bool = True
     """Whether a refusal here refuses the module."""
 

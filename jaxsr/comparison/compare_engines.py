@@ -41,7 +41,7 @@ def compare_engines(
     """Runs the workload on both sides and compares.
 
     Args:
-      workload: what to run.
+      workload: the model and its inputs.
       first: gives the inputs that local errors are taken on. A trace, of another machine say, gives
         those that it has whole; its other operations are compared by figures and samples.
       second: compared with it.

@@ -107,7 +107,7 @@ def compare_ops(
     """Runs every library on every picture and compares the results in pairs.
 
     Args:
-      options: what to compare.
+      options: the operations and libraries to compare.
       pictures: uint8 (height, width, 3).
       progress: called with a line on each stage.
     """

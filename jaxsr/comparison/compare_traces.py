@@ -1,8 +1,8 @@
 """Compares two recorded runs: the total error of every operation, and the first faults.
 
 The total error of an operation is the difference of its results in the two runs. The local error is
-what the operation adds by itself (`local_error`). An inherited error shows in the total only.
-Stored traces are compared by statistics and samples of the results.
+the error that the operation itself adds (`local_error`). An inherited error shows in the total
+only. Stored traces are compared by statistics and samples of the results.
 """
 
 from collections.abc import Callable, Sequence

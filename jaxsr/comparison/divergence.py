@@ -2,7 +2,7 @@
 
 - A local error beyond rounding is a fault.
 - A total error is a fault if the inputs agreed and the error persists.
-- An operation that one side lacks is a fault if what follows it is wrong for no other reason.
+- An operation that one side lacks is a fault if it alone explains why the following ones are wrong.
 - An operation that makes NaN of operands without any is a fault, also where both sides do: from
   there on nothing is compared.
 """
@@ -129,7 +129,7 @@ class _Persistence:
         self._known: dict[tuple[int, int], bool] = {}
 
     def __call__(self, row: OperationRow, generations: int = GENERATIONS) -> bool:
-        """Whether the row's total error is above what rounding explains, and stays so."""
+        """Whether the row's total error exceeds the rounding error, then and later."""
         if not row.total_above or row.first is None:
             return False
         if generations == 0:

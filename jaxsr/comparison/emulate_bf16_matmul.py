@@ -39,7 +39,7 @@ def emulate_bf16_matmul(function: Callable) -> Callable:
 
     Args:
       function: of pytrees of arrays; traced once more for each call, so best used under `jax.jit`.
-        Derivatives of what it returns are those of the products, not of the rounding.
+        Derivatives of the returned function treat the rounding as the identity.
 
     Raises:
       ValueError: the function holds an operation of JAX with a program of its own that
@@ -120,5 +120,5 @@ def _narrowed(program: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def _rounded(x: jax.Array) -> jax.Array:
-    # A cast there and back is what compilers leave out.
+    # Compilers remove a cast to bfloat16 and back.
     return jax.lax.reduce_precision(x, 8, 7) if x.dtype == jnp.float32 else x

@@ -50,7 +50,7 @@ def draw_depth(
     """The rows' errors against their order.
 
     Args:
-      comparison: what the rows are of.
+      comparison: the source of the rows.
       rows: in order of execution.
       title: stands above the drawing.
       name: path of a module → name of the stripe that its operations stand on.

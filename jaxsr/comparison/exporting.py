@@ -78,7 +78,7 @@ def export_stablehlo(
 
     Args:
       module: unchanged.
-      *inputs: of its forward: tensors, or what else it takes, which becomes part of the program.
+      *inputs: of its forward: tensors; other values become part of the program.
       kwargs: its keyword arguments, likewise.
       platforms: where the program runs: cpu, cuda, rocm, tpu.
       fixed_batch: keep the inputs' batch. Otherwise one sample is exported, for any number of them.

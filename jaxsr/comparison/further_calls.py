@@ -1,8 +1,8 @@
-"""Several calls of one module: with what it keeps between them, then with moved parameters.
+"""Several calls of one module: with its buffers kept between them, then with moved parameters.
 
 The same copy of the module is called in torch, and one compiled program in JAX that gets the
-buffers of the call before. Before the last call parameters move, as an optimiser moves them: what
-torch keeps over their memory moves with them. After calls in training that one is in evaluation.
+buffers of the call before. Before the last call parameters move, as an optimiser moves them: values
+that torch keeps in their memory move with them. After calls in training that one is in evaluation.
 """
 
 import zlib

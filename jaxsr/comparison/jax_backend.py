@@ -1,7 +1,7 @@
 """The JAX engine in a comparison: as one program, and operation by operation.
 
 The recording program returns the recorded tensors as further results, without callbacks from the
-device. Every trace checks whether that changes what it computes. Statistics are taken on the host:
+device. Every trace checks whether recording changes the results. Statistics are taken on the host:
 in the program they would make compilation several times longer.
 """
 
@@ -295,7 +295,7 @@ class JaxBackend:
             except UnsupportedTorchError:
                 if kind != "call":
                     raise
-                # Some functions need the values of what was a constant of the program.
+                # Some functions need the values of tensors that were constants of the program.
                 known = [to_torch(np.asarray(v)) for v in values]
                 return [np.asarray(x) for x in self._rounding(lambda: run(*known))()]
 

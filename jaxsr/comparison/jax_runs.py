@@ -44,7 +44,7 @@ class Program:
 
 
 class JaxRuns:
-    """A converted module, and what is run of it.
+    """A converted module and its compiled functions.
 
     Args:
       module: unchanged; converted already, or to be converted.

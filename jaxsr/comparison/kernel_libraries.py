@@ -43,7 +43,7 @@ class Contender:
 
 
 class UnavailableError(Exception):
-    """A library cannot do what is asked; the message says why."""
+    """A library does not support the operation; the message says why."""
 
 
 def jaxsr_resize(

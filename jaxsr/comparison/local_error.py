@@ -1,4 +1,4 @@
-"""Local errors: what each operation adds by itself, forward and backward.
+"""Local errors: the error that each operation itself adds, forward and backward.
 
 The first side runs operation by operation, or is a stored trace with whole tensors. After each one,
 the second side runs its counterpart on the same inputs, with its own parameters, constants and
@@ -245,7 +245,7 @@ class _Trial(NamedTuple):
     """The second side's counterpart."""
     inputs: list[np.ndarray]
     outputs: list[np.ndarray]
-    """What the first side computed."""
+    """Outputs of the first side."""
     threshold: float
     run: Callable[[Backend, Sequence[np.ndarray]], list[np.ndarray]]
     """Makes a side compute it on given inputs."""
@@ -263,10 +263,10 @@ def measure_local_errors(
     gradients: bool = False,
     progress: Progress = lambda text: None,
 ) -> None:
-    """Fills in the local error of every operation that both sides have.
+    """Computes the local error of every operation that both sides have.
 
     Args:
-      workload: what to run.
+      workload: the model and its inputs.
       first: gives the inputs of every operation; a trace those of what it has whole.
       second: is judged.
       rows: the operations of both.

@@ -4,7 +4,7 @@ The error of an array is its largest absolute difference from the float64 refere
 bound JAX's: `FACTOR` times torch's error; `FACTOR` times the noise, which is how far the referee
 moves when every weight and input is rounded once; and `FLOOR_ULPS` steps of float32 at the array's
 largest value, for arrays whose error in torch happens to be next to nothing. No error may exceed
-`MOST`, unless JAX gives what float32 torch gives.
+`MOST`, unless JAX and float32 torch agree.
 """
 
 import math
@@ -82,9 +82,9 @@ def compare_arrays(
     """The errors of a group of arrays, by name.
 
     Args:
-      jax_arrays: what JAX computed.
-      torch_arrays: what float32 torch computed.
-      reference: what float64 torch computed; its names are the group's.
+      jax_arrays: results of JAX.
+      torch_arrays: results of float32 torch.
+      reference: results of float64 torch; its names are the group's.
       noise: absolute, by name; see `ArrayError.noise`.
       rounding: see `ArrayError.rounding`; larger for narrower dtypes.
       least_scale: of the group's largest array; larger for narrower dtypes.
@@ -134,8 +134,8 @@ def _distance(value: np.ndarray, exact: np.ndarray, torch_value: np.ndarray | No
         return float(np.count_nonzero(value != exact))
     value, exact = value.astype(exact.dtype), np.asarray(exact)
     torch_value = exact if torch_value is None else torch_value.astype(exact.dtype)
-    # float32 overflows where float64 does not, and the other way round at a pole: what either has
-    # is right there.
+    # float32 overflows where float64 does not, and the other way round at a pole: accept either
+    # value there.
     special = ~np.isfinite(exact) | ~np.isfinite(torch_value)
     same = _equal(value, exact) | _equal(value, torch_value)
     special &= same | ~np.isfinite(exact)

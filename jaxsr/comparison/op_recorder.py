@@ -50,7 +50,7 @@ class Observer(Protocol):
     def after_call(
         self, call: Call, operands: list[torch.Tensor], results: list[torch.Tensor], saved: Any
     ) -> None:
-        """A call has run; `saved` is what `before_call` returned, None if it was not called."""
+        """A call has run; `saved` is the result of `before_call`, None if it was not called."""
         ...
 
 
@@ -60,7 +60,7 @@ class OpRecorder:
     Args:
       observer: called for every operation.
       step: number of the run.
-      granularity: every torch function, or what every module returns.
+      granularity: every torch function, or the outputs of every module.
       constant_of: a tensor → the torch tensor behind it if its value is known, else None.
     """
 
@@ -183,7 +183,7 @@ class _RecordingMode(FunctionMode):
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One operation of a run and what is stored of it."""
+    """One operation of a run and its stored results."""
 
     call: Call
     figures: tuple[Figures, ...] = ()
@@ -241,7 +241,7 @@ def matches(call: Call, patterns: Sequence[str]) -> bool:
 
 
 def _copied(value: Any) -> Any:
-    """A copy of what lives in memory that may change."""
+    """Copies a value whose memory may change."""
     return np.array(value) if isinstance(value, np.ndarray) else value
 
 
@@ -266,7 +266,7 @@ def _written(
 
 
 def operation_name(func: Any) -> str | None:
-    """How reports call a torch function; None for what is not an operation."""
+    """Name of a torch function in reports; None if it is not an operation."""
     name = getattr(func, "__name__", type(func).__name__)
     if name == "__get__":
         name = getattr(func.__self__, "__name__", "")

@@ -79,9 +79,9 @@ def make_trace(
     """Runs the workload and records it.
 
     Args:
-      workload: what to run.
+      workload: the model and its inputs.
       runner: where.
-      granularity: record every operation, or what every module returns.
+      granularity: record every operation, or the outputs of every module.
       alone: in JAX, run each operation by itself instead of the program that users run.
       keep: `fnmatch` patterns of `path:operation` whose tensors are stored whole.
       forced: tokens to feed instead of the greedy ones, those of another run.
@@ -141,7 +141,7 @@ def _words(workload: Workload, tokens: list[int], outputs: list[np.ndarray]) -> 
 
 
 def _difference(workload: Workload, plain: PyTree, recorded: PyTree) -> float:
-    """Largest difference that recording made to what counts; 0 where equal to the bit."""
+    """Largest change that recording made to the compared outputs; 0 if bit-identical."""
     a, b = (np.asarray(workload.begin().take(r), np.float64) for r in (plain, recorded))
     return 0.0 if np.array_equal(a, b, equal_nan=True) else float(np.nanmax(np.abs(a - b)))
 

@@ -24,7 +24,7 @@ class Local:
     threshold: float
     """The error that rounding explains, by dtype, reduction length and, if need be, by trial."""
     tried: bool = False
-    """Whether the threshold was raised to what rounding the inputs once does to the result."""
+    """Whether the threshold was raised to the effect of rounding the inputs once."""
     problem: str = ""
     """Why there is no figure: shapes that differ, an operation that fails."""
     exact: tuple[float, float] | None = None
@@ -150,7 +150,7 @@ class Comparison:
 
     @property
     def wrong_gradient(self) -> ArrayError | None:
-        """The gradient of the whole step that is furthest beyond what rounding explains."""
+        """The gradient of the whole step that exceeds the rounding error most."""
         wrong = [one for one in self.gradients if not one.ok]
         return max(wrong, key=lambda one: one.ratio, default=None)
 

@@ -50,13 +50,13 @@ class Figures:
         return self.norm / max(self.count - self.beyond, 1) ** 0.5
 
     def as_row(self) -> JsonObject:
-        """Everything but the sample, for a file; what JSON cannot say is None."""
+        """Everything but the sample, for a file; values that JSON lacks are None."""
         row = {name: value for name, value in vars(self).items() if name != "sample"}
         return {name: value if np.isfinite(value) else None for name, value in row.items()}
 
     @classmethod
     def from_row(cls, row: JsonObject, sample: np.ndarray) -> "Figures":
-        """Reads what `as_row` wrote."""
+        """Inverse of `as_row`."""
         names = ("count", "beyond", "mean", "std", "low", "high", "norm")
         numbers: dict[str, Any] = {k: np.nan if row[k] is None else row[k] for k in names}
         # Traces of 0.3 and before have no counts of these.

@@ -129,12 +129,12 @@ def notes(comparison: Comparison) -> list[str]:
 
 
 def condition(row: OperationRow) -> float:
-    """By what factor an operation amplifies the error of its inputs."""
+    """Factor by which an operation amplifies the error of its inputs."""
     return row.total.relative / row.inherited if row.total is not None and row.inherited else 0.0
 
 
 def ill_conditioned(comparison: Comparison) -> list[OperationRow]:
-    """Operations that are not findings, and amplify what rounding explains beyond it.
+    """Operations that are not findings, but amplify rounding errors beyond the threshold.
 
     The largest condition comes first.
     """
@@ -168,7 +168,7 @@ def token_lines(comparison: Comparison, word: Word = str) -> list[str]:
 
 
 def local_ratio(row: OperationRow) -> float:
-    """Local error over what rounding explains."""
+    """Local error divided by the rounding error."""
     if row.local is None:
         return 0.0
     if row.local.problem:
@@ -188,7 +188,7 @@ def report_tables(comparison: Comparison, *, exact: bool = False) -> list[Table]
     """From the blocks to the operations around the first finding.
 
     Args:
-      comparison: what the tables are of.
+      comparison: the source of the tables.
       exact: add the errors against float64.
     """
     tables = [_group_table(comparison, comparison.rows, "by block", block_of)]
@@ -207,7 +207,7 @@ def report_tables(comparison: Comparison, *, exact: bool = False) -> list[Table]
 def _group_table(
     comparison: Comparison, rows: Iterable[OperationRow], title: str, name: Callable[[str], str]
 ) -> Table:
-    """Operations grouped by what `name` makes of their modules' paths, in order of execution."""
+    """Operations grouped by `name` of their modules' paths, in order of execution."""
     numbers = {finding.row.number for finding in comparison.findings}
     groups: dict[str, list[OperationRow]] = {}
     for row in rows:
@@ -273,7 +273,7 @@ def token_table(comparison: Comparison, word: Word = str) -> Table:
 
 
 def gradient_table(comparison: Comparison, most: int) -> Table:
-    """The gradients of the whole step with the largest errors for what is allowed."""
+    """The gradients of the whole step with the largest errors relative to their thresholds."""
     worst = sorted(comparison.gradients, key=lambda one: -one.ratio)[:most]
     lines = [
         Line(

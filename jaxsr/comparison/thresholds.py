@@ -32,13 +32,13 @@ NARROW_FACTOR = 8.0
 grows with n: operands and result are rounded once on each side, 4 units, doubled."""
 
 NOISE_FACTOR = 2.0
-"""Times what moving the inputs by one step (two units) does, times √n: two sides, and the tail of
-one random draw."""
+"""Times the effect of moving the inputs by one step (two units), times √n: two sides, and the tail
+of one random draw."""
 
 TOTAL_FACTOR = 16.0
 """Units per √depth of the total error: independent errors of all operations before add up like the
-root of their number, and layers amplify them. Of 11,731 operations of SmolLM2-135M in float32, none
-reaches 60 % of what this and the next allow."""
+root of their number, and layers amplify them. Of 11,731 operations of SmolLM2-135M in float32, not
+one reaches 60 % of the limit set by this and the next factor."""
 
 AMPLIFIED = 128.0
 """Units that layers may make of the first few errors, before the root has become large: instance

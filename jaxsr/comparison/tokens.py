@@ -40,10 +40,10 @@ class TokenStep:
 
     @property
     def tie(self) -> bool:
-        """Whether the tokens differ only because both sides hold the two for all but equal.
+        """Whether the tokens differ only because both sides score the two almost equally.
 
-        Where a logit may move by m, the order of two of them tells nothing within 2 m. m is what
-        the logits moved by, as far as rounding explains that: a fault makes no tie.
+        Where a logit may move by m, the order of two of them tells nothing within 2 m. m is the
+        change of the logits, as far as rounding explains it: a fault makes no tie.
         """
         margin = max(self.first_margin, self.second_margin)
         return not self.agree and not self.nan and margin <= 2 * min(self.moved, self.allowed)
@@ -59,7 +59,7 @@ def compare_logits(
 
     Args:
       pairs: logits of both runs in each step, (1, vocabulary).
-      rounding: what rounding may change, relative to the logits' root mean square.
+      rounding: error allowed for rounding, relative to the logits' root mean square.
     """
     return [
         _step(number, np.asarray(a, np.float64)[0], np.asarray(b, np.float64)[0], rounding)

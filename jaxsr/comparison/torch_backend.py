@@ -90,7 +90,7 @@ class TorchBackend:
     def _run(
         self, inputs: Inputs, *, differentiate: bool = False, method: Callable | None = None
     ) -> RunResult:
-        """One step; in training or with gradients of a copy, which draws what JAX draws."""
+        """Runs one step; in training or with gradients on a copy, with JAX's draws."""
         copied = self.train or differentiate
         network = in_mode(copy_module(self.network), self.train) if copied else self.network
         try:

@@ -106,7 +106,7 @@ class _ContiguousGradients(FunctionMode):
 
 @contextlib.contextmanager
 def in_float64() -> Iterator[None]:
-    """In this block torch computes in float64 what the code computes in a narrower dtype."""
+    """In this block torch computes in float64 where the code uses a narrower dtype."""
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -245,7 +245,7 @@ def run_here(
 def running(
     module: nn.Module, *, double: bool, key: jax.Array | None, differentiate: bool = False
 ) -> Iterator[TorchDraws | None]:
-    """In this block torch runs the module's code; gives what draws, with a key."""
+    """In this block torch runs the module's code; with a key, yields the source of its draws."""
     draws = TorchDraws(key) if key is not None else None
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))

@@ -32,7 +32,7 @@ def save_trace(trace: RecordedTrace, folder: Path) -> None:
     ends = itertools.accumulate((len(sample) for sample in samples), initial=0)
 
     def described(figures: Figures) -> JsonObject:
-        """All samples are in one tensor: a name for each would cost more than what it names."""
+        """All samples are in one tensor: a name for each would take more space than the sample."""
         samples.append(figures.sample)
         return figures.as_row() | {"sample": [next(ends), len(figures.sample)]}
 

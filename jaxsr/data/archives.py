@@ -154,7 +154,7 @@ def _check_end(path: Path, end: int) -> None:
 def _without_links(
     member: tarfile.TarInfo, by_name: dict[str, tarfile.TarInfo]
 ) -> tarfile.TarInfo | None:
-    """What links within the archive lead to; None where they lead nowhere, or in a circle."""
+    """Resolves links within the archive; None where they lead nowhere, or in a circle."""
     target: tarfile.TarInfo | None = member
     for _ in range(8):
         if target is None or not (target.islnk() or target.issym()):

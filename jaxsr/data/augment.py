@@ -35,8 +35,8 @@ from jaxsr.errors import InputError
 Prepare = Callable[..., dict[str, Array]]
 Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
 
-# What the random numbers of a sample are for: folded into its key, so that an option that draws
-# more leaves the others' numbers as they are.
+# Uses of a sample's random numbers, folded into its key: an option that draws more leaves the
+# numbers of the others unchanged.
 _MIRROR, _SCALE, _ROW, _COLUMN, _BLUR, _RADIUS, _TURN, _SWAP, _AIM, _PIXEL = range(10)
 _ZOOM, _LIGHT = 10, 11
 
@@ -206,8 +206,8 @@ def place(
       image: canvases of which each image takes the top left.
       mask: its mask, 0 or 1.
       size: height and width of each image on its canvas.
-      placement: what to do with it.
-      crop: side of what comes out.
+      placement: how to cut, scale and blur each image.
+      crop: side of the results.
       blur: whether any radius may be above 0; without, the blur costs nothing.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Which pictures a network computes together, and on what canvas: few programs, full batches.
+"""Plans which images a network computes together, and on which canvas: few programs, full batches.
 
 Every shape of a batch is one more program to compile, which takes as long as dozens of pictures on
 a CPU and thousands on an accelerator. Where the network takes pictures of several sizes on one

@@ -1,4 +1,4 @@
-"""Picture files to 8-bit RGB arrays, and what is wrong with those that will not turn into one.
+"""Decodes image files to 8-bit RGB arrays, or says what is wrong with them.
 
 Which decoder reads what is decided as `picture_file` says; OpenCV also reads formats that Pillow
 does not know.
@@ -111,7 +111,7 @@ def decode_rgb(
                 narrow = with_gray_key(image, data)
             if narrow is not image:  # exif_transpose looks for the tag on the image it turns
                 narrow.getexif()[ORIENTATION] = image.getexif().get(ORIENTATION, 1)
-            # In place, and in _to_rgb nothing of what is RGB: a copy takes as long as unpacking.
+            # In place, and _to_rgb does not copy RGB images: a copy takes as long as unpacking.
             ImageOps.exif_transpose(narrow, in_place=True)
             return np.asarray(_to_rgb(cut(narrow)))
     except (UnreadablePicture, ChangedFileError):

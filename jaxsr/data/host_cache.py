@@ -22,8 +22,8 @@ _log = logging.getLogger(__name__)
 class PixelCache:
     """Arrays by key, bounded in bytes, safe to use from several threads.
 
-    What was kept once stays. Each epoch visits every photo once in a fresh order, so each photo is
-    as likely as any other to be wanted next: evicting one for another gains nothing, and with
+    An array that was kept stays. Each epoch visits every photo once in a fresh order, so each photo
+    is as likely as any other to be wanted next: evicting one for another gains nothing, and with
     least-recently-used eviction fewer would be found than without any.
     """
 
@@ -64,7 +64,7 @@ class PixelCache:
         return key in self._arrays or has_room or self._scratch is not None
 
     def keep(self, key: Hashable, array: np.ndarray) -> np.ndarray:
-        """Keeps `array` if there is room, makes it read-only, returns what stands under `key`."""
+        """Keeps `array`, made read-only, if there is room; returns the array stored for `key`."""
         array.flags.writeable = False
         with self._lock:
             if key in self._arrays:
@@ -97,7 +97,7 @@ class _ScratchFile:
         self._segment: mmap.mmap | None = None
 
     def put(self, array: np.ndarray) -> np.ndarray:
-        """A read-only view, in the file, of what was in `array`.
+        """Copies `array` to the file and returns a read-only view.
 
         Raises:
           OSError: the disk is full.

@@ -7,10 +7,10 @@ or 1, as `masks.py` says. A data set is a folder with
   under the image's name or with `_pixels0`, `_mask` or `_gt` after it;
 - lists of names, one a line, with or without an ending: `trainval.txt` or `train.txt`, and
   `test.txt` (`val.txt` where there is no `test.txt`), or `train_ANYTHING.txt` and
-  `test_ANYTHING.txt`; beside the folders or in one folder of their own (`img_idx`, `idx_427`, …).
+  `test_ANYTHING.txt`; next to the folders or in one folder of their own (`img_idx`, `idx_427`, …).
 
-What a run validates on comes from its training list, by the hash of each name, unless a list is
-given; never from the test list.
+Validation images come from the training list, by the hash of each name, unless a list is given;
+never from the test list.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ from jaxsr.interop.bounded_read import read_bounded
 
 IMAGE_FOLDERS = ("images", "image", "imgs", "img")
 MASK_FOLDERS = ("masks", "mask", "labels", "label", "gt")
-"""Names of folders in any case, or what theirs ends in: IRSTD1k_Img and IRSTD1k_Label."""
+"""Names of folders, or their endings, in any case: IRSTD1k_Img and IRSTD1k_Label."""
 MASK_SUFFIXES = ("", "_pixels0", "_mask", "_gt")
 LISTS = {"train": ("trainval", "train"), "test": ("test", "val")}
 """List files of each split, the first that exists being taken."""
@@ -55,7 +55,7 @@ class Infrared:
     source: str
     """Where they came from, for messages and reports."""
     split: str
-    """The list they were named in, e.g. `trainval.txt`, and what was taken of it."""
+    """The list they were named in, e.g. `trainval.txt`, and the part that was used."""
     names: tuple[str, ...]
     sizes: np.ndarray
     """int32 (n, 2): height and width of each."""
@@ -123,7 +123,7 @@ class Infrared:
         )
 
     def held_out(self, fraction: float) -> "tuple[Infrared, Infrared]":
-        """Parts the split into what is trained on and what is validated on, by the names' hashes.
+        """Divides the split into training and validation images, by the names' hashes.
 
         Raises:
           ValueError: the fraction is out of range, or leaves nothing on one side.
@@ -163,7 +163,7 @@ def open_training(
         (looked for among the data set's lists if there is no such path).
       lists: folder of the split lists within the data set, where it has several.
       mask_threshold: see `read_mask`.
-      cache_bytes: bound on decoded images kept in host memory. Default: a quarter of what is free.
+      cache_bytes: bound on decoded images kept in host memory. Default: a quarter of free memory.
 
     Raises:
       FileNotFoundError, ValueError: as `open_split`, or the validation list shares images with the
@@ -206,14 +206,14 @@ def open_split(
     cache: PixelCache | None = None,
     threads: int | None = None,
 ) -> Infrared:
-    """Finds a split's images and masks and reads each once, before anything is trained or tested.
+    """Finds a split's images and masks and reads each once, before training or testing begins.
 
     Args:
       folder: the data set.
       split: "train", "test", or the file of a list.
       lists: folder of the split lists within the data set, where it has several.
       mask_threshold: see `read_mask`.
-      cache: keeps what was decoded. Default: one of a quarter of the free memory.
+      cache: keeps decoded images. Default: one of a quarter of the free memory.
       threads: files read at once. Default: one per CPU.
 
     Raises:

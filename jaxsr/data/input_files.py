@@ -1,8 +1,8 @@
 """Lists the files in a folder of inputs: the one walk of every command.
 
-Only regular files are listed. What must not be opened (FIFOs, sockets, devices) and links to
-folders that are searched anyway are named instead. Hidden names, which begin with a dot, are left
-out: .DS_Store, and macOS's ._photo.jpg, which is not a photo.
+Only regular files are listed. FIFOs, sockets, devices, and links to folders that are searched
+anyway are reported instead. Hidden names, which begin with a dot, are left out: .DS_Store, and
+macOS's ._photo.jpg, which is not a photo.
 """
 
 import errno

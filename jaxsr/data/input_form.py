@@ -1,4 +1,4 @@
-"""How a detector's pictures are prepared: what its network was trained to see.
+"""How a detector's images are prepared: in the form that its network was trained on.
 
 Pictures are uint8 (height, width, 3), logits float32 (height, width), in one of two forms:
 

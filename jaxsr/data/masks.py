@@ -1,4 +1,4 @@
-"""Mask files of any mode to one channel of 0 and 1, and what is wrong with those that are neither.
+"""Reads mask files of any mode as one channel of 0 and 1, or says what is wrong with them.
 
 A mask has one value for its background, 0, and at most one other for its targets, 1 or 255 in most
 data sets. Modes 1, L, I, I;16 and F are taken as they are; of RGB, palettes and transparency the

@@ -303,12 +303,12 @@ def open_photos(
     Args:
       folder: searched recursively, links followed, or one archive; None for all built-in photos.
       crop: least height and width in pixels.
-      on_bad_file: "error" refuses the folder, naming what is wrong; "skip" leaves the bad files out
+      on_bad_file: "error" rejects the folder and names the fault; "skip" leaves the bad files out
         and says in one warning how many and which (`Photos.skipped` has all of them).
-      check: "decode" reads every file whole, which is what finds a truncated one, and keeps what
-        fits in the cache, so that the work is not lost; "header" is quick and leaves truncated
-        files to stop the run when their turn comes.
-      cache_bytes: bound on decoded photos kept in host memory. Default: a quarter of what is free.
+      check: "decode" reads every file whole, which finds truncated ones, and keeps as many as fit
+        in the cache, so that the work is not lost; "header" is quick and leaves truncated files to
+        stop the run when their turn comes.
+      cache_bytes: bound on decoded photos kept in host memory. Default: a quarter of free memory.
       scratch_folder: on a local disk; decoded photos beyond `cache_bytes` are kept there in a file
         that vanishes with the process. Without it they are decoded anew for every crop, which for
         photos of several megapixels starves most steps.
@@ -416,7 +416,7 @@ def _built_in() -> dict[str, Path]:
 
 
 def _search(folder: Path) -> tuple[dict[str, Path], list[BadFile]]:
-    """Picture files below `folder` by relative name, sorted, and what could not be looked into."""
+    """Image files below `folder` by relative name, sorted, and the paths that could not be read."""
     if not folder.exists():
         raise MissingFileError(f"no folder {folder}; give the path of images, a .tar or an LMDB")
     if is_archive(folder):

@@ -1,7 +1,7 @@
 """An endless iterator of a host's batches, by step number, filled by threads that work ahead.
 
-What a batch holds its maker says: from the numbers of its samples in the run, it makes the arrays,
-and what fills some of their rows. `sample` is added, int32 (b), these numbers.
+A `Samples` object makes a batch: from the numbers of its samples in the run, it makes the arrays,
+and a function that fills some of their rows. `sample` is added, int32 (b), these numbers.
 """
 
 import threading
@@ -26,7 +26,7 @@ class Samples(Protocol):
     """Data by the sample's number; one that has a `close` is closed with its stream."""
 
     def begin(self, first: int, count: int) -> tuple[HostBatch, Fill | None]:
-        """The arrays of samples `first` to `first + count - 1`, and what fills them, if any."""
+        """Arrays of `count` samples from `first` on, and a function that fills them, or None."""
         ...
 
 
@@ -82,7 +82,7 @@ class _Gate:
 _GATE = _Gate()
 
 filling_paused = _GATE.paused
-"""A block in which no thread fills a batch: what data change in Python, a trace would see."""
+"""A block in which no thread fills a batch: a trace would see changes that data make in Python."""
 
 
 class BatchStream:
@@ -163,7 +163,7 @@ class BatchStream:
         self.close()
 
     def close(self) -> None:
-        """Stops the threads, after what they are reading; no batch comes after this."""
+        """Stops the threads once they finish their current reads; no batch comes after this."""
         self._pool.shutdown(wait=True, cancel_futures=True)
         getattr(self._samples, "close", lambda: None)()
 

@@ -66,7 +66,7 @@ def scene(seed: int, number: int, *, side: int = 256) -> Pair:
         raise InputError(f"side must be at least 32 px for a scene, got {side}")
     draw = _Draws(np.random.Philox(key=[seed, number]))
     kind = KINDS[int(draw.between(0, len(KINDS)))]
-    # Black is black: a target adds to what the sensor shows.
+    # Black is black: a target adds to the sensor's values.
     level = np.maximum(_background(draw, kind, side), 0.0)
     mask = np.zeros((side, side), np.uint8)
     noise = 0.15 + 5.0 * draw.between(0, 1) ** 4

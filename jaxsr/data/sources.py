@@ -37,7 +37,7 @@ class Inputs:
     sources: list[Source] = field(default_factory=list)
     """In the order of the inputs, each folder sorted."""
     problems: list[tuple[str, str]] = field(default_factory=list)
-    """(input, reason) of what could not be read."""
+    """(input, reason) for each input that could not be read."""
     ignored: int = 0
     """Files in folders whose names are not those of pictures or videos."""
     passed_over: list[str] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Inputs:
         return "; ".join(problems + self.notes()) or "the folders are empty"
 
     def notes(self) -> list[str]:
-        """Lines about what was left out, for a person."""
+        """Lines about the inputs that were left out, for a person."""
         lines = [f"passed over: {line}" for line in self.passed_over]
         if self.ignored:
             files = counted(self.ignored, "file")
@@ -107,7 +107,7 @@ def _search(folder: Path, results: set[Path], inputs: Inputs) -> None:
 
 
 def _leave_results_out(inputs: Inputs, out: Path, suffix: str) -> None:
-    """Takes out what an earlier run wrote beside its sources."""
+    """Removes results that an earlier run wrote next to its sources."""
     if not suffix:
         return
     stems = {

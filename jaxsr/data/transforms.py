@@ -1,10 +1,10 @@
 """Changes a batch of crops on the device, inside the jitted step: turns, degrades, scales.
 
 In: the dictionary that `batches.py` describes. Out: float32, images NCHW, by default in [-1, 1]
-(level 0 is -1, level 255 is 1): `high`, what the network should produce, and `low`, what it is
-given. All random numbers of a sample come from its own number, folded into a key that stays the
-same for the whole run, so they do not depend on the mesh, the hosts or the batch. Only `mixup` and
-`cutmix` take a partner, and their shares, by the sample's place in its batch.
+(level 0 is -1, level 255 is 1): `high`, the target, and `low`, the network's input. All random
+numbers of a sample come from its own number, folded into a key that stays the same for the whole
+run, so they do not depend on the mesh, the hosts or the batch. Only `mixup` and `cutmix` take a
+partner, and their shares, by the sample's place in its batch.
 
 - Super-resolution (`scale` 2, 3, 4 …): `low` is `high` shrunk by bicubic interpolation with
   antialiasing, as `torch.nn.functional.interpolate(antialias=True)` or MATLAB computes it.
@@ -36,8 +36,8 @@ from jaxsr.ops.resize import resize
 
 Prepare = Callable[..., dict[str, Array]]
 
-# What the random numbers of a sample are for: folded into its key, so that an option that draws
-# more leaves the others' numbers as they are. Labels follow in the order of their names.
+# Uses of a sample's random numbers, folded into its key: an option that draws more leaves the
+# numbers of the others unchanged. Labels follow in the order of their names.
 _TURN, _FACTOR, _NOISE_STRENGTH, _NOISE, _LABELS = range(5)
 _COLOURS, _DEGRADATION, _MIX, _CUT = range(2**16, 2**16 + 4)  # beyond any number of labels
 _CUT_SIDE = 0.7
@@ -91,12 +91,12 @@ def make_preparation(
         get a box of it, before `low` is made (Yoo et al., CVPR 2020). The batch is even then.
       cutblur: share of the samples whose `low` is undamaged inside or outside a box (the same
         paper): a network learns where to leave pixels as they are.
-      eight_bit: make `low`, and luma, from and into whole levels, as files hold them.
-      bicubic: whose bicubic makes `low` at a scale above 1; MATLAB's is what papers judge by.
+      eight_bit: make `low`, and luma, from and into whole levels, as files store them.
+      bicubic: whose bicubic makes `low` at a scale above 1; papers use MATLAB's for their figures.
       loss_of_detail: for `scale` 1 only. Default: `DetailLoss()`.
       degradation: damage to `low` after it was made. Default: none.
       labels: name to (low, high): adds float32 (b, 1, 1, 1) drawn uniformly from that range.
-      value_range: what levels 0 and 255 become.
+      value_range: values of levels 0 and 255.
 
     Returns:
       `prepare(batch, key, resident=None)`. `key` must be the same at every step. `batch` has

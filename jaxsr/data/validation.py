@@ -40,7 +40,7 @@ def validation_pairs(
     value_range: tuple[float, float] = (-1.0, 1.0),
     degradation: Degradation | None = None,
 ) -> Iterator[ValidationPair]:
-    """Yields every photo with what a network is to restore it from.
+    """Yields every photo with the input that a network restores it from.
 
     Args:
       photos: the held-out photos.

@@ -1,6 +1,6 @@
 """Video files, read and written with PyAV: complete or not at all, encoded as their source was.
 
-docs/formats.md lists all that a video may hold, and what becomes of it.
+docs/formats.md lists everything that a video may contain, and how it is handled.
 """
 
 import collections
@@ -18,7 +18,7 @@ from jaxsr.errors import InputError, first_of, one_line
 from jaxsr.interop.atomic_write import atomic_path
 from jaxsr.interop.install import install_extra
 
-# Encoders for what people's videos are coded in; a video of another codec comes out as H.264.
+# Encoders of common codecs; a video of another codec is written as H.264.
 _ENCODERS = {
     "h264": "libx264",
     "hevc": "libx265",
@@ -47,7 +47,7 @@ _COVER = 0x400
 """FFmpeg's AV_DISPOSITION_ATTACHED_PIC."""
 _STATISTICS = ("DURATION", "NUMBER_OF_", "_STATISTICS", "BPS", "ENCODER", "VENDOR_ID",
                "ALPHA_MODE")  # fmt: skip
-"""Beginnings of what containers note of the stream that was, not of the film."""
+"""Prefixes of container tags that describe the old stream, not the film."""
 _FRAME_NOTES = {
     "A53_CC": "closed captions",
     "MASTERING_DISPLAY_METADATA": "the mastering display's colours (HDR)",
@@ -71,7 +71,7 @@ class UnreadableVideo(InputError):
 
 @contextlib.contextmanager
 def open_video(path: Path, *, max_pixels: int = MAX_PIXELS) -> Iterator[Any]:
-    """A PyAV container to read from; what FFmpeg finds wrong inside the block is `UnreadableVideo`.
+    """A PyAV container to read from; FFmpeg's errors inside the block become `UnreadableVideo`.
 
     Raises:
       UnreadableVideo: no video in the file, frames of more than `max_pixels`, or PyAV is not
@@ -175,7 +175,7 @@ class Reading:
     def shortage(self) -> str | None:
         """The part missing at the file's end, after all was read; None where nothing is."""
         container, rate = self._container, self._stream.average_rate
-        # Formats without a header that tells the length derive it from what there is.
+        # Formats whose header lacks the length derive it from the data present.
         if container.format.name in ("mpeg", "mpegts", "mpegvideo", "h264", "hevc", "ogg"):
             return None
         duration = container.duration or 0
@@ -230,7 +230,7 @@ def turned(pixels: np.ndarray, matrix: tuple[int, ...] | None) -> np.ndarray:
 def add_encoder(
     out: Any, stream: Any, size: tuple[int, int], *, codec: str | None = None
 ) -> tuple[Any, list[str]]:
-    """A video stream like `stream`, of another size, and what of it differs.
+    """Adds a video stream like `stream`, of another size; also returns its other differences.
 
     Args:
       out: container of `write_video`.
@@ -306,7 +306,7 @@ def _differing_samples(stream: Any, result: Any) -> list[str]:
 
 
 def keep_notes(out: Any, container: Any, encoder: Any, frame: Any) -> list[str]:
-    """Takes over what a video holds beside frames; returns what is dropped.
+    """Copies everything but the frames of a video; returns a list of what is dropped.
 
     Args:
       out: container of `write_video`, before its first packet.
@@ -334,7 +334,7 @@ def keep_notes(out: Any, container: Any, encoder: Any, frame: Any) -> list[str]:
 
 
 def copy_streams(out: Any, container: Any) -> tuple[dict[int, Any], list[str]]:
-    """Streams besides the video's, to be copied; and what is dropped or not restored.
+    """Streams other than the video's, to be copied; and a list of what is dropped or not restored.
 
     Returns:
       Streams of `out` by the number of the one that each copies.
@@ -364,7 +364,7 @@ def copy_streams(out: Any, container: Any) -> tuple[dict[int, Any], list[str]]:
 
 
 def _titles(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Names, languages, comments: what people wrote."""
+    """Tags written by people: names, languages, comments."""
     kept = {n: v for n, v in metadata.items() if not n.upper().startswith(_STATISTICS)}
     if "name" in kept:  # MP4's word for a track's title, which is written under the other one
         kept.setdefault("title", kept.pop("name"))

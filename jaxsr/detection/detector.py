@@ -39,7 +39,7 @@ class Detector:
         """Args:
         runner: of the network, (n, 3, H, W) to logits (n, 1, H, W). One that takes `size_B2` as
           `MSHNet.forward` does gets pictures of several sizes together, where it compiles.
-        form: what the network was trained to see. Default: the paper's way.
+        form: the form of the images that the network was trained on. Default: the paper's way.
         batch: pictures at once, a multiple of the runner's devices.
         """
         self.form, self.batch = form or InputForm(), batch
@@ -104,12 +104,12 @@ class Detector:
     def run(
         self, batches: Iterable[Together], read: Callable[[int], Any]
     ) -> Iterator[tuple[Together, list, list[np.ndarray]]]:
-        """Runs a plan: each batch, what was read for it, and its logits.
+        """Runs a plan: each batch, the images read for it, and its logits.
 
         The next batch is under way while the caller works on one.
 
         Args:
-          batches: what `plan` returned.
+          batches: result of `plan`.
           read: the picture of a number, or a tuple that begins with it.
         """
         started: deque[tuple[Together, list, Callable[[], list[np.ndarray]]]] = deque()
@@ -157,10 +157,9 @@ def load_detector(
 
     Args:
       model, weights, model_options, trust_builder: see `jaxsr.models.load.load_model`.
-      evaluate, base: take the place of what the weights file says.
-      options: who computes, and where.
-      batch: pictures at once, a multiple of the mesh's devices.
-      lane_folding: see `jaxsr.interop.folding.policy.choose_folding`.
+      evaluate, base: override the weights file's metadata. options: who computes, and where. batch:
+      pictures at once, a multiple of the mesh's devices. lane_folding: see
+      `jaxsr.interop.folding.policy.choose_folding`.
 
     Raises:
       FileNotFoundError, ValueError: see `load_model`.

@@ -1,6 +1,6 @@
 """Writes the report of a detector's evaluation into a folder.
 
-- `report.json`: every figure, with what it is of (see `jaxsr.metrics.evaluation`);
+- `report.json`: every figure, with its data set and settings (see `jaxsr.metrics.evaluation`);
 - `images.csv`: a row for each image, the worst first;
 - `roc.png`: pixels' ROC, and Pd against Fa.
 """

@@ -1,4 +1,4 @@
-"""Whether torch code computes in JAX what it computes in torch, on this machine's versions.
+"""Checks that torch code computes the same in JAX as in torch, with this machine's versions.
 
 A few of the programs of `docs/conformance.md`: those that break first when torch, torchax or JAX
 change. The torch side runs on the CPU.

@@ -34,7 +34,7 @@ class Verdict:
 
     name: str
     ran: bool
-    """False where this machine lacks what the program needs."""
+    """False where this machine cannot run the program."""
     problem: str | None = None
     """The fault; None for a right result, and where it did not run."""
 
@@ -95,7 +95,7 @@ def run_in_children(
     environment: Mapping[str, str] | None = None,
     timeout_s: float = _TIMEOUT_S,
 ) -> Iterator[Verdict]:
-    """Runs programs in a child process, and in another one what is left when it dies.
+    """Runs programs in a child process, and the remaining ones in another if it dies.
 
     Args:
       command: of the child, without the names; it calls `print_verdict` for each, in order.

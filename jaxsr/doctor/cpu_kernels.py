@@ -1,4 +1,4 @@
-"""Whether programs for CPUs call torch's kernels here, and what that gains."""
+"""Checks whether programs for CPUs call torch's kernels here, and how much that gains."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""The devices that JAX finds, what `auto` takes, and their memory."""
+"""The devices that JAX finds, the one that `auto` selects, and their memory."""
 
 import json
 import os
@@ -102,7 +102,7 @@ def _overlooked(backend: str) -> Iterator[Finding]:
 
 
 def _variables(backend: str) -> Iterator[Finding]:
-    """Settings in the environment that change what JAX does."""
+    """Environment variables that change JAX's behaviour."""
     if forced := os.environ.get("JAX_PLATFORMS"):
         detail = f"is set to {forced!r}: auto sees nothing else"
         yield Finding("JAX_PLATFORMS", "note", detail, "unset it")

@@ -1,4 +1,4 @@
-"""Runs the checks of `jaxsr.doctor` and prints what they find."""
+"""Runs the checks of `jaxsr.doctor` and prints their findings."""
 
 import dataclasses
 import json
@@ -77,7 +77,7 @@ def _checks(config: DoctorConfig) -> dict[str, Check]:
                 usable = False
             yield finding
 
-    # What does not start in a process of its own would hang or fail in this one.
+    # A platform that fails in a process of its own would hang or fail in this one.
     def platform() -> Platform:
         return config.platform if usable else "cpu"
 

@@ -11,7 +11,7 @@ from jaxsr.interop.install import DISTRIBUTION, install_extra
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-# What each extra is for.
+# Purpose of each extra.
 EXTRAS = {
     "tpu": "running on a TPU",
     "cuda": "running on a CUDA GPU",

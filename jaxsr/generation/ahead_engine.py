@@ -67,7 +67,7 @@ class _Shapes(JaxNetwork):
 
 
 class AheadEngine(_Shapes, JaxDecoder):
-    """Compiles for a topology what an engine on its devices would.
+    """Compiles for a topology the programs that an engine on its devices would run.
 
     Which programs a run of several prompts needs depends on when outputs end. Here each has all the
     tokens that the options allow, one a step, as though the model knew no stop token.
@@ -147,7 +147,7 @@ class AheadEngine(_Shapes, JaxDecoder):
             where = self._layout.cache_sharding(leaf.shape[1])
         return abstract(leaf, where)
 
-    # ---- what needs numbers
+    # ---- parts that need values
 
     def _start(self, batch: Batch, tokens: np.ndarray, length: np.ndarray) -> None:
         super()._start(batch, tokens, length)

@@ -1,7 +1,7 @@
 """`python -m jaxsr.generate … --aot v5e:2x4`: the programs of such a run compiled ahead of time.
 
-Of a Hugging Face folder only its JSON files are read: shapes are enough. Quantised folders and GGUF
-files are loaded, for what their layers are made of lies in their tensors.
+Only the JSON files of a Hugging Face folder are read: shapes are enough. Quantised folders and GGUF
+files are loaded, because their layers' formats follow from their tensors.
 """
 
 import math
@@ -29,7 +29,7 @@ from jaxsr.models.llama.loading import LanguageModel
 from jaxsr.models.llama.tokenizer import load_tokenizer
 from jaxsr.runtime.aot import conclude, prepare
 
-# What a prompt and its output fill where the command names neither: 8k tokens of context.
+# Context of a prompt and its output, in tokens, if the command gives no lengths.
 _CONTEXT = 8192
 
 

@@ -25,7 +25,7 @@ Beams = dict[str, jax.Array]
 """The state of a search, see `no_beams`."""
 
 _EARLY_STOPPING = ("false", "true", "never")
-# What a score loses that must not be chosen.
+# Subtracted from a score that must not be chosen.
 _PENALTY = 1.0e9
 
 

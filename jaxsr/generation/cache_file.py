@@ -1,4 +1,4 @@
-"""A batch under way as a safetensors file: its cache, its tokens, and what model it belongs to.
+"""Stores a running batch as a safetensors file: its cache, its tokens and its model's identity.
 
 The file is in no engine's layout, so that a batch begun on one engine or platform goes on on
 another. Half-precision caches are stored as float32, which every reader has. The file has a digest
@@ -20,7 +20,7 @@ from jaxsr.interop.weights import export_weights, read_weights
 from jaxsr.models.cache_entries import has_slots
 
 FORMAT = "jaxsr-kv-cache-4"
-"""To be raised with any change of what the numbers mean."""
+"""Raise it with any change of the numbers' meaning."""
 
 log = logging.getLogger(__name__)
 

@@ -75,7 +75,7 @@ class CacheLayout(ABC):
         """The layout of such caches for so many proposals a step: it has `verify`.
 
         Raises:
-          InputError: the network keeps what cannot be taken back.
+          InputError: the network keeps state that cannot be taken back.
         """
 
     def verify(

@@ -36,7 +36,7 @@ _LEAST_TOP = 16
 
 @dataclass(eq=False)
 class Batch:
-    """A batch under way: its state where the engine computes, and what decides how it goes on."""
+    """A running batch: its state on the engine's device, and the settings for its next steps."""
 
     state: dict[str, Any]
     """The cache and what belongs to it, in the engine's layout; and by row `prompt`, `outputs`,
@@ -58,7 +58,7 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSnapshot:
-    """A batch as plain arrays: what is needed to go on with it elsewhere.
+    """A batch as plain arrays, enough to continue it elsewhere.
 
     Rows start at slot 0 of their cache, whatever padding they were started with.
     """
@@ -352,7 +352,7 @@ class BatchDecoder(ABC):
 
     @abstractmethod
     def _resume(self, batch: Batch, snapshot: BatchSnapshot) -> None:
-        """Completes a state that has, on the host, what does not depend on the engine."""
+        """Completes a state whose engine-independent part is on the host."""
 
     def _top(self, options: SamplingOptions) -> int | None:
         return logprobs_capacity(options, self.config.vocab_size)

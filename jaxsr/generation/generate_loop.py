@@ -243,9 +243,9 @@ def _requests_of(
 ) -> list[Request]:
     """Requests in the prompts' order.
 
-    In deterministic mode their numbers follow from each prompt's tokens alone. Of equal prompts the
-    second is the first's number and one, so that their draws differ. A prompt with a seed of its
-    own draws as it would as the only one.
+    In deterministic mode their numbers follow from each prompt's tokens alone. The second of two
+    equal prompts has the first's number plus one, so that their draws differ. A prompt with a seed
+    of its own draws as it would as the only one.
     """
     repeats: Counter[int] = Counter()
     requests = []

@@ -56,7 +56,7 @@ def run(config: GenerateConfig) -> None:
 
 
 def check_packages(config: GenerateConfig) -> None:
-    """Names what is not installed, in one line instead of a traceback."""
+    """Names missing packages in one line instead of a traceback."""
     needed = ["tokenizers", *([] if config.raw else ["jinja2"])]
     needed += ["flatbuffers"] if config.engine == "jax" else []
     models = [config.model, *([config.draft_model] if config.draft_model is not None else [])]

@@ -27,8 +27,8 @@ class LibraryLayout(CacheLayout):
         super().__init__(network, mesh)
         self._rules, self._windows = network.sharding_rules(), network.cache_windows()
         self._needs_order = network.needs_order
-        # A TPU's compiler moves what is written in place into fast memory, and back as a whole; a
-        # CPU's copies the cache, unless a call is all that reads it.
+        # A TPU's compiler moves a cache written in place into fast memory and back as a whole; a
+        # CPU's copies it, unless a single call reads it.
         self.writes_aside = mesh.devices.flat[0].platform in ("tpu", "cpu") and not compiled
 
     def weight_shardings(
@@ -206,8 +206,8 @@ def _turned(array: jax.Array, filled_B: jax.Array) -> jax.Array:
 
 
 def _rolled(name: str, array: jax.Array, by: jax.Array) -> jax.Array:
-    """An entry with its slots moved up; what wraps around lies beyond the filled ones, or belongs
-    there, in a ring.
+    """An entry with its slots moved up; slots that wrap around lie beyond the filled ones, or
+    belong there, in a ring.
     """
     return jnp.roll(array, by, 2) if has_slots(name) else array
 

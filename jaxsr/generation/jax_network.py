@@ -113,7 +113,7 @@ class JaxNetwork:
 
     @cached_property
     def _model(self) -> "JaxModule":
-        # Only a trace needs it, and importing what it takes is a good part of a short run.
+        # Only a trace needs it, and its imports take a good part of a short run.
 
         from jaxsr.interop import lowering, to_jax
 
@@ -143,7 +143,7 @@ class JaxNetwork:
 
         Args:
           key: its kind, and all that `function` closes over.
-          size: what reports call it by, beside its kind.
+          size: names it in reports, with its kind.
           function: to be compiled.
           args: arrays, or their shapes.
           donate: numbers of the arguments that are given up.

@@ -375,7 +375,7 @@ def _right_aligned(tokens_BT: jax.Array, length_B: jax.Array, *, left: bool) -> 
 
 
 def _of_length(outputs_BT: jax.Array, slots: int) -> jax.Array:
-    """Outputs, or what was noted of them, in a buffer of another size."""
+    """Outputs, or values recorded for them, in a buffer of another size."""
     grow = [(0, 0)] * outputs_BT.ndim
     grow[1] = (0, max(0, slots - outputs_BT.shape[1]))
     return jnp.pad(outputs_BT[:, :slots], grow, constant_values=UNFILLED)

@@ -1,4 +1,4 @@
-"""Logits processors: what changes the logits before a token is chosen from them.
+"""Logits processors: they change the logits before a token is chosen.
 
 Each equals a class of `transformers.generation.logits_process`, which the tests compare against,
 and applies in the order in which `generate` of transformers applies them. Values are arrays, not
@@ -98,7 +98,7 @@ def is_stop(token_B: jax.Array, settings: Settings) -> jax.Array:
     return ((token_B[:, None] == settings["stop"]) & (settings["stop"] >= 0)).any(1)
 
 
-# ---- what depends on the tokens so far
+# ---- processors that depend on the tokens so far
 
 
 def has_processors(settings: Settings) -> jax.Array:
@@ -189,11 +189,11 @@ def _marked(tokens: jax.Array, vocabulary: int) -> jax.Array:
 
 
 def _index(tokens: jax.Array, vocabulary: int) -> jax.Array:
-    """Tokens as indices; what is not a token lies outside, and is dropped."""
+    """Tokens as indices; values that are not tokens lie outside, and are dropped."""
     return jnp.where(tokens >= 0, tokens, vocabulary)
 
 
-# ---- what depends on the logits alone
+# ---- processors that depend on the logits alone
 
 
 def filtered_logits(logits_BV: jax.Array, settings: Settings) -> jax.Array:

@@ -22,7 +22,7 @@ class PackedRounds:
     """Generates from all that wait, with several prompts fed together.
 
     Long prompts go first, of so many at a time that outputs come about in order. Rows that ended
-    are given away together, for what is fed together costs less. At the end rows that ended are
+    are replaced together, because prompts fed together cost less. At the end rows that ended are
     left out of the batch.
 
     Args:

@@ -1,7 +1,7 @@
 """Prompts of different lengths as one matrix: buckets of lengths, padding, cache sizes.
 
-Lengths are rounded up to buckets so that few programs are compiled; what the padding holds is
-never looked at.
+Lengths are rounded up to buckets so that few programs are compiled; the padding's contents are
+never read.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ _LEAST_SLOTS = 256
 def bucket(length: int) -> int:
     """The size at or above `length`: a power of two from 16 on, or above 128 three halves of one.
 
-    Of long prompts padding costs more than a program does.
+    For long prompts, padding costs more than another program.
     """
     power = max(SMALLEST_BUCKET, 1 << (length - 1).bit_length())
     less = power // 4 * 3

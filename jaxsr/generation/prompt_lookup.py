@@ -1,4 +1,4 @@
-"""Prompt lookup: greedy tokens several at a time, where a text repeats what it said before.
+"""Prompt lookup: greedy tokens several at a time, where a text repeats itself.
 
 The tokens that followed the last ones earlier, in prompt or output, are proposed; one forward over
 all of them says how many are right. Method: https://github.com/apoorvumang/prompt-lookup-decoding,
@@ -41,7 +41,7 @@ def accepted(
     """How many of the greedy tokens count, (B,).
 
     Args:
-      proposed_BN: what was fed after each row's last token.
+      proposed_BN: tokens fed after each row's last token.
       greedy_BT: the likeliest token after each that was fed, T = N + 1.
       most_B: tokens that each row may still have.
       settings: of `settings_of`.

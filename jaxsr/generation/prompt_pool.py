@@ -14,7 +14,7 @@ and attention, which is computed between all of them, costs more."""
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A prompt, and what its random key is made of."""
+    """A prompt, and the parts of its random key."""
 
     index: int
     prompt: Sequence[int]

@@ -19,7 +19,7 @@ Message = Mapping[str, Any]
 
 _PROMPTS = ("prompt", "text", "messages", "conversations")
 _OTHERS = ("seed", "tools", "documents", "id")
-"""Further keys of a line. Of a chat data set's columns, `id` alone changes nothing."""
+"""Further keys of a line. `id` is the only ignored column of a chat data set."""
 
 _ROLES = {"human": "user", "gpt": "assistant"}
 
@@ -147,7 +147,7 @@ def _chat(value: Any, where: str, system: str | None) -> Prompt:
             raise InputError(f"{where} has a message without role and content as text")
         others = {k: v for k, v in entry.items() if k not in ("from", "value")}
         messages.append({**others, "role": _ROLES.get(role, role), "content": content})
-    # An answer that the data set brings along is what is to be generated.
+    # An answer in the data set is the text to be generated.
     while messages and messages[-1]["role"] == "assistant":
         messages.pop()
     if not messages:

@@ -1,8 +1,8 @@
 """A file of rows that is written while outputs end, and continued after a kill.
 
 One JSON object a line, in the order of the prompts. A run that was killed leaves complete lines and
-perhaps the beginning of one, which is dropped. Every row states what it was made with, so that rows
-of different runs never meet in one file, and has a digest of itself. The file is locked while a run
+perhaps the beginning of one, which is dropped. Every row states its settings, so that rows of
+different runs never meet in one file, and has a digest of itself. The file is locked while a run
 writes it.
 
 Rows that come before their turn lie in a second file beside it, with `.early` after its name, until
@@ -27,7 +27,7 @@ class RowFile:
 
     Args:
       path: of the file; made if absent.
-      settings: what every row of this run has, by column.
+      settings: values of every row of this run, by column.
 
     Raises:
       InputError: the file holds rows of another run, or lines that are not rows or were changed; or

@@ -1,7 +1,7 @@
 """Choosing the next token: greedy, or drawn from the filtered logits.
 
-Every request draws with its own key, folded with the number of the token it draws: what it gets
-depends on neither the batch nor its place in it.
+Every request draws with its own key, folded with the number of the token it draws: its tokens
+depend neither on the batch nor on its place in the batch.
 """
 
 import jax
@@ -77,8 +77,7 @@ def is_sound(logits_BV: jax.Array, chosen_B: jax.Array, *, greedy: bool) -> jax.
     """Whether tokens could be chosen, (B,): the largest logit is finite, and none is NaN.
 
     Args:
-      logits_BV: what the network gives.
-      chosen_B: tokens that were chosen of them.
+      logits_BV: the network's logits. chosen_B: tokens that were chosen of them.
       greedy: they are the largest, of which NaN counts as one: nothing else is read.
     """
     if not greedy:
@@ -97,8 +96,7 @@ def log_probabilities(
     """The model's own log probabilities, before processors, temperature and filters.
 
     Args:
-      logits_BV: what the network gives.
-      token_B: tokens that were chosen.
+      logits_BV: the network's logits. token_B: tokens that were chosen.
       top: how many of the likeliest tokens to report.
 
     Returns:

@@ -41,7 +41,7 @@ class StopText:
         return next(n for n in lengths if self._find(tokens[:n]) is not None)
 
     def text(self, tokens: Sequence[int]) -> str:
-        """The output's text, without the first stop text and what follows."""
+        """The output's text before the first stop text."""
         text, begin = self._decode(tokens), self._find(tokens)
         return text if begin is None else text[:begin]
 

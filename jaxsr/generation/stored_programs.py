@@ -22,7 +22,7 @@ from jaxsr.runtime.source_digest import source_digest
 # Code that a trace runs through: a change in any of it makes other programs.
 _SOURCES = ("jaxsr.generation", "jaxsr.models.llama", "jaxsr.models.hugging_face", "jaxsr.interop")
 _PACKAGES = ("jax", "jaxlib", "torch", "torchax")
-# Settings of where files are, not of what is computed.
+# Settings for the location of files, not for the computation.
 _PLACES = ("jax_compilation_cache_dir",)
 
 # Calls that every process can make whose engine would trace them.
@@ -36,7 +36,7 @@ def stored(
 
     Args:
       folder: where programs are kept; created if absent. None stores nothing.
-      key: what `trace` closes over, with a `repr` that is complete.
+      key: values that `trace` closes over, with a complete `repr`.
       trace: the function.
       args: arrays, or their shapes, with shardings over one mesh.
       name: of the program, for its file.
@@ -96,6 +96,6 @@ def _where(array: Any) -> str:
 
 @cache
 def _surroundings() -> tuple[Any, ...]:
-    """Versions of what traces, and a digest of our own code."""
+    """Versions of the tracing libraries, and a digest of our own code."""
     versions = [(name, importlib.metadata.version(name)) for name in _PACKAGES]
     return (versions, source_digest(*_SOURCES))

@@ -26,7 +26,7 @@ class StreamPrinter:
         self._printed = ""
 
     def __call__(self, index: int, new: list[int]) -> None:
-        """Prints what `new` tokens add to the output."""
+        """Prints the text that `new` tokens add to the output."""
         self._ids += [token for token in new if token not in self._stop_ids]
         # Each byte of an unfinished character decodes to U+FFFD; it is printed when it is complete.
         self._print(self._texts.printable(self._ids).rstrip("\ufffd"))
@@ -34,7 +34,7 @@ class StreamPrinter:
     def end(self) -> None:
         """Prints the rest of an output that has ended."""
         text = self._texts.text(self._ids)
-        if not text.startswith(self._printed):  # a decoder that changes what came before
+        if not text.startswith(self._printed):  # a decoder that changes earlier text
             self._printed = ""
             print()
         self._print(text)

@@ -1,8 +1,8 @@
 """Generation in plain PyTorch with the same module: the reference, on CPU or CUDA.
 
 One Python step per token. Drawn tokens come from the same keys and the same arithmetic as in the
-JAX engine (`jaxsr.generation.sampling`, on the CPU), so that two engines differ only by what the
-network computes.
+JAX engine (`jaxsr.generation.sampling`, on the CPU), so that two engines differ only in the
+network's logits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ State = dict[str, Any]
 """`Batch.state`."""
 
 _OF_NETWORK = ("cache", "filled", "first")
-"""State that is on the device: what the network takes."""
+"""State that is on the device: arguments of the network."""
 
 
 class TorchDecoder(BatchDecoder):

@@ -6,7 +6,7 @@ threshold: above 0 for a probability of 0.5.
 - IoU, precision, recall and F1 are over all pixels of the data set together (MSHNet's code and
   paper call that IoU "mIoU"). nIoU is the mean of each image's IoU.
 - Pd is found targets over targets, Fa the pixels of predictions without a target over all pixels;
-  `components.py` says what is found. Fa is a fraction here and is printed ×1e-6.
+  `components.py` defines a found target. Fa is a fraction here and is printed ×1e-6.
 - The table of the curve is over pixels, at thresholds 0, 1/n, …, (n − 1)/n of the probability, with
   Pd and Fa at each.
 - ROC and AUC have all thresholds: pixels are counted by the upper 16 bits of their logit, which

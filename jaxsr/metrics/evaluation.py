@@ -1,7 +1,7 @@
-"""Evaluates a detector on a split: all figures, with what they are of.
+"""Evaluates a detector on a split: all figures, with the split and settings they refer to.
 
 "NUAA-SIRST" is 213/214 images in one toolbox and 341/86 in another, so figures carry the split's
-name, the SHA-256 of its sorted list of names, and how pictures were sized and thresholded.
+name, the SHA-256 of its sorted list of names, and how images were sized and thresholded.
 """
 
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from jaxsr.metrics.detection import DetectionMetrics, DetectionReport
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The figures of a network on a split, with what they are of."""
+    """The figures of a network on a split, with the split and settings they refer to."""
 
     source: str
     split: str

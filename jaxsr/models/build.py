@@ -3,8 +3,8 @@
 | name | network |
 |---|---|
 | `package.module:Class`, `package.module:function` | a torch module of the user's |
-| `package.module:Task` | what a task of `jaxsr.train` trains, with the options of its run |
-| `timm:resnet18`, `torchvision:vit_b_16` | what `create_model` or `get_model` makes |
+| `package.module:Task` | the network of a task of `jaxsr.train`, with the options of its run |
+| `timm:resnet18`, `torchvision:vit_b_16` | the result of `create_model` or `get_model` |
 | `spandrel:SPAN`, `smp:Unet` | a class of spandrel or segmentation_models_pytorch |
 | a folder with transformers' `config.json`, or that file | its architecture |
 """
@@ -37,7 +37,7 @@ _SEED = 20261121
 PRETRAINED = "pretrained"
 """Stands for the weights that the network's own library names."""
 BUILDS_FROM_OPTIONS = "untrained_network"
-"""Method of `jaxsr.Task` that builds what a run trained."""
+"""Method of `jaxsr.Task` that builds the trained network."""
 
 
 def is_class_name(name: str) -> bool:

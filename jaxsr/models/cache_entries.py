@@ -1,4 +1,4 @@
-"""Names of what a language model keeps between tokens, a flat table of arrays.
+"""Names of a language model's cache entries, a flat table of arrays.
 
 | entry | array |
 |---|---|

@@ -1,4 +1,4 @@
-"""Bounds what a header claims by what the file holds, before anything is built of it.
+"""Checks a header's claims against the file's size before a network is built from them.
 
 A network is built from numbers of a configuration or of metadata, which cost their writer nothing:
 a million layers take hours, a width of 2³¹ takes all memory. But every layer has a tensor in the
@@ -23,7 +23,7 @@ _COUNTS = ("layer", "layers", "block", "blocks", "depth", "depths", "n_layer")
 _LEAST_COUNT = 64
 """Layers that may share tensors, or have none."""
 _MOST_LAYERS = 4096
-"""Of a configuration without weights."""
+"""Limit for a configuration without weights."""
 
 
 def check_claims(

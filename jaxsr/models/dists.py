@@ -1,7 +1,7 @@
 """DISTS, structure and texture similarity (Ding et al. 2020, arXiv:2004.07728).
 
 Images are NCHW in [0, 1], RGB or gray; 0 is equal, larger is more different. The tests compare with
-what the authors' package `DISTS_pytorch` computes.
+the authors' package `DISTS_pytorch`.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Inputs of a model: as `--input` states them, or from what the model says of itself."""
+"""Inputs of a model: as `--input` states them, or from the model's own description."""
 
 import inspect
 import re
@@ -67,7 +67,7 @@ def example_inputs(loaded: LoadedModel) -> Example:
     """Inputs that the model runs on in torch, from its family or its library's description.
 
     Raises:
-      InputError: nothing describes them, or torch runs it on none of what does.
+      InputError: nothing describes them, or torch fails on all that are described.
     """
     failures: list[str] = []
     for args, kwargs in _candidates(loaded):

@@ -39,7 +39,7 @@ _RULES = {
     "RevisionNotFoundError": "there is no such branch, tag or commit; check what follows @",
     "RemoteEntryNotFoundError": "there is no such file; check what follows the second colon",
 }
-"""What to do about errors of huggingface_hub that its command has as well."""
+"""Advice for errors of huggingface_hub that its command also has."""
 _DIGEST = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 
 
@@ -69,7 +69,7 @@ def fetched(model: str | Path) -> Path:
       model: `org/name`, `org/name@revision`, `hf:org/name:file.gguf`; anything else is returned.
 
     Raises:
-      InputError: the name has another form, or a file is not what its digest says.
+      InputError: the name has another form, or a file does not match its digest.
       FileNotFoundError: there is no such repository, revision or file, or the hub is not reached.
     """
     if not is_hub_name(model):

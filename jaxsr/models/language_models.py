@@ -118,7 +118,7 @@ def load_shapes(
 def check_model(
     path: Path, implementation: Implementation = "auto", *, weights: bool = True
 ) -> None:
-    """Refuses what cannot be loaded, before anything large is read.
+    """Rejects models that cannot be loaded, before anything large is read.
 
     Args:
       path: a folder or a GGUF file.
@@ -149,11 +149,11 @@ def check_model(
 def choose(
     fields: Mapping[str, Any], implementation: Implementation = "auto"
 ) -> Literal["own", "transformers"]:
-    """Who computes the model.
+    """Selects the implementation of the model.
 
     Args:
       fields: of `config.json`, or of a GGUF file's header.
-      implementation: what is asked for.
+      implementation: the requested one.
 
     Raises:
       InputError: jaxsr is asked for a family that it lacks.

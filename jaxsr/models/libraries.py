@@ -10,7 +10,7 @@ import torch
 from jaxsr.errors import InputError, one_line
 
 _FRAGMENTS: list[torch.library.Library] = []
-"""torch forgets what a freed fragment declared."""
+"""torch forgets the declarations of a freed fragment."""
 
 
 def import_beside_torch(name: str) -> Any:

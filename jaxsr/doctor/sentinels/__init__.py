@@ -1,9 +1,9 @@
 """Small programs that a release of jaxlib or libtpu compiled wrongly, or died on.
 
 A new release is judged by them, not by its number. To add one, write a function under `@sentinel`,
-in the module of what it went wrong on, that returns what the device computes, and the same by NumPy
-in float64. `jaxsr.doctor.compiler` runs them in a child process. What the fuzz of `tests/doctor`
-finds belongs here, too.
+in the module of the failing platform, that returns the device's result and NumPy's in float64.
+`jaxsr.doctor.compiler` runs them in a child process. Findings of the fuzz test in `tests/doctor`
+also belong here.
 """
 
 from jaxsr.doctor.sentinels import cpu, cuda, partitioner, tpu

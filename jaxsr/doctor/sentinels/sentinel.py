@@ -1,4 +1,4 @@
-"""A sentinel: a program, its reference, and what is known of the fault."""
+"""A sentinel: a program, its reference, and a description of the fault."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ Outcome = tuple[PyTree, PyTree]
 
 @dataclass(frozen=True)
 class Sentinel:
-    """One program, and what is known about it."""
+    """One program, and a description of its fault."""
 
     name: str
     run: Callable[[], Outcome]
@@ -31,7 +31,7 @@ class Sentinel:
     source: str
     """The thread, or the file of this project, that describes the fault."""
     fault: str
-    """Where it was seen, and what went wrong."""
+    """Where the fault was seen, and how it showed."""
     workaround: str
     """Workaround for JAX code of your own."""
     avoided: str | None

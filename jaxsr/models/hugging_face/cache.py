@@ -97,8 +97,8 @@ class WindowLayer(SlotLayer):
 
     Slot s lies in place s modulo the size. The mask takes the order of tokens to be that of their
     places, which a ring's is not; but a token that is fed alone sees the whole ring. So in the mask
-    the ring stands after all slots of the other blocks, the token fed in its last place, and what
-    the ring does not hold is masked as padding is: see `mask_of_slots`.
+    the ring stands after all slots of the other blocks, the token fed in its last place, and slots
+    that are not in the ring are masked like padding: see `mask_of_slots`.
 
     Where it `appends`, the ring comes turned, with its last token in its last place.
     """
@@ -210,7 +210,7 @@ def open_cache(
       appended: so many tokens come after all slots; the caller writes their entries.
 
     Raises:
-      InputError: a block keeps what is not known here.
+      InputError: a block keeps state of an unknown kind.
     """
     kind = UncountedCache if config.model_type in _UNCOUNTED else SlotCache
     try:

@@ -131,7 +131,7 @@ def load_gguf(
 
     Args:
       file: the opened file.
-      fields: what `gguf_architectures.read_config` read from it.
+      fields: read from it by `gguf_architectures.read_config`.
       dtype: of the weights that are not quantised, and so of the computation.
       scheme: quantise the blocks' projections on loading.
       packed: leave the weights of linear layers and of the embedding in their blocks.

@@ -85,10 +85,10 @@ class LibraryLM(nn.Module):
 
     def __init__(self, inner: Any) -> None:
         """Args:
-        inner: what `AutoModelForCausalLM` makes.
+        inner: result of `AutoModelForCausalLM`.
 
         Raises:
-          InputError: it keeps what it has seen in another way than transformers' `Cache`.
+          InputError: its cache is not transformers' `Cache`.
         """
         super().__init__()
         for name, module in list(inner.named_modules()):

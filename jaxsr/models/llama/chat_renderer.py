@@ -32,7 +32,7 @@ class Renderer:
 
         Args:
           messages: role, content and whatever else the template reads of each.
-          variables: what else it finds by name: special tokens, tools, documents.
+          variables: further names for it: special tokens, tools, documents.
 
         Raises:
           TemplateFailure: the template fails, or takes more than its time, memory or output.
@@ -78,7 +78,7 @@ class Renderer:
                 if stream is not None:
                     try:
                         stream.close()
-                    except BrokenPipeError:  # what it did not read
+                    except BrokenPipeError:  # unread input
                         continue
             self._process = None
 

@@ -28,8 +28,8 @@ def packable(network: nn.Module) -> set[str]:
 def is_tied(tensors: dict[str, Tensor], head: str, embedding: str) -> bool:
     """Whether a head that the configuration ties to the embedding is tied by the checkpoint, too.
 
-    As in transformers, two weights with different values are two, and a lone one is both's. What is
-    stored twice is taken out of the table once.
+    As in transformers, two weights with different values are two, and a lone one is both's. A
+    weight that is stored twice is removed from the table once.
     """
     weight = tensors.get(f"{head}.weight")
     if weight is None:

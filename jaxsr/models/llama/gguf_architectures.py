@@ -24,7 +24,7 @@ _REFUSED = {
     "deci": "no model of transformers",
     "clip": "an encoder of images",
 }
-"""Architectures that are not causal language models of transformers, and what they are."""
+"""Architectures that are not causal language models of transformers, and their descriptions."""
 
 
 class Header:

@@ -35,8 +35,8 @@ _SCALARS = {
 _STRING, _ARRAY = 8, 9
 _PLAIN = {"F32": np.float32, "F16": np.float16, "F64": np.float64}
 
-# Above what models have, below what would take gigabytes. The largest vocabularies have 300,000
-# tokens, chat templates some kilobytes, and a 405B model 1,200 tensors.
+# More than any model has, too few to take gigabytes. The largest vocabularies have 300,000 tokens,
+# chat templates some kilobytes, and a 405B model 1,200 tensors.
 _MOST_ENTRIES = 2**22
 _LONGEST_STRING = 2**24
 _MOST_FIELDS = _MOST_TENSORS = 2**16

@@ -1,7 +1,7 @@
 """The tensors of a GGUF file under the names and in the layout of transformers' modules.
 
 llama.cpp's converter renames tensors and rearranges some; this undoes it. Names are translated by
-the `gguf` package. What the converter does with each architecture:
+the `gguf` package. The converter's code for each architecture:
 https://github.com/ggml-org/llama.cpp/blob/master/convert_hf_to_gguf.py
 """
 
@@ -33,7 +33,7 @@ class _Restore:
     pattern: str
     function: Rearrangement
     by_row: bool = False
-    """Whether only rows move, so that quantised blocks stay what they are."""
+    """Whether only rows move, so that quantised blocks stay unchanged."""
 
 
 def _halves_of_heads(rows: np.ndarray, config: Config) -> np.ndarray:
@@ -134,7 +134,7 @@ def read_tensors(
 
     Args:
       file: the opened file.
-      config: what `gguf_architectures.read_config` read from it.
+      config: read from it by `gguf_architectures.read_config`.
       names: of the network's parameters; those that the file lacks are left out.
       keep: names whose blocks are to stay packed, where their format allows.
 

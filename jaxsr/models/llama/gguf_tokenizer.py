@@ -131,7 +131,7 @@ def _texts(file: GGUFFile, name: str) -> list[str]:
 
 
 _LONGEST_TOKEN = 1024
-"""Characters, above what vocabularies have: joining tokens is tried at each of them."""
+"""Characters, more than in any vocabulary: joining tokens is tried at each of them."""
 
 
 def _token_id(file: GGUFFile, name: str, count: int) -> int | None:

@@ -202,7 +202,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], Callable[..., nn.Mo
         compressed_layer,
     ),
 }
-"""Layout -> tensors that a layer must have, that it may have, and what makes the layer."""
+"""Layout -> tensors that a layer must have, that it may have, and the layer's constructor."""
 
 
 def take_layer(layout: str, name: str, tensors: Tensors, **options: Any) -> nn.Module | None:

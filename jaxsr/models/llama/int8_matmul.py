@@ -1,7 +1,7 @@
 """Layers with int8 weights as products of int8 numbers, which CPUs and TPUs multiply natively.
 
-Sums of such products are exact, so that a token's result does not depend on what it is batched
-with. Tensors and their names are those of the layers that these stand for.
+Sums of such products are exact, so that a token's result does not depend on the rest of the batch.
+Tensors and their names are those of the layers that these stand for.
 """
 
 import torch
@@ -26,7 +26,7 @@ class IntegerW8A8Linear(W8A8Linear):
 class DigitLinear(ScaledLinear):
     """Weight-only int8: each activation is three int8 digits of a whole number, 24 bits with sign.
 
-    Of a token's largest activation that is float32's own precision.
+    For a token's largest activation that is float32's own precision.
     """
 
     def forward(self, x: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ _COMPUTED_HERE = "rotary_emb.inv_freq"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LanguageModel(LoadedModel):
-    """A language model, and what its files say about using it."""
+    """A language model, and its files' settings for using it."""
 
     network: Any
     """A `CausalLM` of `jaxsr.models.llama`, or a `LibraryLM` of `jaxsr.models.hugging_face`."""
@@ -113,7 +113,7 @@ def load_gguf(
 
     Args:
       file: the file.
-      fields: what `gguf_architectures.read_config` read from it.
+      fields: read from it by `gguf_architectures.read_config`.
       dtype: of the weights that are not quantised, and so of the computation.
       scheme: quantise the blocks' projections on loading.
       packed: leave the weights of linear layers and of the embedding in their blocks.

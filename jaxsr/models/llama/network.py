@@ -23,7 +23,7 @@ from jaxsr.models.llama.config import LlamaConfig
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """float32 for what is narrower, else the dtype itself."""
+    """float32 for a narrower dtype, else the dtype itself."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -83,7 +83,7 @@ def rotate(x_BHTD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Places(NamedTuple):
-    """Where the tokens fed now stand, and what they may see; the same for every layer."""
+    """Positions of the tokens fed now, and the slots that they may see; equal in every layer."""
 
     cos: Tensor
     """Cosines of the rotary angles, in the activations' dtype."""
@@ -223,7 +223,7 @@ class Embedding(nn.Embedding):
 
 
 class Decoder(nn.Module):
-    """Embedding, blocks and last norm: what Hugging Face's names call `model`."""
+    """Embedding, blocks and last norm: `model` in Hugging Face's names."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()

@@ -178,7 +178,7 @@ def level_arrays(network: nn.Module) -> frozenset[str]:
 
 
 def has_blocks(network: nn.Module) -> bool:
-    """Whether some layers hold blocks, or what was taken out of them."""
+    """Whether some layers contain blocks, or the parts taken out of blocks."""
     return any(isinstance(m, BlockLinear | LevelsLinear) for m in network.modules())
 
 

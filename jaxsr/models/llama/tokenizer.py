@@ -61,7 +61,7 @@ class Tokenizer:
 
         Args:
           text: the prompt.
-          raw: add what the model expects at the start of a text; False for the output of
+          raw: add the tokens that the model expects at the start of a text; False for the output of
             `chat`, which has it in it.
         """
         try:
@@ -191,8 +191,8 @@ def _inner(folder: Path, path: Path) -> Any:
     """The `tokenizers.Tokenizer` that transformers makes of the folder, or that of the file alone.
 
     transformers adds tokens that only tokenizer_config.json has, and some of its classes build
-    their own in the place of the file's. Importing it takes longer than all else of a start, so
-    what it makes is stored in the cache folder.
+    their own in the place of the file's. Importing it takes longer than all else of a start, so the
+    result is stored in the cache folder.
     """
     config_path = folder / "tokenizer_config.json"
     config = read_json(config_path) if config_path.is_file() else {}
@@ -288,7 +288,7 @@ def _stored(entry: Path, path: Path) -> Any:
 
 
 def _store(entry: Path, text: str | None, *, split: bool) -> None:
-    """Writes what transformers made; None stands for what tokenizer.json itself says."""
+    """Writes the tokenizer from transformers; None stands for tokenizer.json itself."""
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
         content = {"tokenizer": text, "encode_special_tokens": split}
