@@ -142,7 +142,10 @@ LOADING = [
     ("timm:hf-hub:someone/model", {}),
     ("torchvision:resnet18", {"weights": "DEFAULT"}),
     ("torchvision:resnet18", {"weights_backbone": "DEFAULT"}),
+    ("torchvision:resnet18", {"weights": True}),
+    ("torchvision:resnet18", {"weights": {}, "pretrained": [[]]}),
     ("smp:Unet", {"encoder_weights": "imagenet"}),
+    ("smp:Unet", {"encoder_name": "tu-resnet10t", "encoder_weights": False}),
     ("smp:Unet", {"encoder_name": "tu-hf-hub:someone/model"}),
     ("spandrel:SPAN", {"model_path": "x"}),
 ]
