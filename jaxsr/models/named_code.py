@@ -28,6 +28,8 @@ _LOADING = re.compile(
 """Names of arguments by which libraries open files or fetch them."""
 _SWITCHES = re.compile(r"(^|_)(pretrained|download)(_|$)")
 """Those that do so when they are merely true."""
+_WEIGHTS = re.compile(r"(^|_)weights(_|$)")
+"""Those that do so for every value but None: true is torchvision's default, and False smp's."""
 
 
 def source_path(name: str) -> Path | None:
@@ -132,21 +134,23 @@ def check_library_builder(path: Path, builder: str, arguments: Mapping[str, Any]
 
 
 def _check_argument(path: Path, name: str, value: Any) -> None:
+    for_weights, for_true = _WEIGHTS.search(name.lower()), _SWITCHES.search(name.lower())
+    by_switch = (for_weights and value is not None) or (for_true and bool(value))
     if isinstance(value, dict) and not _LOADING.search(name.lower()):
         for inner, part in value.items():
             _check_argument(path, inner, part)
         return
-    if isinstance(value, list):
+    if isinstance(value, list) and not by_switch:
         for part in value:
             _check_argument(path, name, part)
         return
     by_name = _LOADING.search(name.lower()) is not None
-    if isinstance(value, str):
+    if by_switch:
+        refused = True
+    elif isinstance(value, str):
         refused = value != "" and (by_name or _is_path(value))
-    elif isinstance(value, dict):
-        refused = bool(value)
     else:
-        refused = bool(value) and _SWITCHES.search(name.lower()) is not None
+        refused = isinstance(value, dict) and bool(value)
     if refused:
         raise InputError(
             f"{path} builds its network with {name}={value!r:.100}, which may open a file or fetch "

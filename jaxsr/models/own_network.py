@@ -29,6 +29,10 @@ KINDS: Mapping[str, Kind] = {"super-resolution": "restorer", "detection": "detec
 """The kind of network that each task trains."""
 
 
+_LARGEST_MULTIPLE = 2**16
+"""More than the side of any picture must be divisible by."""
+
+
 def load_own_network(
     path: Path,
     weights: Weights,
@@ -85,11 +89,14 @@ def stated_uses(path: Path, metadata: Mapping[str, Any]) -> JsonObject:
     task = metadata.get("task")
     kind = KINDS.get(str(task))
     channels, multiple = metadata.get("channels"), metadata.get("multiple", 1)
+    value_range = metadata.get("value_range", [0.0, 1.0])
     try:
-        low, high = map(float, metadata.get("value_range", [0.0, 1.0]))
-    except (TypeError, ValueError):
+        low, high = map(float, value_range)
+    except (TypeError, ValueError, OverflowError):
         raise _unknown_metadata(path) from None
-    is_valid = isinstance(channels, int | None) and isinstance(multiple, int) and multiple >= 1
+    counts = [multiple, 1 if channels is None else channels]
+    is_valid = isinstance(value_range, list) and all(type(n) is int and n >= 1 for n in counts)
+    is_valid = is_valid and multiple <= _LARGEST_MULTIPLE
     if not is_valid or (kind is None and task is not None):
         raise _unknown_metadata(path)
     return {

@@ -4,7 +4,10 @@ A configuration calls `super().__post_init__()` once, which runs the checks of a
 """
 
 import json
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -43,6 +46,33 @@ class CheckedOptions:
     def __post_init__(self) -> None:
         """Raises `InputError` for a value that cannot be used."""
         check_fields(self)
+        _check_outputs(vars(self))
+
+
+_OUTPUTS = ("out", "save_cache", "html", "aot_json")
+"""Options that name a file, which a new one replaces."""
+_OF_MODELS = ("*.safetensors", "*.gguf", "*config.json", "tokenizer*", "*.index.json")
+"""Files of a model's folder that no output replaces."""
+
+
+def _check_outputs(options: Mapping[str, Any]) -> None:
+    """Refuses an output that would replace what the command reads, or another output."""
+    paths = [
+        (name, os.path.realpath(text), text)
+        for name, value in options.items()
+        if name != "resume"  # a saved cache may be replaced by what goes on from it
+        for text in (value if isinstance(value, tuple) else (value,))
+        if isinstance(text, str | Path) and "\0" not in str(text)
+    ]
+    for name, target, text in (path for path in paths if path[0] in _OUTPUTS):
+        is_file = os.path.isfile(target)
+        of_model = is_file and any(fnmatch(os.path.basename(target), p) for p in _OF_MODELS)
+        for other, path, _ in paths:
+            same = other != name and path == target and (is_file or other in _OUTPUTS)
+            if same or (of_model and other not in _OUTPUTS and path == os.path.dirname(target)):
+                raise InputError(
+                    f"{name}={text} would replace a file of {other}; name another file"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -142,7 +142,10 @@ LOADING = [
     ("timm:hf-hub:someone/model", {}),
     ("torchvision:resnet18", {"weights": "DEFAULT"}),
     ("torchvision:resnet18", {"weights_backbone": "DEFAULT"}),
+    ("torchvision:resnet18", {"weights": True}),
+    ("torchvision:resnet18", {"weights": {}, "pretrained": [[]]}),
     ("smp:Unet", {"encoder_weights": "imagenet"}),
+    ("smp:Unet", {"encoder_name": "tu-resnet10t", "encoder_weights": False}),
     ("smp:Unet", {"encoder_name": "tu-hf-hub:someone/model"}),
     ("spandrel:SPAN", {"model_path": "x"}),
 ]
@@ -176,7 +179,9 @@ def test_a_run_folder_from_others_calls_no_function_of_the_system(run, tmp_path)
 
 
 @pytest.mark.parametrize("changes", [{"task": "cooking"}, {"builder": 3}, {"builder_args": [1]},
-                                     {"channels": "three"}, {"value_range": [1]}])  # fmt: skip
+                                     {"channels": "three"}, {"value_range": [1]},
+                                     {"channels": True}, {"channels": 0}, {"multiple": 10**30},
+                                     {"value_range": "01"}])  # fmt: skip
 def test_metadata_that_nobody_writes_are_refused(run, changes):
     folder, _ = run({**SR, **changes})
     with pytest.raises(InputError, match=r"metadata that jaxsr\.train does not write"):

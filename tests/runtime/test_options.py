@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from jaxsr.comparison.check_options import CheckConfig
+from jaxsr.comparison.export_options import ExportConfig
 from jaxsr.comparison.ops_options import OpsOptions
 from jaxsr.detection.config import DetectConfig, EvaluateConfig
 from jaxsr.errors import InputError
@@ -117,3 +119,29 @@ def test_every_number_has_bounds(config):
         if {int, float} & kinds and isinstance(field.default, int | float):
             with pytest.raises(InputError, match=f"{name} "):
                 config(**given | {name: 10**30 if int in kinds else 1e300})
+
+
+def test_an_output_replaces_nothing_that_the_command_reads(tmp_path):
+    folder, prompts = tmp_path / "model", tmp_path / "prompts.csv"
+    folder.mkdir()
+    weights = folder / "model.safetensors"
+    link = tmp_path / "link.csv"
+    for path in (weights, folder / "config.json", folder / "notes.json", prompts):
+        path.write_text("x")
+    link.symlink_to(prompts)
+    generate: dict[str, Any] = {"model": folder, "prompts": prompts}
+    out, cache = tmp_path / "rows.jsonl", tmp_path / "rows.jsonl"
+    for kind, options in (
+        (GenerateConfig, {**generate, "out": prompts}),
+        (GenerateConfig, {**generate, "out": link}),
+        (GenerateConfig, {**generate, "save_cache": weights}),
+        (GenerateConfig, {**generate, "aot": "v5e:2x2", "aot_json": folder / "config.json"}),
+        (GenerateConfig, {**generate, "out": out, "save_cache": cache}),
+        (ExportConfig, {"model": str(weights), "out": weights}),
+        (CheckConfig, {"model": str(weights), "html": weights}),
+    ):
+        with pytest.raises(InputError, match=r"would replace a file of \w+; name another"):
+            kind(**options)
+    GenerateConfig(**generate, out=out, aot="v5e:2x2", aot_json=folder / "notes.json")
+    GenerateConfig(model=folder, resume=prompts, save_cache=prompts)
+    RestoreConfig(inputs=(str(tmp_path),), out=tmp_path)
