@@ -29,7 +29,7 @@ _LOADING = re.compile(
 _SWITCHES = re.compile(r"(^|_)(pretrained|download)(_|$)")
 """Those that do so when they are merely true."""
 _WEIGHTS = re.compile(r"(^|_)weights(_|$)")
-"""Those that do so for every value but None: true is torchvision's default, and False smp's."""
+"""Those that do so for true, torchvision's default, and for False, smp's."""
 
 
 def source_path(name: str) -> Path | None:
@@ -134,23 +134,21 @@ def check_library_builder(path: Path, builder: str, arguments: Mapping[str, Any]
 
 
 def _check_argument(path: Path, name: str, value: Any) -> None:
-    for_weights, for_true = _WEIGHTS.search(name.lower()), _SWITCHES.search(name.lower())
-    by_switch = (for_weights and value is not None) or (for_true and bool(value))
-    if isinstance(value, dict) and not _LOADING.search(name.lower()):
-        for inner, part in value.items():
-            _check_argument(path, inner, part)
-        return
-    if isinstance(value, list) and not by_switch:
+    by_name = _LOADING.search(name.lower()) is not None
+    switched = bool(value) and _SWITCHES.search(name.lower()) is not None
+    if isinstance(value, list) and not switched:
         for part in value:
             _check_argument(path, name, part)
         return
-    by_name = _LOADING.search(name.lower()) is not None
-    if by_switch:
-        refused = True
-    elif isinstance(value, str):
+    if isinstance(value, dict) and not by_name:
+        for inner, part in value.items():
+            _check_argument(path, inner, part)
+        return
+    if isinstance(value, str):
         refused = value != "" and (by_name or _is_path(value))
     else:
-        refused = isinstance(value, dict) and bool(value)
+        for_weights = isinstance(value, bool) and _WEIGHTS.search(name.lower()) is not None
+        refused = switched or for_weights or isinstance(value, dict)
     if refused:
         raise InputError(
             f"{path} builds its network with {name}={value!r:.100}, which may open a file or fetch "
