@@ -12,7 +12,7 @@ def check_environment() -> None:
 
     Raises:
       InputError: the current folder is gone, file names have no UTF-8, `XLA_FLAGS` has a flag that
-        XLA does not know, or `JAX_DISABLE_JIT` is set.
+        XLA does not know, `JAX_DISABLE_JIT` is set, or JAX promotes dtypes by other rules.
     """
     try:
         os.getcwd()
@@ -34,4 +34,10 @@ def check_environment() -> None:
     if os.environ.get("JAX_DISABLE_JIT", "0").lower() not in ("", "0", "false", "no", "n", "off"):
         raise InputError(
             "JAX_DISABLE_JIT is set, but networks run as compiled programs only; unset it"
+        )
+    promotion = os.environ.get("JAX_NUMPY_DTYPE_PROMOTION", "standard")
+    if promotion != "standard":
+        raise InputError(
+            f"JAX_NUMPY_DTYPE_PROMOTION is {printable(promotion, 60)}, under which networks of "
+            "mixed dtypes fail; unset it"
         )

@@ -31,6 +31,7 @@ def run(folder: Path, before: str = "", **variables: str) -> tuple[int, list[str
     [
         ({"XLA_FLAGS": "--xla_not_a_flag=3"}, "", "XLA_FLAGS has --xla_not_a_flag=3, which this"),
         ({"JAX_DISABLE_JIT": "1"}, "", "JAX_DISABLE_JIT is set, but networks run as compiled"),
+        ({"JAX_NUMPY_DTYPE_PROMOTION": "strict"}, "", "JAX_NUMPY_DTYPE_PROMOTION is strict, under"),
         ({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, "", "encoded in ascii"),
         ({}, "import os; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')",
          "the current folder cannot be read (No such file or directory)"),
