@@ -147,8 +147,7 @@ def module_errors(
     has_referee: bool,
     lane_folding: LaneFolding | None = None,
 ) -> list[ModuleError]:
-    """Every submodule's first call, in order of its end: inner ones before the modules that contain
-    them.
+    """Every submodule's first call, in order of its end: inner ones before outer ones.
 
     Args:
       module: the whole, in evaluation mode.

@@ -39,7 +39,7 @@ def emulate_bf16_matmul(function: Callable) -> Callable:
 
     Args:
       function: of pytrees of arrays; traced once more for each call, so best used under `jax.jit`.
-        Derivatives of the returned function treat the rounding as the identity.
+        The result's derivatives are those of the products, not of the rounding.
 
     Raises:
       ValueError: the function holds an operation of JAX with a program of its own that

@@ -157,9 +157,10 @@ def load_detector(
 
     Args:
       model, weights, model_options, trust_builder: see `jaxsr.models.load.load_model`.
-      evaluate, base: override the weights file's metadata. options: who computes, and where. batch:
-      pictures at once, a multiple of the mesh's devices. lane_folding: see
-      `jaxsr.interop.folding.policy.choose_folding`.
+      evaluate, base: override the weights file's metadata.
+      options: engine and device.
+      batch: images at once, a multiple of the mesh's devices.
+      lane_folding: see `jaxsr.interop.folding.policy.choose_folding`.
 
     Raises:
       FileNotFoundError, ValueError: see `load_model`.

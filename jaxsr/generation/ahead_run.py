@@ -29,7 +29,7 @@ from jaxsr.models.llama.loading import LanguageModel
 from jaxsr.models.llama.tokenizer import load_tokenizer
 from jaxsr.runtime.aot import conclude, prepare
 
-# Context of a prompt and its output, in tokens, if the command gives no lengths.
+# Tokens of a prompt and its output (8k) if the command gives no lengths.
 _CONTEXT = 8192
 
 

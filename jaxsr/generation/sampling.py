@@ -77,7 +77,8 @@ def is_sound(logits_BV: jax.Array, chosen_B: jax.Array, *, greedy: bool) -> jax.
     """Whether tokens could be chosen, (B,): the largest logit is finite, and none is NaN.
 
     Args:
-      logits_BV: the network's logits. chosen_B: tokens that were chosen of them.
+      logits_BV: the network's logits.
+      chosen_B: tokens that were chosen from them.
       greedy: they are the largest, of which NaN counts as one: nothing else is read.
     """
     if not greedy:
@@ -96,7 +97,8 @@ def log_probabilities(
     """The model's own log probabilities, before processors, temperature and filters.
 
     Args:
-      logits_BV: the network's logits. token_B: tokens that were chosen.
+      logits_BV: the network's logits.
+      token_B: tokens that were chosen.
       top: how many of the likeliest tokens to report.
 
     Returns:

@@ -5,9 +5,9 @@ A run folder of `jaxsr.train`, a weights file, a Hugging Face folder, a reposito
 (`jaxsr.models.build`), a torch module, a family's name for random weights, or `clean`, `photo`,
 `clean_x2`, `targets` or nothing for the weights that come with jaxsr.
 
-A weights file is of the first of these whose names and shapes it fits exactly: what its metadata
-say, a family of jaxsr, an architecture of spandrel. Nothing in a weights file is run, and no module
-that it names is imported: see `jaxsr.models.own_network`.
+A weights file is of the first of these whose names and shapes it fits exactly: the builder in its
+metadata, a family of jaxsr, an architecture of spandrel. Nothing in a weights file is run, and no
+module that it names is imported: see `jaxsr.models.own_network`.
 """
 
 from collections.abc import Mapping
@@ -77,7 +77,7 @@ def load_model(
 
     Args:
       model: see the module's docstring. None: `targets` for a detector, else `clean`.
-      kind: what the caller needs; another kind is refused. A user's class may be anything.
+      kind: the kind that the caller needs; another is rejected. A user's class may be anything.
       weights: for `package.module:Class`, `library:NAME` or a module; see `weights_file`.
       options: keyword arguments of the class.
       trust_builder: the user agrees that code of the user's that a weights file names is run.

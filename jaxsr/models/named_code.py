@@ -1,8 +1,8 @@
 """Code that a file names: whether it may be imported, decided without importing it.
 
-Weights files and run folders come from anybody, and a seal shows damage, not who made it. So what
-they name is imported only if the command names it as well, or if a person agrees and the module
-lies outside the folder that came with the file.
+Weights files and run folders come from anybody, and a seal shows damage, not who made it. So code
+that they name is imported only if the command names it as well, or if a person agrees and the
+module lies outside the folder that came with the file.
 """
 
 import importlib.machinery
@@ -59,7 +59,7 @@ def lies_in(name: str, folder: Path) -> bool:
 
 
 def check_network_code(attribute: Any, what: str) -> None:
-    """Refuses what a file names if it is neither a network nor the user's own.
+    """Rejects code that a file names if it is neither a network nor the user's own.
 
     Raises:
       InputError: it is neither a subclass of `torch.nn.Module` nor defined below the current
@@ -83,7 +83,7 @@ def check_run_names(source: Path, named: Iterable[object], words: Iterable[str])
 
     Args:
       source: the run's folder or configuration.
-      named: what the configuration says.
+      named: names in the configuration.
       words: of the command line.
 
     Raises:

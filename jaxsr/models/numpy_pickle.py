@@ -26,14 +26,14 @@ from jaxsr.errors import InputError, MissingFileError
 DTYPES = frozenset({"f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"})
 
 
-# What the largest file at hand (VGG16) needs, a hundred times over.
+# A hundred times the number in the largest file at hand (VGG16).
 _MOST_OPCODES = 100_000
 _LARGEST_FILE = 2**30
 _MEMO_OPCODES = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
 
 
 class _PickledDtype:
-    """Notes what `numpy.dtype(code, align, copy)` and its `__setstate__` would receive."""
+    """Records the arguments of `numpy.dtype(code, align, copy)` and its `__setstate__`."""
 
     def __init__(self, code: str, *_: object) -> None:
         if code not in DTYPES:

@@ -1,6 +1,6 @@
 """Networks of users, from the files that `jaxsr.train` exported.
 
-Metadata of an exported file say what builds its network: `builder` (a name for
+Metadata of an exported file name the builder of its network: `builder` (a name for
 `jaxsr.models.build`) and `builder_args`; and what it is for: `task`, which a task of the user's
 leaves out, with `channels`, `value_range` and `multiple`, or with `input`.
 
@@ -46,7 +46,7 @@ def load_own_network(
     Args:
       path: the file.
       weights: its tensors.
-      metadata: what it says of itself, with `builder`.
+      metadata: of the file, with `builder`.
       name: by which the user named it.
       trust_builder: the user agrees that the builder of the user's that the file names is called.
 
@@ -79,7 +79,7 @@ def stated_uses(path: Path, metadata: Mapping[str, Any]) -> JsonObject:
 
     Args:
       path: the file, for errors.
-      metadata: what it says of itself; nothing is read of files without `builder`.
+      metadata: of the file; ignored without `builder`.
 
     Raises:
       InputError: the metadata are damaged.

@@ -1,4 +1,4 @@
-"""Losses of what a trained network sees in two images: `perceptual`, `lpips` and `dists`.
+"""Losses on a trained network's features of two images: `perceptual`, `lpips` and `dists`.
 
 `perceptual` is SmoothL1 between VGG16 features up to relu5_3 (Ledig et al. 2017, SRGAN). Images are
 NCHW, RGB or gray; gray (and luma) is seen as RGB with three equal channels.
@@ -18,7 +18,7 @@ from jaxsr.models.trunks import IMAGENET_MEAN, IMAGENET_STD, VGG16, as_rgb
 
 
 class PerceptualLoss(nn.Module):
-    """Distance between what a frozen VGG16 sees in two images. Gradients pass, weights stay."""
+    """Distance between a frozen VGG16's features of two images. Gradients pass, weights stay."""
 
     mean: Tensor
     std: Tensor

@@ -44,7 +44,7 @@ class PictureObjective(Objective):
         value_range: tuple[float, float] | None = None,
     ) -> None:
         """Args:
-        generator: takes `low`, gives what is compared with `high`.
+        generator: takes `low`; its result is compared with `high`.
         pretrain: losses of the first phase; none leaves the phase out.
         adversarial: those of the second phase, `ADVERSARIAL` among them; none leaves it out.
         discriminator: gives logits of pictures; for the second phase.

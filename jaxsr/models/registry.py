@@ -1,4 +1,4 @@
-"""The model families: what each is for, how it is built, recognised and trained.
+"""The model families: the purpose of each, how it is built, recognised and trained.
 
 To add a family, make a folder here whose `family.py` defines `FAMILY`, add its line to
 `jaxsr/models/families.py`, and list the new package in pyproject.toml. All commands and the doctor

@@ -1,7 +1,7 @@
 """Published weights of super-resolution networks, told apart and built by spandrel.
 
 spandrel knows the architectures (ESRGAN, SwinIR, HAT, DAT, RCAN, …) by their weights' names and
-shapes, and says what each takes: channels, scale, multiples of sides. Pictures are in [0, 1].
+shapes, and gives each one's input: channels, scale, multiples of sides. Images are in [0, 1].
 """
 
 import warnings

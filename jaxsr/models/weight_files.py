@@ -1,8 +1,8 @@
 """Reads weights from files that others wrote, without running anything in them.
 
 `.safetensors` files, and files of `torch.save` through `weights_only=True`, under the suffixes that
-scripts and libraries give them. What training scripts wrap around a state dict (`state_dict`,
-`params_ema`, `module.`, `_orig_mod.`, …) goes.
+scripts and libraries give them. Wrappers that training scripts add to a state dict (`state_dict`,
+`params_ema`, `module.`, `_orig_mod.`, …) are removed.
 """
 
 import mmap
@@ -104,7 +104,7 @@ def _read_torch(path: Path) -> object:
 
 
 def _check_sizes(path: Path) -> None:
-    """Refuses what asks for more memory than the file has bytes.
+    """Rejects a file that asks for more memory than it has bytes.
 
     torch's reader of weights calls `bytearray`, whose argument is any number, and unpacks entries
     of an archive, which torch itself stores as they are.
@@ -172,7 +172,7 @@ def _is_state_dict(value: object) -> TypeGuard[Mapping[object, Tensor]]:
 
 
 def strip_prefixes(weights: Mapping[str, Tensor], *, source: str) -> dict[str, Tensor]:
-    """The same tensors without what DataParallel and `torch.compile` add to their names.
+    """The same tensors without the prefixes that DataParallel and `torch.compile` add.
 
     Raises:
       ValueError: two names become one.
@@ -279,7 +279,7 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, source: st
             f"{source} holds NaN or infinity in {first_of(broken)}, as {dtype}; use another "
             "checkpoint"
         )
-    # What is absent is the module's own memory: copied onto itself, or onto what it shares.
+    # Absent weights are the module's own memory: copied onto itself, or onto memory it shares.
     module.load_state_dict({**expected, **weights})
 
 

@@ -12,7 +12,7 @@ def weights_file(source: Path, *, network: str | None, option: str) -> Path:
 
     Args:
       source: a file, the folder of a run or of a repository, `ORG/NAME` and `hf:ORG/NAME:FILE` of
-        the hub, or `pretrained`: what the library of `network` has for it.
+        the hub, or `pretrained`: weights from the library of `network`.
       network: the network's name, such as `timm:resnet18`.
       option: of the command line, for errors.
 

@@ -1,7 +1,7 @@
 """Restoring pictures: files in, better files out, by tiles that change nothing in the result.
 
 `restore_images` is `jaxsr.restore`, `restore_files` the command. `pictures` and `encode` read and
-write files, `receptive_field` and `tiling` decide what a tile must hold, `colour` what a network
-sees of a picture. `pipeline` runs everything at once, `video` goes frame by frame, `models` finds
-the network and `quality_report` compares results with the truth.
+write files, `receptive_field` and `tiling` decide what a tile must hold, `colour` the channels that
+a network gets. `pipeline` runs everything at once, `video` goes frame by frame, `models` finds the
+network and `quality_report` compares results with the truth.
 """

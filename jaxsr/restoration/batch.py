@@ -1,4 +1,4 @@
-"""Restores a list of files: what is bad is noted and the rest goes on."""
+"""Restores a list of files: bad files are reported and the rest goes on."""
 
 import collections
 import contextlib
@@ -27,7 +27,7 @@ from jaxsr.restoration.pipeline import ByteBudget, Restorer, Work, read_ahead
 
 log = logging.getLogger(__name__)
 
-# What results may occupy while they are gathered or encoded; one picture may exceed it alone.
+# Memory for results while they are gathered or encoded; a single image may exceed it.
 _RESULT_BYTES = 512 * 2**20
 # Bands of a streaming encoder: one being filled, two in its queue, one being compressed.
 _BANDS_HELD = 4
@@ -45,7 +45,7 @@ class Outcome:
     failed: list[tuple[str, str]] = field(default_factory=list)
     """(source, reason)."""
     remarks: list[tuple[str, str]] = field(default_factory=list)
-    """(source, what its result changes or lacks besides samples)."""
+    """(source, changes to the result, or losses, other than samples)."""
 
 
 class _FileSink:
@@ -93,7 +93,7 @@ class _FileSink:
         except Exception as error:
             self._error = error
             with contextlib.suppress(Exception):
-                collections.deque(bands, maxlen=0)  # what the pipeline still hands over
+                collections.deque(bands, maxlen=0)  # bands still coming from the pipeline
         done(self._error)
 
 
@@ -175,7 +175,7 @@ class BatchRestorer:
         if self._config.overwrite or not target.exists():
             return False
         with self._lock:
-            if target in self._claimed:  # this run's own: `_claim` says what is wrong
+            if target in self._claimed:  # this run's own: `_claim` reports it
                 return False
             if not self._made_by.covers(source, target):
                 raise PictureError(
@@ -206,7 +206,7 @@ class BatchRestorer:
             rows = min(rows, int(_BANDS_HELD * _TALL_BAND * scale))
         cost = picture.pixels.nbytes + rows * encoding.row_bytes
         if not self._budget.acquire(cost, wait=False):
-            self._restorer.flush()  # what waits for company would hold its share for ever
+            self._restorer.flush()  # waiting tiles would keep their share for ever
             self._budget.acquire(cost)
 
         def write(bands: Iterator[np.ndarray]) -> None:

@@ -11,8 +11,8 @@ Networks take one channel (luma or gray) or three (RGB), pictures have one to fo
 
 Invisible pixels get the colour of the nearest visible one before, so that theirs does not spread.
 
-Adding the change in luma to R, G and B is what replacing Y in YCbCr comes to. Luma is BT.601's,
-full range; values are float32 in [0, 1], channels first for the network and last for the picture.
+Adding the change in luma to R, G and B equals replacing Y in YCbCr. Luma is BT.601's, full range;
+values are float32 in [0, 1], channels first for the network and last for the picture.
 """
 
 from collections.abc import Callable
@@ -48,11 +48,11 @@ def from_outputs(
     channels: int,
     enlarged: Callable[[], Float[np.ndarray, "h w c"]],
 ) -> Float[np.ndarray, "h w c"]:
-    """The picture's channels from what the network returned for `network_inputs`.
+    """The image's channels from the network's results for `network_inputs`.
 
     Args:
       outputs: one for each input.
-      kind: what the picture's channels are.
+      kind: the image's channels.
       channels: of the network.
       enlarged: gives the picture itself, bicubically enlarged, where it is needed.
     """

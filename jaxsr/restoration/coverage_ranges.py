@@ -69,7 +69,7 @@ def is_constant(range: Range) -> bool:
 
 
 def reshape_values(values: Tensor, before: Sequence[int], after: Sequence[int]) -> Tensor:
-    """`values`, which broadcasts to `before`, as what broadcasts to `after`.
+    """Reshapes `values`, which broadcasts to `before`, so that it broadcasts to `after`.
 
     Axes are matched in groups of equal products; only groups that vary are expanded.
     """
@@ -118,5 +118,5 @@ def union_of_windows(
 
 
 def without_hidden(range: Range, hidden: Tensor | None) -> Range:
-    """Without what is hidden."""
+    """The range without hidden elements."""
     return range if hidden is None else each_end(range, lambda r: r.masked_fill(hidden, EMPTY))

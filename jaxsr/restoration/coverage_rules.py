@@ -75,7 +75,7 @@ def _hide(hidden: Tensor | None, more: Tensor) -> Tensor | None:
 
 
 def _same(call: OperatorCall) -> Any:
-    """The same element of the first argument, with what broadcasts to it."""
+    """The same element of the first argument, with the tensors that broadcast to it."""
     source = call.args[0]
     ranges = [aligned(value.range, call.covered[0].ndim) for value in call.covered]
     union = union_of(ranges)

@@ -154,7 +154,7 @@ def adaptive_pool(call: OperatorCall) -> Any:
 
 
 _KERNELS = {"nearest": 1, "bicubic": 4, "linear": 2}
-"""Pixels that an interpolation reads along each axis, by what its operator's name contains."""
+"""Pixels that an interpolation reads along each axis, by a part of its operator's name."""
 
 
 def upsample(call: OperatorCall) -> Any:

@@ -25,7 +25,7 @@ aten = torch.ops.aten
 
 
 class NotAnalysedError(Exception):
-    """The network does what ranges cannot follow, such as a branch on a value."""
+    """Ranges cannot follow the network, for example a branch on a value."""
 
 
 @dataclass(eq=False)
@@ -247,7 +247,7 @@ def _written(
     if not isinstance(target, CoveredTensor):
         target = _written_constant(call.coverage, target)
     before, after, storage = target.range, ranges, _storage(target.meta)
-    # Others in the memory may hold what was hidden before, for the same ranges.
+    # Other tensors in the memory may have been hidden before, for the same ranges.
     if storage in call.coverage.hidden or any(
         a.shape != b.shape or not torch.equal(a, b) for a, b in zip(before, after, strict=True)
     ):

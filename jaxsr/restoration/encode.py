@@ -27,7 +27,7 @@ def write_picture(path: Path, bands: Bands, encoding: Encoding) -> None:
     Args:
       path: its folder must exist.
       bands: rows of `encoding.shape`.
-      encoding: what they are.
+      encoding: format of the rows.
 
     Raises:
       OSError: the file cannot be written.

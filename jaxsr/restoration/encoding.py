@@ -43,7 +43,7 @@ class Encoding:
         return self.width * CHANNELS[self.kind] * (2 if self.deep else 1)
 
     def check(self) -> None:
-        """Refuses, before any work, what the format cannot hold.
+        """Rejects, before any work, samples that the format cannot store.
 
         Raises:
           PictureError: the samples would lose depth, alpha or their colour model, or do not fit.

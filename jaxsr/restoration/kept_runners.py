@@ -1,4 +1,4 @@
-"""JAX runners that `jaxsr.restore` keeps between calls, so that no call compiles what one had.
+"""JAX runners that `jaxsr.restore` keeps between calls, so that no program is compiled twice.
 
 A runner is used again for the same options and the same network: the same module, or one loaded
 from weights, metadata and classes that are equal. All that its programs were made from must be as
@@ -35,12 +35,12 @@ _lock = threading.Lock()
 
 
 def kept_runner(model: RestorationModel, config: RestoreConfig, *, is_module: bool) -> Runner:
-    """The runner of a network's tiles, from an earlier call where that gave the same.
+    """The runner of a network's tiles, from an earlier call with the same model and settings.
 
     Args:
-      model: what tiles go through.
+      model: the network for the tiles.
       config: how.
-      is_module: the caller handed in the module itself, which may hold what no digest reaches.
+      is_module: the caller handed in the module itself, whose state no digest covers in full.
     """
     if config.engine != "jax":  # nothing is compiled
         return open_tile_runner(model, config)

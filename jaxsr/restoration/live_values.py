@@ -1,4 +1,4 @@
-"""How many values a network holds at once: what a tile costs in memory."""
+"""Counts the values that a network keeps at once: the memory cost of a tile."""
 
 import collections
 import weakref

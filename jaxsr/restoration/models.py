@@ -1,6 +1,6 @@
-"""The network to restore with, and what it takes for a picture.
+"""The network to restore with, and its input format.
 
-A network takes and returns pictures, (batch, channels, height, width), of one channel or three, in
+A network takes and returns images, (batch, channels, height, width), of one channel or three, in
 the intensities of its `value_range`.
 """
 
@@ -41,7 +41,7 @@ class RestorationModel(LoadedModel):
 
     @functools.cached_property
     def digest(self) -> str:
-        """Tells models apart: classes, weights, and what a file says of their use."""
+        """Tells models apart: classes, weights, and a file's statements on their use."""
         # A file's metadata come in another order in each process.
         metadata = json.dumps(self.metadata, sort_keys=True, default=repr)
         uses = (metadata, repr(self.value_range), str(self.channels))
@@ -110,7 +110,7 @@ def _input_channels(network: nn.Module) -> int:
             with torch.no_grad():
                 network.eval()(torch.zeros(1, channels, 64, 64))
             return channels
-        except (RuntimeError, ValueError):  # what modules raise for a wrong number of channels
+        except (RuntimeError, ValueError):  # raised for a wrong number of channels
             continue
     raise InputError(
         f"{type(network).__name__} takes neither (1, 3, 64, 64) nor (1, 1, 64, 64); wrap it in a "

@@ -1,6 +1,6 @@
 """Contents of image files other than samples: read whole, and handed to whoever writes the result.
 
-docs/formats.md lists all that a format may hold, and what becomes of it.
+docs/formats.md lists everything that a format may contain, and how it is handled.
 """
 
 import io
@@ -14,7 +14,7 @@ from PIL import Image
 from jaxsr.data.picture_file import ORIENTATION, meant_channels, png_chunks
 from jaxsr.errors import first_of
 
-# Chunks that say what a PNG's samples mean or what the picture is, not how it is encoded.
+# Chunks about the meaning of a PNG's samples or about the image, not about its encoding.
 _PNG_NOTES = (
     *(b"gAMA", b"cHRM", b"sRGB", b"cICP", b"mDCV", b"cLLI"),
     *(b"tEXt", b"zTXt", b"iTXt", b"tIME"),
@@ -26,7 +26,7 @@ _PNG_READ = (
     *(b"sBIT", b"hIST", b"sPLT"),
 )
 
-# What a TIFF says of the picture; its other tags say how the samples are stored.
+# TIFF tags that describe the image; the other tags say how the samples are stored.
 TIFF_NOTES = (269, 270, 271, 272, 274, 285, 305, 306, 315, 316, 33432, 33723, 34377, 0x8769, 0x8825)
 TIFF_STORAGE = frozenset(
     {*range(254, 260), *range(277, 280), *range(282, 285), *range(322, 326), *range(529, 533)}
@@ -171,7 +171,7 @@ def _lossy_webp(data: bytes) -> bool:
 
 
 def _png_notes(data: bytes, dpi: Any) -> tuple[tuple[tuple[bytes, bytes], ...], tuple[str, ...]]:
-    """The chunks that are kept, and what is said of others."""
+    """The chunks that are kept, and remarks on the others."""
     chunks, dropped = [], {}
     for name, at, length in png_chunks(io.BytesIO(data)):
         content = data[at : at + length]

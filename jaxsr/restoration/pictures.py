@@ -4,7 +4,7 @@ Samples are (height, width, channels) uint8 or uint16 as they are stored: EXIF o
 as a note and not applied, alpha is not premultiplied, no profile is applied. Palettes are looked up
 (the restored picture has colours that the palette lacks), bilevel becomes gray.
 
-Pillow decodes, restricted to the formats below; for what other decoders take over see
+Pillow decodes, restricted to the formats below; for files read by other decoders see
 `jaxsr.data.picture_file`.
 """
 
@@ -155,7 +155,7 @@ def _only_smaller_pages(image: Any) -> bool:
 
 
 def _samples(image: Image.Image, data: bytes, max_pixels: int) -> tuple[np.ndarray, Kind]:
-    """Samples in their own depth, and what they are."""
+    """Samples in their own depth, and their kind."""
     if image.format == "TIFF":
         bits, sample_format = image.tag_v2.get(258, (1,)), image.tag_v2.get(339, (1,))
         _check_tiff(max(bits), sample_format)

@@ -1,8 +1,8 @@
-"""Many pictures through one network: tiles of several share a batch, and memory stays bounded.
+"""Runs many images through one network: tiles of several share a batch, and memory stays bounded.
 
 Decoding (by the caller's iterator), the device, and encoding (each sink's own thread) run at the
-same time. Finished rows leave a picture band by band, so that what is held grows with its width and
-not with its area.
+same time. Finished rows leave an image band by band, so that memory grows with its width and not
+with its area.
 """
 
 import collections
@@ -101,9 +101,9 @@ class Restorer:
       channels: of the network.
       batch: tiles that are computed at once.
       outscale: size of the result relative to the source. Default: the network's scale.
-      insist: treat whole even what would need more memory than is planned for.
-      progress: called with the input pixels that a band completed, and with what was reported of
-        a picture that failed later, negative.
+      insist: process an image whole even if it needs more memory than is planned for.
+      progress: called with the input pixels that a band completed, and, negative, with the pixels
+        reported for an image that failed later.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class Restorer:
         tile, scale = opened.plan.rows[row][column], self._scale
         top, left = (tile.inner_top - tile.top) * scale, (tile.inner_left - tile.left) * scale
         size = opened.work.pixels.shape
-        # What was padded to the network's period is cut off again.
+        # Padding to the network's period is cut off again.
         bottom, right = min(tile.inner_bottom, size[0]), min(tile.inner_right, size[1])
         height, width = (bottom - tile.inner_top) * scale, (right - tile.inner_left) * scale
         inner = result[:, top : top + height, left : left + width]

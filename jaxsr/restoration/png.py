@@ -16,7 +16,7 @@ import numpy as np
 from jaxsr.restoration.encoding import DEFLATE_LEVEL, Bands, Encoding
 
 _INCH_PER_METRE = 0.0254
-# Bands may be a hundred megabytes; what a row filter needs beside them should not.
+# Bands may be a hundred megabytes; a row filter's own memory should be smaller.
 _SLICE_BYTES = 2**20
 _THREADS = 8
 _PNG_COLOUR = {"gray": 0, "rgb": 2, "gray-alpha": 4, "rgb-alpha": 6}

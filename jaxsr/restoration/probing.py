@@ -2,8 +2,8 @@
 
 For networks that `jaxsr.restoration.coverage` cannot follow. A NaN in one block of pixels taints
 every output pixel that reads it, zero weights included; a second run, with that block merely
-changed, catches what stops a NaN (`where`). A network that spreads a NaN over everything, as masked
-attention does, is taken to depend on the whole picture.
+changed, catches operations that stop a NaN (`where`). A network that spreads a NaN over everything,
+as masked attention does, is taken to depend on the whole picture.
 
 Pictures are strips, long along one axis: their cost grows with the distance and not with its
 square.

@@ -1,4 +1,4 @@
-"""Figures of restored pictures against what they should be: table, JSON and a contact sheet.
+"""Compares restored images with their references: table, JSON and a contact sheet.
 
 PSNR and SSIM are on Y of BT.601 in studio range (MATLAB's), rounded to levels, with as many border
 pixels cut as the result is enlarged: the super-resolution papers' convention. LPIPS is AlexNet's,

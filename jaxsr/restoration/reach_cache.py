@@ -50,7 +50,7 @@ def architecture_digest(network: nn.Module, *further: str) -> str:
 
     Args:
       network: the module.
-      further: what else counts.
+      further: other values that count.
     """
     versions = (version("torch"), source_digest("jaxsr.restoration"))
     return _joined((*versions, *further, *_parts(network)))

@@ -66,7 +66,7 @@ class Reach:
     period: int = 1
     """Tiles start at multiples of this."""
     cause: str = ""
-    """Where there is no margin: what in the network makes it so."""
+    """The part of the network that rules out a margin, if there is none."""
     live: int = 0
     """Values that are alive at once, at most, per input pixel."""
     least_side: int = 1
@@ -256,7 +256,7 @@ class _Measurement:
         for length in (self._side(length) for length in _PROBED):
             if length < _widest_layer(self._network):
                 continue
-            # Processor time: what else runs on the machine must not decide.
+            # Processor time: other programs on the machine must not affect the result.
             began = time.process_time()
             # A strip twice as long takes twice as long, or more.
             if began - self._processor_began + 2 * last_s > _LIMIT_S:
@@ -267,7 +267,7 @@ class _Measurement:
             last_s = time.process_time() - began
             if margin is None:
                 continue
-            # Shifted strips are longer than this probe: they show what it missed.
+            # Shifted strips are longer than this probe: they show its misses.
             shifts = (p for p in (1, 2, 4, 8, 16, 32, 64) if self._periodic(p, margin, scale))
             period = next(shifts, None)
             if period is not None:

@@ -25,7 +25,7 @@ _PILLOW: dict[str, Kind] = {
 
 
 def as_picture(image: Any, index: int) -> Picture:
-    """A picture of what a caller may hand in.
+    """Converts a caller's array, Pillow image or path to a `Picture`.
 
     Raises:
       TypeError: not an array, Pillow image or path, or samples of another type.

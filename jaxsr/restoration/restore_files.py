@@ -175,7 +175,7 @@ def _restore(
 
 
 def _print_failures(notes: list[str], failed: list[tuple[str, str]]) -> int:
-    """Says what was not restored; returns the exit status."""
+    """Lists files that were not restored; returns the exit status."""
     for line in notes:
         print(printable(line))
     if failed:

@@ -31,8 +31,8 @@ def restore(
       images: a picture or several: uint8 or uint16 arrays (height, width) or (height, width, 1 to 4
         channels: gray, gray and alpha, RGB, RGB and alpha), Pillow images, or paths.
       model: a torch module, a run folder, a weights file, `package.module:Class`, or weights that
-        come with jaxsr: `clean`, `photo` (for what was saved as JPEG), or None for what suits each
-        picture. See `jaxsr.models.load`.
+        come with jaxsr: `clean`, `photo` (for images saved as JPEG), or None for the one that suits
+        each image. See `jaxsr.models.load`.
       weights: file for a class or a module.
       outscale: size of the result relative to the source. Default: the network's own scale.
       tiling: `auto` cuts only where that changes nothing; `approximate` in any case; `off` never.
@@ -41,8 +41,8 @@ def restore(
       ensemble: average over the eight flips and turns of each tile.
       engine: who computes.
       mesh: devices of JAX's default platform that a batch is split over.
-      dtype: what the network computes in.
-      channels: 1 or 3, what the network takes. Default: from the network.
+      dtype: of the network's computation.
+      channels: of the network's input, 1 or 3. Default: from the network.
       value_range: intensities of black and white for the network. Default: the family's, else 0 and
         1.
 

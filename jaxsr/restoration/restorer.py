@@ -20,7 +20,7 @@ def configured_model(config: RestoreConfig, chosen: str = "clean") -> Restoratio
 
     Args:
       config: names it.
-      chosen: the word for what comes with jaxsr, where the configuration leaves that open.
+      chosen: name of bundled weights, if the configuration names no model.
     """
     return find_model(
         chosen if config.chooses else config.model,
@@ -42,10 +42,10 @@ def make_tiler(
     """The tiler for pictures of these sizes.
 
     Args:
-      model: what they go through.
-      config: how.
-      sizes: theirs, where they are known.
-      devices: that each picture has to itself, because pictures come one at a time.
+      model: the network.
+      config: settings of the run.
+      sizes: the images' sizes, if known.
+      devices: devices that each image has to itself, because images come one at a time.
     """
     return Tiler(
         model.reach,
@@ -84,10 +84,10 @@ def make_restorer(
     """The pipeline for pictures of these sizes, its runner and its tiler.
 
     Args:
-      model: what they go through.
-      config: how.
-      sizes: theirs, where they are known.
-      alone: they come one at a time, and each has all devices to itself.
+      model: the network.
+      config: settings of the run.
+      sizes: the images' sizes, if known.
+      alone: images come one at a time, and each has all devices to itself.
       runner: of the tiles. Default: a new one.
       progress: see `Restorer`.
     """

@@ -21,7 +21,7 @@ Size = tuple[int, int]
 MOST_PROGRAMS = 4
 """Tile shapes, and so compilations, that any number of picture sizes leads to."""
 
-# What a tile's values may take on a device while the network runs.
+# Device memory for a tile's values while the network runs.
 _TILE_BYTES = 512 * 2**20
 MOST_BYTES = 8 * 2**30
 """Side with a margin too large for that, or for an image that cannot be cut: half the memory of
@@ -32,7 +32,7 @@ _LARGEST_RESULT = 1536
 _SMALLEST_TILE = 64
 # Overlaps cost: at least this many margins to a tile, so that three quarters of each axis count.
 _MARGINS_PER_TILE = 8
-# Sides of what is taken from a tile, where the one asked for has no room for its margins.
+# Least side of a tile's used part, where the requested tile has no room for its margins.
 _LEAST_INNER = 32
 APPROXIMATE_MARGIN = 16
 # Beyond this, `approximate` takes its own margin even where an exact one is known.
@@ -259,7 +259,7 @@ class Tiler:
 
 
 def _spans(length: int, tile: int, margin: int, period: int) -> Iterator[tuple[int, int, int]]:
-    """(start of the window, start and end of what is taken from it) along one axis."""
+    """(start of the window, start and end of its used part) along one axis."""
     if tile >= length:
         yield 0, 0, length
         return

@@ -1,6 +1,6 @@
 """Restores videos frame by frame; sound, other streams and time stamps stay as they are.
 
-docs/formats.md lists all that a video may hold, and what becomes of it.
+docs/formats.md lists everything that a video may contain, and how it is handled.
 
 A network of one channel at scale 1 restores luma: of 8-bit YUV frames only the Y plane passes
 through it, and U and V reach the encoder untouched. Any other network sees RGB, 16 bits deep where
@@ -69,7 +69,7 @@ def restore_videos(
 
 
 class ShortVideo(PictureError):
-    """A video that was cut short; what there is of it was restored."""
+    """A video that was cut short; the frames present were restored."""
 
 
 def restore_video(
@@ -78,7 +78,7 @@ def restore_video(
     """Restores one video; the file appears whole or not at all.
 
     Returns:
-      What of the video is changed or dropped besides its frames.
+      Changes and losses in the video other than its frames.
 
     Raises:
       ShortVideo: the video ends before its header says, and so does the result.
@@ -86,7 +86,7 @@ def restore_video(
       OSError: the file cannot be read or written.
     """
     try:
-        # The first frame says what must be known before the first packet is written.
+        # The first frame has facts that are needed before the first packet is written.
         with open_video(source, max_pixels=config.max_pixels) as container:
             first = next(Reading(container).frames(), None)
         if first is None:
@@ -113,7 +113,7 @@ def _transcode(
     model: RestorationModel,
     config: RestoreConfig,
 ) -> list[str]:
-    """Writes all frames and the rest of the video; returns what is changed or dropped."""
+    """Writes all frames and the rest of the video; returns a list of changes and losses."""
     stream = main_stream(container)
     coded = stream.codec_context
     size = coded.height, coded.width

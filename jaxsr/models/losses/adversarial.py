@@ -10,7 +10,7 @@ def logit_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean binary cross-entropy of patch logits (B, 1, h, w) with soft labels.
 
     Args:
-      logits: what the discriminator says of each patch.
+      logits: the discriminator's output for each patch.
       labels: a target per patch, in the logits' shape, or per image, (B, 1, 1, 1).
 
     Raises:

@@ -23,7 +23,7 @@ def focal(logits: Tensor, mask: Tensor) -> Tensor:
     """Cross-entropy that pixels already right have little part in: α = 0.25, γ = 2."""
     predicted, mask = checked_pair(logits, mask)
     entropy = F.binary_cross_entropy_with_logits(logits.float(), mask, reduction="none")
-    miss = predicted + mask - 2 * predicted * mask  # 1 − the probability of what is true
+    miss = predicted + mask - 2 * predicted * mask  # 1 − the probability of the true class
     alpha = _FOCAL_ALPHA * mask + (1 - _FOCAL_ALPHA) * (1 - mask)
     return (alpha * miss**_FOCAL_GAMMA * entropy).mean()
 

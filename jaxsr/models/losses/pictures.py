@@ -81,8 +81,8 @@ def ms_ssim(image: Tensor, target: Tensor) -> Tensor:
 def focal_frequency(image: Tensor, target: Tensor) -> Tensor:
     """Focal frequency loss (Jiang et al. 2021, arXiv:2012.12821, equations 8 to 10), alpha 1.
 
-    The squared distance of the pictures' spectra, each frequency weighted by its distance over
-    the channel's largest: what is far off already counts most. The weights get no gradient.
+    The squared distance of the images' spectra, each frequency weighted by its distance over the
+    channel's largest: frequencies that are far off count most. The weights get no gradient.
     """
     difference = image - _checked(image, target)
     # FFTs have no 16-bit floats. The transform is linear: one of the difference is enough.

@@ -59,7 +59,7 @@ def make_terms(
     """The losses of these weights.
 
     Args:
-      weights: what `parse_weights` returned.
+      weights: result of `parse_weights`.
       functions: losses by name; others are imported.
       option: for errors.
 

@@ -19,7 +19,7 @@ PICTURE_LOSS_NAMES = (
 )
 """Losses between images, which `pictures` computes."""
 NETWORK_LOSS_NAMES = ("perceptual", "lpips", "dists")
-"""Losses of what a trained network sees in images, which `jaxsr.models.perceptual` computes."""
+"""Losses on a trained network's features of images, which `jaxsr.models.perceptual` computes."""
 MASK_LOSS_NAMES = ("bce", "dice", "iou", "focal", "sls")
 """Losses of target masks, which `masks` computes."""
 ADVERSARIAL = "adversarial"

@@ -27,7 +27,7 @@ class Whole:
         return x_BDHW
 
     def mean(self, x_BDHW: Tensor) -> Tensor:
-        """The mean of each feature over its picture, (B, D, 1, 1), of what `cut` returned."""
+        """The mean of each feature over its picture, (B, D, 1, 1), of the result of `cut`."""
         return x_BDHW.mean(dim=(2, 3), keepdim=True)
 
     def most(self, x_BDHW: Tensor) -> Tensor:

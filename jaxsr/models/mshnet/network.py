@@ -79,7 +79,7 @@ class AttentionResidualBlock(nn.Module):
 
 
 class MSHNet(nn.Module):
-    """Marks small targets; see `forward` for what comes out."""
+    """Marks small targets; see `forward` for its results."""
 
     def __init__(self, config: MSHNetConfig | None = None) -> None:
         super().__init__()
@@ -114,10 +114,10 @@ class MSHNet(nn.Module):
           image_BCHW: the normalised images.
           heads: "final" for the trained network's answer, (B, 1, H, W); "all" for a tuple of it and
             each head's, from full size (B, 1, H, W) down to (B, 1, H/8, W/8); "warmup" for the
-            finest head's alone, (B, 1, H, W), which is what the first epochs train.
+            finest head's alone, (B, 1, H, W), which the first epochs train.
           size_B2: height and width of each picture, where they are of several sizes: each in the
             top left of its canvas, and computed as though it were alone. They too must be such
-            multiples. What comes out beyond them means nothing. For evaluation only.
+            multiples. Results beyond these sizes mean nothing. For evaluation only.
 
         Raises:
           ValueError: other channels, sides that are no such multiple, an unknown `heads`, or sizes

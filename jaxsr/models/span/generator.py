@@ -1,14 +1,14 @@
 """SPAN: super-resolution with parameter-free attention (Wan et al. 2024, arXiv:2311.12770).
 
 Images are NCHW in [-1, 1]. Each block weighs its features by an odd function of themselves,
-sigmoid(x) - 0.5, instead of a learned attention; nothing is normalised, so what a pixel depends on
-is finite and an image can be cut into tiles exactly. 426,288 parameters once merged. Departures:
+sigmoid(x) - 0.5, instead of a learned attention; nothing is normalised, so the receptive field is
+finite and an image can be cut into tiles exactly. 426,288 parameters once merged. Departures:
 
 - A convolution that is trained in factors is always run merged, in training too. The published code
   runs the factors one after the other in training and merged in evaluation, and the two disagree
   along the image's border, where the first factor's bias meets the padding.
-- The network predicts what is missing from the bicubic enlargement, and starts as that enlargement.
-  Its output may leave [-1, 1] a little: clip where pixels are made of it.
+- The network predicts the residual to the bicubic enlargement, and starts as that enlargement. Its
+  output may leave [-1, 1] a little: clip where pixels are made of it.
 - `block="residual"` puts EDSR's block (Lim et al. 2017, arXiv:1707.02921) in the place of SPAN's,
   whose products of small numbers pass little gradient at first: for runs of hours, not days.
 """
@@ -74,7 +74,7 @@ class AttentionBlock(nn.Module):
 
     def forward(self, x_BDhw: Tensor) -> tuple[Tensor, Tensor]:
         """The block's output and its first activation, which the network's end also reads."""
-        # Activated: the published code's SiLU works in place on what it then returns.
+        # Activated: the published code's SiLU changes the returned tensor in place.
         first = F.silu(self.c1_r(x_BDhw))
         third = self.c3_r(F.silu(self.c2_r(first)))
         return (third + x_BDhw) * (torch.sigmoid(third) - 0.5), first
