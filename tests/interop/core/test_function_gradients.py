@@ -10,6 +10,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from jaxsr.interop import to_jax
+from tests.calls import Call
 
 X = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
 
@@ -186,12 +187,3 @@ def test_a_gradient_of_another_shape_is_refused():
     model = to_jax(Call(Summed.apply))
     with pytest.raises(ValueError, match=r"gradient of shape \(\) for input 0 of shape \(3, 4\)"):
         jax.grad(lambda x: model.apply({}, {}, x)[0].sum())(X)
-
-
-class Call(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs):
-        return self.function(*inputs)

@@ -14,6 +14,7 @@ from jaxsr.interop import to_jax
 from jaxsr.interop._core import index_bounds
 from jaxsr.interop._core.index_bounds import checked_torch, collecting_indices
 from jaxsr.interop.errors import IndexOutsideError, UnsupportedTorchError
+from tests.calls import Call
 
 IMAGE = torch.randn(2, 5, 3, 4, generator=torch.Generator().manual_seed(0))
 
@@ -151,15 +152,6 @@ def _caught_elsewhere(index):
     except LookupError:
         factor = 2
     return _looked_up(index) * factor
-
-
-class Call(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs):
-        return self.function(*inputs)
 
 
 @pytest.mark.parametrize("function", [_caught, _suppressed, _caught_above])

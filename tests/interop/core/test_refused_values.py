@@ -4,12 +4,13 @@ import jax
 import numpy as np
 import pytest
 import torch
-from torch import distributions, nn
+from torch import distributions
 from torch.nn import functional as F
 
 from jaxsr.interop import to_jax
 from jaxsr.interop._core.index_bounds import checked_torch, collecting_indices
 from jaxsr.interop.errors import RefusedValueError, UnsupportedTorchError
+from tests.calls import Call
 
 X = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
 SINGULAR = torch.tensor([[1.0, 0], [0, 0]])
@@ -112,15 +113,6 @@ NAN_INSTEAD = {
     "ctc": (_ctc, _whole(9), _whole(5)),
     "fake_quantize": (_quantized, _whole(999), _whole(9)),
 }  # fmt: skip
-
-
-class Call(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
 
 
 def _programs(function):

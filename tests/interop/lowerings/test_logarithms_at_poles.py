@@ -6,18 +6,9 @@ import numpy as np
 import pytest
 import scipy.special
 import torch
-from torch import nn
 
 from jaxsr.interop import to_jax
-
-
-class Call(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs):
-        return self.function(*inputs)
+from tests.calls import Call
 
 
 @pytest.mark.parametrize(("function", "pole"), [(torch.xlogy, 0), (torch.special.xlog1py, -1)])

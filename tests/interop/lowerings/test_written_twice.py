@@ -1,7 +1,5 @@
 """Writes at equal indices, running sums of narrow integers, random states of the process."""
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,15 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from jaxsr.interop import UnsupportedTorchError, to_jax
-
-
-class Call(nn.Module):
-    def __init__(self, function: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        return self.function(*inputs)
+from tests.calls import Call
 
 
 def _assigned(x: Tensor, v: Tensor) -> Tensor:
