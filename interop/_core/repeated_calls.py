@@ -26,7 +26,7 @@ def of_call(array: ArrayLike, number: int) -> jax.Array:
 
 
 def equal_calls(program: Callable[[], Sequence[Any]]) -> bool:
-    """Whether several calls give the same, each of the arrays that are its own (`of_call`).
+    """Whether several calls compute alike, each from its own parameters and buffers (`of_call`).
 
     Args:
       program: runs them, and returns the result of each, a pytree.
@@ -57,8 +57,8 @@ def _numbers(closed: ClosedJaxpr, known: dict[Any, int], call: int) -> list[int]
 
     Args:
       closed: the program of all calls.
-      known: the numbers of what computes, for all calls.
-      call: whose arrays have the numbers of "its own".
+      known: the numbers so far; calls are compared by one table.
+      call: number of the call whose own arrays have the same numbers as those of other calls.
     """
     of_variable: dict[Var, int] = {}
 
@@ -89,13 +89,11 @@ def _digest(value: Any) -> Any:
     return (array.shape, array.dtype.str, hash(array.tobytes()))
 
 
-def _parameters(params: dict[str, Any], own: str) -> tuple:
-    def is_own(value: Any) -> bool:
-        return isinstance(value, str) and value == own
+def _parameters(params: dict[str, Any], label: str) -> tuple:
+    def without_label(value: Any) -> Any:
+        return "" if isinstance(value, str) and value == label else _parameter(value)
 
-    return tuple(
-        (name, "" if is_own(params[name]) else _parameter(params[name])) for name in sorted(params)
-    )
+    return tuple((name, without_label(params[name])) for name in sorted(params))
 
 
 def _parameter(value: Any) -> Any:

@@ -1,9 +1,9 @@
 """Tensors over the memory of parameters and buffers: which there are, and what becomes of them.
 
 In torch `self.t = self.weight.data` follows the weight. Here each parameter and buffer is an array
-of its own, so such a tensor is a view that each trace makes of it. All others are
-refused: registered tensors that overlap, NumPy arrays over a trained parameter, constants over a
-buffer that forward writes.
+of its own, so such a tensor is a view that each trace makes of it. All others are refused:
+registered tensors that overlap, NumPy arrays over a trained parameter, constants over a buffer that
+forward writes.
 """
 
 import copy

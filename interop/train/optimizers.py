@@ -66,11 +66,16 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     return optax.join_schedules([rise, main], [config.warmup_steps])
 
 
+def _of_optax(name: str) -> tuple[Any, list[str]]:
+    """A function of optax as `optax:lion` names it, and its parameters; none where it has none."""
+    where, _, attribute = name.partition(":")
+    function: Any = getattr(importlib.import_module(where), attribute, None)
+    return function, list(inspect.signature(function).parameters) if callable(function) else []
+
+
 def _schedule_of_optax(config: OptimizerConfig, span: int) -> optax.Schedule:
     """A schedule by its name, over `span` updates."""
-    where, _, name = config.schedule.partition(":")
-    maker: Any = getattr(importlib.import_module(where), name, None)
-    takes = list(inspect.signature(maker).parameters) if callable(maker) else []
+    maker, takes = _of_optax(config.schedule)
     rates = [each for each in ("peak_value", "init_value", "value") if each in takes]
     if not rates:
         raise InputError(
@@ -153,15 +158,13 @@ def _counting() -> optax.GradientTransformation:
 def _rule_of_optax(
     config: OptimizerConfig, schedule: optax.Schedule
 ) -> optax.GradientTransformation:
-    where, _, name = config.optimizer.partition(":")
-    rule: Any = getattr(importlib.import_module(where), name, None)
-    takes = list(inspect.signature(rule).parameters) if callable(rule) else []
-    if rule is None or "learning_rate" not in takes:
+    rule, takes = _of_optax(config.optimizer)
+    if "learning_rate" not in takes:
         raise InputError(
             f"optimizer {config.optimizer} is not a rule of optax {optax.__version__} with a "
             "learning rate; give another name, or return it from your task's optimizer method"
         )
-    if name.startswith("schedule_free"):
+    if ":schedule_free" in config.optimizer:
         raise InputError(
             f"optimizer {config.optimizer} validates other weights than it trains, which jaxsr's "
             "step does not; use wsd as the schedule"

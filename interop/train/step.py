@@ -178,7 +178,7 @@ def convert(
 
 
 def _refuse_tied_networks(model: JaxModule, networks: set[str]) -> None:
-    """Refuses trained parameters that a player's network has in common with the world outside it.
+    """Refuses trained parameters that a player's network shares with modules outside it.
 
     A player's optimiser moves what has the network's name, and a tied parameter has only one.
     """
@@ -189,7 +189,7 @@ def _refuse_tied_networks(model: JaxModule, networks: set[str]) -> None:
             if not name.startswith(f"{network}."):
                 raise UnsupportedTorchError(
                     f"{alias} and {name} are one parameter, which the optimiser of {network} would "
-                    "not move; keep it in that network alone and pass what it computes, or use "
+                    "not move; keep it in that network alone and pass its results, or use "
                     "--engine torch"
                 )
 

@@ -38,8 +38,7 @@ class DetectorOptions(ModelOptions, LaneFoldingOptions, ComputeOptions):
     def detector(self) -> "Detector":
         """Loads the network; JAX's platform must be fixed already; see `load_detector`."""
         if self.model is None:
-            line = "weights: jaxsr's own, trained on drawn scenes alone; --model names others"
-            print(line)
+            print("weights: jaxsr's own, trained on drawn scenes alone; --model names others")
         from jaxsr.detection.detector import load_detector
 
         return load_detector(

@@ -27,10 +27,8 @@ from jaxsr.models.weight_files import load_weights
 
 KINDS: Mapping[str, Kind] = {"super-resolution": "restorer", "detection": "detector"}
 """The kind of network that each task trains."""
-
-
 _LARGEST_MULTIPLE = 2**16
-"""More than the side of any picture must be divisible by."""
+"""Pixels. Images are padded to a multiple, and a larger one is damage."""
 
 
 def load_own_network(

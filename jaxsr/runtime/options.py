@@ -56,11 +56,11 @@ _OF_MODELS = ("*.safetensors", "*.gguf", "*config.json", "tokenizer*", "*.index.
 
 
 def _check_outputs(options: Mapping[str, Any]) -> None:
-    """Refuses an output that would replace what the command reads, or another output."""
+    """Refuses an output that would replace an input of the command, or another output."""
     paths = [
         (name, os.path.realpath(text), text)
         for name, value in options.items()
-        if name != "resume"  # a saved cache may be replaced by what goes on from it
+        if name != "resume"  # a run may replace the cache that it went on from
         for text in (value if isinstance(value, tuple) else (value,))
         if isinstance(text, str | Path) and "\0" not in str(text)
     ]

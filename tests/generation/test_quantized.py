@@ -84,8 +84,8 @@ def test_layer_is_the_same_under_jax(name):
     layer = LAYERS[name]() if name in LAYERS else w8a8()
     model = to_jax(layer.eval())
     stored = layer.levels if isinstance(layer, LevelsLinear) else layer.weight
-    held = model.buffers["levels" if isinstance(layer, LevelsLinear) else "weight"]
-    assert held.dtype.itemsize == stored.element_size() == 1  # quantised in memory there, too
+    placed = model.buffers["levels" if isinstance(layer, LevelsLinear) else "weight"]
+    assert placed.dtype.itemsize == stored.element_size() == 1  # quantised in memory there, too
     got, _ = jax.jit(model.apply)(model.params, model.buffers, X.numpy())
     error = np.abs(got - layer(X).numpy())
     if name == "w8a8":

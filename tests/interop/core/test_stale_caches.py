@@ -13,9 +13,9 @@ X = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
 
 
 class Anchored(nn.Module):
-    """A network that is held to what it was at first, or to something else of its weight."""
+    """Reads an anchor that the first call makes, of its weight, of a count or of constants."""
 
-    kept = None
+    anchor = None
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -36,9 +36,9 @@ class Anchored(nn.Module):
 
 class OfWeight(Anchored):
     def extra(self, x):
-        if self.kept is None:
-            self.kept = self.weight.detach().clone()
-        return x @ (self.weight - self.kept)
+        if self.anchor is None:
+            self.anchor = self.weight.detach().clone()
+        return x @ (self.weight - self.anchor)
 
 
 class InTable(Anchored):
@@ -50,26 +50,26 @@ class InTable(Anchored):
 
 class OfCount(Anchored):
     def extra(self, x):
-        if self.kept is None:
-            self.kept = self.count + 1
+        if self.anchor is None:
+            self.anchor = self.count + 1
         self.count += 1
-        return x * self.kept * self.count
+        return x * self.anchor * self.count
 
 
 class View(Anchored):
     """Follows the weight in torch as well."""
 
     def extra(self, x):
-        if self.kept is None:
-            self.kept = self.weight.detach()
-        return x @ self.kept
+        if self.anchor is None:
+            self.anchor = self.weight.detach()
+        return x @ self.anchor
 
 
 class OfConstants(Anchored):
     def extra(self, x):
-        if self.kept is None:
-            self.kept = self.frequencies.cos()
-        return x * self.kept
+        if self.anchor is None:
+            self.anchor = self.frequencies.cos()
+        return x * self.anchor
 
 
 class EveryCall(Anchored):
@@ -90,7 +90,7 @@ class OldWeightNorm(Anchored):
 @pytest.mark.parametrize("kind", [OfWeight, InTable, OfCount])
 def test_what_torch_would_keep_is_refused(kind):
     model = to_jax(kind())
-    with pytest.raises(UnsupportedTorchError, match=r"changes `self\.(kept|table)"):
+    with pytest.raises(UnsupportedTorchError, match=r"changes `self\.(anchor|table)"):
         model.apply(model.params, model.buffers, X, train=True)
 
 
@@ -112,10 +112,10 @@ def test_what_follows_the_state_passes(kind):
     for _ in range(3):
         reference.zero_grad()
         reference(torch.from_numpy(X)).square().sum().backward()
-        found, buffers = gradients(params, buffers)
-        params = {name: value - 0.01 * found[name] for name, value in params.items()}
+        slopes, buffers = gradients(params, buffers)
+        params = {name: value - 0.01 * slopes[name] for name, value in params.items()}
         with torch.no_grad():
             for name, parameter in reference.named_parameters():
                 expected = parameter.grad.numpy()
-                np.testing.assert_allclose(found[name], expected, rtol=1e-4, atol=1e-4)
+                np.testing.assert_allclose(slopes[name], expected, rtol=1e-4, atol=1e-4)
                 parameter.sub_(0.01 * parameter.grad)

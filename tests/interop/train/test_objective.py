@@ -88,8 +88,8 @@ class Pair(Objective):
         return shared["made"].square().mean()
 
     def second(self, shared, batch):
-        found = ONE * ("seen" in shared)
-        return self.b(batch["x"]).square().mean(), {"found": found}
+        is_seen = ONE * ("seen" in shared)
+        return self.b(batch["x"]).square().mean(), {"is_seen": is_seen}
 
 
 @pytest.mark.parametrize(("names", "network"), [(("a", "b"), "b"), (("before", "a"), "a")])
@@ -110,4 +110,4 @@ def test_a_loss_of_torchs_engine_finds_nothing_that_another_put_into_what_is_sha
     step = TorchStep(
         Pair(), dict.fromkeys(names, OptimizerConfig()), dict.fromkeys(names, 1), exported="a"
     )
-    assert step.train_step("both", {"x": np.ones((3, 2), np.float32)})["b/found"] == 0
+    assert step.train_step("both", {"x": np.ones((3, 2), np.float32)})["b/is_seen"] == 0
