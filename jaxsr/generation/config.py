@@ -26,7 +26,7 @@ class GenerateConfig(SamplingOptions, AotOptions):
     hub: ORG/NAME, ORG/NAME@REVISION, hf:ORG/NAME:FILE.gguf."""
     implementation: Literal["auto", "own", "transformers"] = "auto"
     """`own`: jaxsr's networks for Llama and Qwen3. `transformers`: the code of the model's own
-    family. `auto`: own where there is one, which is faster."""
+    family. `auto`: own where there is one."""
     draft_model: Path | None = None
     """A smaller model with the same tokenizer, folder or .gguf file. It proposes tokens, of which
     the model checks several in one forward; greedy tokens stay the same."""
