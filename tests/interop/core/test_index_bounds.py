@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+from typing import Any
 
 import jax
 import numpy as np
@@ -169,7 +170,7 @@ def test_an_index_that_is_known_may_be_outside(index):
 
 
 def test_code_without_a_module_looks_up():
-    names = {"rows": IMAGE[0, 0]}
+    names: dict[str, Any] = {"rows": IMAGE[0, 0]}
     exec("def function(index):\n    return rows[index]", names)
     assert "__name__" not in names
     model, index = to_jax(Call(names["function"])), np.array([2, 0])
