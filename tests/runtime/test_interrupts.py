@@ -148,3 +148,27 @@ KERNEL = """
 def test_one_signal_during_a_kernel_closes_what_is_open(number, line):
     status, output, errors = run_program(KERNEL, number, until="inside")
     assert (status, output, errors) == (ExitStatus.INTERRUPTED, "closed\n", line)
+
+
+DESTRUCTOR = """
+        class Slow:
+            def __del__(self):
+                print("inside", flush=True)
+                time.sleep(1)
+
+        Slow()
+        time.sleep(5)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "line"),
+    [
+        (signal.SIGINT, "jaxsr: interrupted\n"),
+        pytest.param(signal.SIGTERM, "jaxsr: ended by SIGTERM\n", marks=pytest.mark.slow),
+        (signal.SIGHUP, "jaxsr: ended by SIGHUP\n"),
+    ],
+)
+def test_a_signal_where_python_drops_exceptions_comes_later(number, line):
+    status, output, errors = run_program(DESTRUCTOR, number, until="inside")
+    assert (status, output, errors) == (ExitStatus.INTERRUPTED, "closed\n", line)
