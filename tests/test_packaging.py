@@ -22,9 +22,11 @@ def test_every_package_on_disk_is_listed():
     )
     packages = set()
     for name, home in HOMES.items():
-        for init in home.rglob("__init__.py"):
-            parts = init.parent.relative_to(home).parts
-            if name != "jaxsr" or parts[:1] not in (("ops",), ("interop",)):
+        files = (path for path in home.rglob("*") if path.is_file())
+        for folder in {path.parent for path in files}:
+            parts = folder.relative_to(home).parts
+            linked = name == "jaxsr" and parts[:1] in (("ops",), ("interop",))
+            if not linked and "__pycache__" not in parts:
                 packages.add(".".join((name, *parts)))
     assert listed == packages
 
