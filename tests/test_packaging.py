@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -42,6 +43,47 @@ def test_the_constraints_fit_the_dependencies():
         if not requirement.name.startswith("jaxsr") and requirement.marker is None:
             version = pins[canonicalize_name(requirement.name)]
             assert version in requirement.specifier, f"{requirement} does not admit {version}"
+
+
+def workflow_jobs() -> dict[str, dict]:
+    """Jobs of all workflows by their names."""
+    files = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    return {
+        name: job
+        for file in files
+        for name, job in yaml.safe_load(file.read_text())["jobs"].items()
+    }
+
+
+def test_workflows_install_with_each_python_of_the_classifiers():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    prefix = "Programming Language :: Python :: 3."
+    stated = {
+        text.removeprefix(prefix) for text in project["classifiers"] if text.startswith(prefix)
+    }
+    matrix = workflow_jobs()["versions"]["strategy"]["matrix"]["include"]
+    assert {row["python"] for row in matrix} == {f"3.{minor}" for minor in stated}
+    for row in matrix:
+        pins = [Requirement(pin) for pin in row["pins"].split()]
+        for requirement in map(Requirement, project["dependencies"]):
+            versions = [
+                str(p.specifier)[2:].replace("*", "0") for p in pins if p.name == requirement.name
+            ]
+            assert all(version in requirement.specifier for version in versions), row
+
+
+def test_jobs_that_install_from_git_have_the_whole_history():
+    """pip's partial clone of a shallow clone fetches without an end."""
+    names = set()
+    for name, job in workflow_jobs().items():
+        runs = " ".join(step.get("run", "") for step in job["steps"])
+        if ".ci/try-install" in runs or ".ci/release" in runs:
+            names.add(name)
+            checkout = next(
+                s for s in job["steps"] if s.get("uses", "").startswith("actions/checkout")
+            )
+            assert checkout.get("with", {}).get("fetch-depth") == 0, name
+    assert names == {"check", "install"}
 
 
 def test_windows_is_told_where_jaxsr_runs(monkeypatch):
