@@ -78,7 +78,7 @@ def test_each_extra_is_installed_where_tests_run():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
-    runs = "".join(step.get("run", "") for step in workflow_jobs()["slow"]["steps"])
+    runs = "".join(step.get("run", "") for step in workflow_jobs()["libraries"]["steps"])
     named = re.findall(r"\[([\w,-]+)\]", f"{runs} {extras['test'][0]}")
     installed = {name for names in named for name in names.split(",")}
     of_hardware, of_other_jobs = {"tpu", "cuda"}, {"docs", "bench"}
