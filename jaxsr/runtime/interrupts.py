@@ -44,11 +44,19 @@ def ignore_signals() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    # Where it is not imported, no kernel runs; to import it would load JAX for every command.
-    kernels = sys.modules.get("jaxsr.ops._cpu_calls")
-    if kernels is not None and kernels.is_put_off(number, frame):
+    if (kernels := _kernels()) is not None and kernels.is_put_off(number, frame):
         return
     raise KeyboardInterrupt(f"{_ENDED_BY}{signal.Signals(number).name}")
+
+
+def _kernels() -> Any:
+    """The module of CPU kernels, if it is there: to import it would load JAX for every command."""
+    return sys.modules.get("jaxsr.ops._cpu_calls")
+
+
+def _times_repeated(number: int) -> int:
+    of_kernels = getattr(_kernels(), "repeated", [])
+    return [*_repeated, *of_kernels].count(number)
 
 
 def _once_more(hook: Callable[[Any], object]) -> Callable[[Any], None]:
@@ -83,7 +91,7 @@ def _watch(reader: int) -> None:
     while select.select([reader], [], [], _GRACE_S if reason else None)[0]:
         numbers = os.read(reader, 64)
         interrupts += numbers.count(signal.SIGINT)
-        if interrupts > 1 + _repeated.count(signal.SIGINT):
+        if interrupts > 1 + _times_repeated(signal.SIGINT):
             reason = "interrupted"
             break
         for number in _TERMINATIONS:
