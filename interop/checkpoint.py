@@ -367,7 +367,11 @@ def _without_late_tracebacks() -> Generator[None]:
       DamagedFileError: the block raised anything; it has the first line of it.
     """
     asyncio_log, hook, text = logging.getLogger("asyncio"), sys.unraisablehook, ""
-    asyncio_log.disabled, sys.unraisablehook = True, lambda _: None
+    asyncio_log.disabled = True
+    # Interrupts are for the program's own hook, which sends them again.
+    sys.unraisablehook = lambda dropped: (
+        hook(dropped) if issubclass(dropped.exc_type, KeyboardInterrupt) else None
+    )
     try:
         with _lenient_loops(), warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # a coroutine was never awaited

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from jaxsr.errors import InputError, printable
+from jaxsr.errors import InputError, did_you_mean, printable
 
 Options = TypeVar("Options")
 _UNFIT = object()
@@ -48,7 +48,8 @@ def from_values(kind: type[Options], values: Mapping[str, Any], *, prefix: str =
     for name in values:
         if name not in fields:
             shown = printable(f"{prefix}{name}", 80)
-            raise InputError(f"there is no option {shown} of this task; {_CORRECT}")
+            near = did_you_mean(name, fields)
+            raise InputError(f"there is no option {shown} of this task{near}; {_CORRECT}")
     for name, field in fields.items():
         if name not in values and field.default is field.default_factory is dataclasses.MISSING:
             raise InputError(f"{prefix}{name} is missing, and has no default; add it to the file")

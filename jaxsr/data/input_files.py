@@ -8,9 +8,12 @@ macOS's ._photo.jpg, which is not a photo.
 import errno
 import os
 import stat
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from jaxsr.errors import first_of
 
 _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
     (stat.S_ISFIFO, "a FIFO, not a file"),
@@ -30,6 +33,13 @@ class Listing:
     """(path, reason) of each irregular file, and each folder that is listed under another name."""
     unreadable: list[tuple[Path, str]] = field(default_factory=list)
     """(path, reason) of folders that cannot be listed, and of broken links."""
+
+    def notes(self) -> list[str]:
+        """A line for each reason why files were passed over."""
+        by_reason: dict[str, list[str]] = defaultdict(list)
+        for path, reason in self.passed_over:
+            by_reason[reason].append(str(path))
+        return [f"passed over {first_of(names)}: {reason}" for reason, names in by_reason.items()]
 
 
 def special_kind(path: Path) -> str | None:

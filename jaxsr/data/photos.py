@@ -19,13 +19,14 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from jaxsr.data.archives import COMPRESSED_ENDINGS, archived_files, is_archive
+from jaxsr.data.archives import archived_files, is_archive
 from jaxsr.data.decode import claims_to_be_picture, decode_rgb, picture_size
 from jaxsr.data.held_out import is_held_out
 from jaxsr.data.host_cache import PixelCache
 from jaxsr.data.input_files import Listing, list_files
 from jaxsr.data.picture_file import ChangedFileError, UnreadablePicture
 from jaxsr.data.same_photos import same_photos
+from jaxsr.data.sources import unread_kind
 from jaxsr.errors import InputError, MissingFileError, counted, first_of, printable
 
 BUILT_IN_TRAINING = (
@@ -45,7 +46,6 @@ and gray textures beside them are left out: they teach a colour model little abo
 BUILT_IN_VALIDATION = ("skimage/data/chelsea.png", "sklearn/datasets/images/china.jpg")
 """An animal's fur and a building's fine lines, neither of which has a sibling in the other list."""
 
-_COMPRESSED = "compressed: unpack it, or make a plain .tar of its files"
 _NAMED = 8  # files that a message names before it says "and n more"
 _log = logging.getLogger(__name__)
 
@@ -423,8 +423,8 @@ def _search(folder: Path) -> tuple[dict[str, Path], list[BadFile]]:
         listing, folder = Listing(files=[folder]), folder.parent
     elif folder.is_dir():
         listing = list_files(folder)
-    elif folder.suffix.lower() in COMPRESSED_ENDINGS:
-        raise InputError(f"{folder} is {_COMPRESSED}")
+    elif kind := unread_kind(folder):
+        raise InputError(f"{folder} is {kind}")
     else:
         raise InputError(f"{folder} is a file, not a folder; give the folder that holds it")
     files: list[Path] = []
@@ -452,16 +452,16 @@ def _search(folder: Path) -> tuple[dict[str, Path], list[BadFile]]:
         )
     for path in files:
         name = path.relative_to(folder).as_posix()
-        if path.suffix.lower() in COMPRESSED_ENDINGS:
-            listing.passed_over.append((path, _COMPRESSED))
+        if kind := unread_kind(path):
+            listing.passed_over.append((path, kind))
             continue
         try:
             if claims_to_be_picture(path):
                 pictures[name] = path
         except OSError as error:
             bad.append(BadFile(name, _reason(error)))
-    for path, reason in listing.passed_over:
-        _log.warning("passed over %s: %s", printable(path), reason)
+    for note in listing.notes():
+        _log.warning("%s", note)
     return pictures, bad
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from jaxsr.data.archives import COMPRESSED_ENDINGS
 from jaxsr.data.input_files import list_files, special_kind
 from jaxsr.data.picture_file import ENDINGS, READ_ONLY_ENDINGS
 from jaxsr.errors import FileAccessError, counted, first_of
@@ -14,6 +15,16 @@ SEARCHED_ENDINGS = frozenset((*READ_ONLY_ENDINGS, *(e for each in ENDINGS.values
 """Endings of files that are taken for pictures in a folder."""
 _VIDEO_ENDINGS = "mp4 m4v mov mkv webm avi ts mts m2ts mpg mpeg vob flv 3gp ogv"
 VIDEO_ENDINGS = frozenset(f".{ending}" for ending in _VIDEO_ENDINGS.split())
+
+
+def unread_kind(path: Path) -> str | None:
+    """Kind of a file that has images and is not read for training, and how to get at them."""
+    ending = path.suffix.lower()
+    if ending in COMPRESSED_ENDINGS:
+        return "compressed: unpack it, or make a plain .tar of its files"
+    if ending in VIDEO_ENDINGS:
+        return "a video: write its frames into a folder with ffmpeg -i VIDEO FOLDER/%06d.png"
+    return None
 
 
 @dataclass(frozen=True)

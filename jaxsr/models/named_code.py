@@ -97,7 +97,7 @@ def check_run_names(source: Path, named: Iterable[object], words: Iterable[str])
             if library in (*LIBRARIES, *_OPTAX) or any(name in word for word in words):
                 continue
             raise InputError(
-                f"{source} names the code {name}, and a run folder runs no code of its choice; "
+                f"{source} names the code {name}, and a configuration runs no code of its choice; "
                 f"where you trust it, name {name} in the command, as when the run began"
             )
 

@@ -220,7 +220,7 @@ def parse_options(
       prog: the command as its help names it.
       description: first paragraph of the help. Default: the docstring of `kind`.
       replaced: options of earlier releases → what to give instead.
-      elsewhere: ends an error about an unknown option that resembles none of these.
+      elsewhere: ends an error about an option that others have; empty where none has it.
       first: a dataclass of options that were read before, for the help alone.
       **options: further ones for `tyro.cli`, `default` for example.
 
@@ -254,10 +254,12 @@ def parse_options(
             if any(word.partition("=")[0] == option for word in arguments):
                 raise InputError(f"{option} is now {successor}; see {prog} --help") from None
         error = _in_our_words(box.getvalue(), arguments)
-        if match := re.fullmatch(r"unknown option (\S+)", error):
-            names = [f"--{field.name.replace('_', '-')}" for field in _fields(kind, first)]
-            near = did_you_mean(match[1], [*names, "--help", "--quiet", "--version"])
-            error += near or (elsewhere(match[1]) if elsewhere else "")
+        if match := re.match(r"unknown option (\S+)", error):
+            if belongs := elsewhere(match[1]) if elsewhere else "":
+                error = match[0] + belongs
+            elif error == match[0]:
+                names = [f"--{field.name.replace('_', '-')}" for field in _fields(kind, first)]
+                error += did_you_mean(match[1], [*names, "--help", "--quiet", "--version"])
         raise InputError(f"{error}; see {prog} --help") from None
 
 
@@ -320,7 +322,8 @@ def _in_our_words(text: str, arguments: Sequence[str]) -> str:
     ):
         value, option, choices = match.groups()
         names = [n for n in choices.replace("'", "").strip(",").split(", ") if n != "None"]
-        return f"{option} must be one of {', '.join(names)}, got {value}"
+        several = "; separate several by spaces" if "," in value else ""
+        return f"{option} must be one of {', '.join(names)}, got {value}{several}"
     if match := re.match(r"Missing value for argument '(.*?)'", text):
         return f"{match[1]} needs a value"
     if match := re.match(r"Missing from .*?: (--\S+ )?(\S+) (.*?)\.? \(required\)", text):

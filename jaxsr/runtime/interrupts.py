@@ -10,13 +10,18 @@ import select
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 from jaxsr.runtime.exit_status import ExitStatus
 
 _GRACE_S = 10.0
 """Seconds that an interrupted program has to close its files."""
 _TERMINATIONS = (signal.SIGTERM, signal.SIGHUP)
+_ENDED_BY = "ended by "
+_repeated: list[int] = []
+"""Signals that were sent again, and that `_watch` sees again."""
 
 
 def end_on_signals() -> None:
@@ -24,6 +29,7 @@ def end_on_signals() -> None:
     for number in _TERMINATIONS:
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, _interrupt)
+    sys.unraisablehook = _once_more(sys.unraisablehook)
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -38,11 +44,37 @@ def ignore_signals() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    # Where it is not imported, no kernel runs; to import it would load JAX for every command.
-    kernels = sys.modules.get("jaxsr.xla_calls.calls")
-    if kernels is not None and kernels.is_put_off(number, frame):
+    if (kernels := _kernels()) is not None and kernels.is_put_off(number, frame):
         return
-    raise KeyboardInterrupt(f"ended by {signal.Signals(number).name}")
+    raise KeyboardInterrupt(f"{_ENDED_BY}{signal.Signals(number).name}")
+
+
+def _kernels() -> Any:
+    """The module of CPU kernels, if it is there: to import it would load JAX for every command."""
+    return sys.modules.get("jaxsr.xla_calls.calls")
+
+
+def _times_repeated(number: int) -> int:
+    of_kernels = getattr(_kernels(), "repeated", [])
+    return [*_repeated, *of_kernels].count(number)
+
+
+def _once_more(hook: Callable[[Any], object]) -> Callable[[Any], None]:
+    """A hook that sends a signal again whose exception Python drops.
+
+    Exceptions end nothing in destructors and in callbacks of the garbage collector; XLA has one.
+    """
+
+    def receive(dropped: Any) -> None:
+        if not issubclass(dropped.exc_type, KeyboardInterrupt):
+            hook(dropped)
+            return
+        name = str(dropped.exc_value or "").removeprefix(_ENDED_BY)
+        _repeated.append(getattr(signal, name, signal.SIGINT))
+        main: Any = threading.main_thread().ident
+        threading.Timer(0.05, signal.pthread_kill, (main, _repeated[-1])).start()
+
+    return receive
 
 
 def _forget() -> None:
@@ -59,11 +91,11 @@ def _watch(reader: int) -> None:
     while select.select([reader], [], [], _GRACE_S if reason else None)[0]:
         numbers = os.read(reader, 64)
         interrupts += numbers.count(signal.SIGINT)
-        if interrupts > 1:
+        if interrupts > 1 + _times_repeated(signal.SIGINT):
             reason = "interrupted"
             break
         for number in _TERMINATIONS:
             if number in numbers and signal.getsignal(number) is _interrupt:
-                reason = f"ended by {number.name}"
+                reason = f"{_ENDED_BY}{number.name}"
     os.write(2, f"jaxsr: {reason}\n".encode())
     os._exit(ExitStatus.INTERRUPTED)

@@ -151,7 +151,7 @@ def read_config(path: Path, *, sealed: bool = False) -> ConfigFile:
     try:
         content = (by_hand or json.loads)(raw.decode())
         if not isinstance(content, dict):
-            raise TypeError(f"it holds a {type(content).__name__}")
+            raise TypeError(f"it holds a {type(content).__name__}" if content else "it is empty")
     except (ValueError, TypeError, RecursionError) as error:
         raise _damaged(path) if sealed else _not_a_config(path, error) from error
     if by_hand is not None and "options" not in content:

@@ -87,7 +87,7 @@ def test_a_file_takes_any_batch(tmp_path, capfd):
 
 def test_the_function_equals_torch():
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.GELU(), nn.Flatten()).eval()
-    program = jaxsr.export_stablehlo(net, torch.zeros(1, 3, 6, 6), platforms=("cpu", "tpu"))
+    program = jaxsr.export_stablehlo(net, torch.zeros(1, 3, 6, 6), platforms=("cpu", "tpu", "cpu"))
     assert program.platforms == ("cpu", "tpu")
     images = torch.randn(3, 3, 6, 6)
     stored = export.deserialize(program.serialize())
@@ -107,6 +107,7 @@ def test_the_function_equals_torch():
         (["exported_nets:Rows", "--input", "int64:2:5", "3,2,5"], 2, "share no batch axis"),
         (["exported_nets:Net", "--out", "absent/net.stablehlo"], 2, "no folder absent"),
         (["exported_nets:Net", "--out", "."], 2, "is a folder"),
+        (["exported_nets:Net", "--platforms", "cpu,tpu"], 2, "separate several by spaces"),
         (["exported_nets:Noisy"], 2, "draws random numbers in evaluation mode"),
         (["exported_nets:Noisy", "--fixed-batch"], 2, "make them an input of forward"),
         (["exported_nets:Spectrum"], 2, "give other platforms, or a fixed batch"),

@@ -86,6 +86,16 @@ def test_no_picture(tmp_path, on_bad_file):
     assert f"no image in {tmp_path}" in text and "give a folder" in text
 
 
+def test_videos_say_how_their_frames_become_images(tmp_path, caplog):
+    for number in range(5):
+        (tmp_path / f"{number}.mp4").write_bytes(b"a film")
+    assert "no image in" in _complaint(tmp_path)
+    frames = "a video: write its frames into a folder with ffmpeg -i VIDEO FOLDER/%06d.png"
+    (line,) = caplog.messages
+    assert line.endswith(f"2.mp4 and 2 more: {frames}")
+    assert _complaint(tmp_path / "0.mp4").endswith(f"0.mp4 is {frames}")
+
+
 BAD = {
     "zero.png": (lambda p: p.write_bytes(b""), "zero bytes"),
     "text.png": (lambda p: p.write_text("hello " * 100), "not an image"),

@@ -18,6 +18,7 @@ class Hub(BaseHTTPRequestHandler):
     files: dict[str, bytes]
     fault: str
     requested: list[str]
+    ranges: list[str]
     slowness_s = 20.0
 
     def do_HEAD(self):
@@ -50,9 +51,16 @@ class Hub(BaseHTTPRequestHandler):
         return self.sent(self.files[name], body=body, is_weights=name.endswith(".safetensors"))
 
     def sent(self, content, *, body, is_weights=False):
-        self.send_response(200)
+        digest, size = hashlib.sha256(content).hexdigest(), len(content)
+        part = self.headers.get("Range") if body else None
+        if part:
+            Hub.ranges.append(part)
+            content = content[int(part.removeprefix("bytes=").removesuffix("-")) :]
+        self.send_response(206 if part else 200)
+        if part:
+            self.send_header("Content-Range", f"bytes {size - len(content)}-{size - 1}/{size}")
         self.send_header("Content-Length", str(len(content)))
-        self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+        self.send_header("ETag", f'"{digest}"')
         self.send_header("X-Repo-Commit", COMMIT)
         self.end_headers()
         if is_weights and Hub.fault == "altered":
@@ -61,6 +69,9 @@ class Hub(BaseHTTPRequestHandler):
             self.wfile.write(content[:1])
             time.sleep(self.slowness_s)
             content = content[1:]
+        if is_weights and body and Hub.fault == "dropped once":
+            content, Hub.fault = content[: len(content) // 2], ""
+            self.close_connection = True
         if is_weights and Hub.fault == "cut":
             content = content[: len(content) // 2]
         if body:
@@ -79,7 +90,7 @@ class Hub(BaseHTTPRequestHandler):
 @contextmanager
 def serving(folder: Path, files: dict[str, bytes]) -> Iterator[dict[str, str]]:
     """The environment of a process that knows the server, whose caches lie in `folder`."""
-    Hub.fault, Hub.requested, Hub.files = "", [], files
+    Hub.fault, Hub.requested, Hub.ranges, Hub.files = "", [], [], files
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield {

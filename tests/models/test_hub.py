@@ -117,6 +117,34 @@ def test_what_does_not_arrive_whole_is_not_used(hub, fault):
     assert line.endswith("config.json model.safetensors tokenizer.json")
 
 
+def test_a_dropped_connection_goes_on_where_it_was(hub, tmp_path):
+    piece = 10 << 20  # of which huggingface_hub writes whole ones
+    Hub.files["model.safetensors"] = content = bytes(range(256)) * (piece // 256 * 2 + 1)
+    Hub.fault = "dropped once"
+    (line,) = hub("org/name")
+    assert line.endswith("config.json model.safetensors tokenizer.json")
+    assert Hub.ranges == [f"bytes={piece}-"]
+    assert next((tmp_path / "hf").rglob("model.safetensors")).read_bytes() == content
+
+
+def test_a_killed_download_is_not_used_and_made_up_for(hub, tmp_path):
+    Hub.files["model.safetensors"] = content = bytes(range(256)) * 100
+    Hub.fault = "slow"
+    code = "from jaxsr.models.hub import fetched; fetched('org/name')"
+    process = subprocess.Popen([sys.executable, "-c", code], env=os.environ | hub.settings)
+    while not any((tmp_path / "hf").rglob("*.incomplete")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    Hub.fault = ""
+    (offline,) = hub("org/name", HF_HUB_OFFLINE="1")
+    assert offline.startswith("MissingFileError") and offline.endswith("hf download org/name")
+    (line,) = hub("org/name")
+    assert line.endswith("config.json model.safetensors tokenizer.json")
+    assert next((tmp_path / "hf").rglob("model.safetensors")).read_bytes() == content
+
+
 @pytest.mark.parametrize(
     ("name", "reason"),
     [

@@ -212,6 +212,7 @@ def test_closed_streams(closed, tmp_path):
         (["--completion", "fish"], "--completion takes no value, got 'fish'"),
         (["train", "mshnt"], "no model family 'mshnt' to train (did you mean mshnet?)"),
         (["train", "--network", "a:B"], "it belongs to train super-resolution and train detection"),
+        (["train", "span", "--loss", "l1"], "--loss; it belongs to train super-resolution and"),
     ],
 )
 def test_what_is_mistyped_names_the_nearest(words, message, monkeypatch, capsys):

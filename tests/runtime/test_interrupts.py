@@ -148,3 +148,54 @@ KERNEL = """
 def test_one_signal_during_a_kernel_closes_what_is_open(number, line):
     status, output, errors = run_program(KERNEL, number, until="inside")
     assert (status, output, errors) == (ExitStatus.INTERRUPTED, "closed\n", line)
+
+
+BEFORE_A_KERNEL = """
+        import jax, jax.numpy as jnp
+        from jaxsr.ops import _cpu_calls as cpu_calls
+
+        @cpu_calls.kernel("test_quick")
+        def quick(inputs, outputs, attributes):
+            outputs[0][...] = inputs[0]
+
+        @jax.jit
+        def run(x):
+            x = jax.lax.fori_loop(0, 300_000, lambda _, a: jnp.sin(a) * 1.0001, x)
+            return cpu_calls.call(quick, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_cpu_enable_async_dispatch", False)  # in this thread
+        jax.block_until_ready(run(jnp.ones(1000)))
+        print("inside", flush=True)
+        run(jnp.ones(1000))
+        time.sleep(5)
+"""
+
+
+def test_one_interrupt_before_a_kernel_does_not_count_as_two():
+    status, output, errors = run_program(BEFORE_A_KERNEL, signal.SIGINT, until="inside")
+    assert (status, output, errors) == (ExitStatus.INTERRUPTED, "closed\n", "jaxsr: interrupted\n")
+
+
+DESTRUCTOR = """
+        class Slow:
+            def __del__(self):
+                print("inside", flush=True)
+                time.sleep(1)
+
+        Slow()
+        time.sleep(5)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "line"),
+    [
+        (signal.SIGINT, "jaxsr: interrupted\n"),
+        pytest.param(signal.SIGTERM, "jaxsr: ended by SIGTERM\n", marks=pytest.mark.slow),
+        (signal.SIGHUP, "jaxsr: ended by SIGHUP\n"),
+    ],
+)
+def test_a_signal_where_python_drops_exceptions_comes_later(number, line):
+    status, output, errors = run_program(DESTRUCTOR, number, until="inside")
+    assert (status, output, errors) == (ExitStatus.INTERRUPTED, "closed\n", line)

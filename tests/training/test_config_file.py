@@ -184,6 +184,8 @@ def test_a_file_written_by_hand_changes_a_preset(name, text, tmp_path):
         ),
         ("a.yaml", "family: span\nlr: fast", 'lr must be a number, got "fast"'),
         ("a.yaml", "family: span\nwidth: 3", "there is no option width"),
+        ("a.yaml", "family: span\nbatchs: 3", r"batchs of this task \(did you mean batch\?\)"),
+        ("a.yaml", "# nothing yet", "it is empty"),
         ("a.yaml", "family: span\npreset: huge", "no preset 'huge'; there are"),
         ("a.toml", "family = span", "TOMLDecodeError"),
         ("a.toml", "family = 'span'\nlr = 1\nlr = 2", "TOMLDecodeError"),

@@ -280,6 +280,7 @@ def test_torch_has_no_rules_of_optax():
         ({"schedule_args": '{"a": 1}'}, "schedule_args are for those of optax"),
         ({"schedule": "multistep"}, "needs milestones"),
         ({"schedule": "multistep", "milestones": (-5.0,)}, "must be above 0"),
+        ({"schedule": "multistep", "milestones": (0.5, 1.5)}, "or shares of the run below 1"),
         ({"schedule": "exponential"}, "never reaches 0"),
         ({"schedule": "wsd", "decay_share": 0.0}, "decay_share must be above 0"),
         ({"gamma": 2.0}, "gamma must be at most 1"),
