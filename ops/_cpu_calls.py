@@ -220,7 +220,7 @@ def _handle(name: str, function: Kernel, place: int) -> int | None:
         try:
             _run(function, place, inputs)
         except KeyboardInterrupt:  # it came just before the kernel, or after it
-            _send_later(signal.SIGINT)
+            _send_again(signal.SIGINT)
             _run(function, place, inputs)
     except BaseException as error:  # an exception must not leave a C function
         return _error(_FRAME.from_address(place)[_API], name, inputs, error)
@@ -235,7 +235,7 @@ def is_put_off(number: int, frame: types.FrameType | None) -> bool:
     """
     if frame is None or frame.f_code is not _handle.__code__:
         return False
-    _send_later(number)
+    _send_again(number)
     return True
 
 
@@ -304,6 +304,15 @@ _DEFERRED = [
 ]
 _signals: Any = importlib.import_module("_signal")
 """Python's functions in C. What Python wraps around them makes enumerations, at 10 µs a kernel."""
+
+
+sent_again: list[int] = []
+"""Signals that who watches by `signal.set_wakeup_fd` sees twice, once for each entry."""
+
+
+def _send_again(number: int) -> None:
+    sent_again.append(number)
+    _send_later(number)
 
 
 def _send_later(number: int) -> None:

@@ -16,6 +16,7 @@ from jaxsr.runtime.exit_status import ExitStatus
 
 _GRACE_S = 10.0
 """Seconds that an interrupted program has to close its files."""
+_KERNELS = "jaxsr.ops._cpu_calls"
 _TERMINATIONS = (signal.SIGTERM, signal.SIGHUP)
 
 
@@ -39,7 +40,7 @@ def ignore_signals() -> None:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     # Where it is not imported, no kernel runs; to import it would load JAX for every command.
-    kernels = sys.modules.get("jaxsr.ops._cpu_calls")
+    kernels = sys.modules.get(_KERNELS)
     if kernels is not None and kernels.is_put_off(number, frame):
         return
     raise KeyboardInterrupt(f"ended by {signal.Signals(number).name}")
@@ -59,7 +60,9 @@ def _watch(reader: int) -> None:
     while select.select([reader], [], [], _GRACE_S if reason else None)[0]:
         numbers = os.read(reader, 64)
         interrupts += numbers.count(signal.SIGINT)
-        if interrupts > 1:
+        kernels = sys.modules.get(_KERNELS)
+        repeated = kernels.sent_again.count(signal.SIGINT) if kernels is not None else 0
+        if interrupts - repeated > 1:
             reason = "interrupted"
             break
         for number in _TERMINATIONS:

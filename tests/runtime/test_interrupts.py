@@ -148,3 +148,36 @@ KERNEL = """
 def test_one_signal_during_a_kernel_closes_what_is_open(number, line):
     status, output, errors = run_program(KERNEL, number, until="inside")
     assert (status, output, errors) == (ExitStatus.INTERRUPTED, "closed\n", line)
+
+
+PUT_OFF = """
+        import jax, jax.numpy as jnp
+        from jaxsr.ops import _cpu_calls as cpu_calls
+
+        @cpu_calls.kernel("test_plus_one")
+        def plus_one(inputs, outputs, attributes):
+            outputs[0][...] = inputs[0] + 1
+
+        @jax.jit
+        def run(x):
+            x = jax.lax.fori_loop(0, 200_000, lambda _, a: jnp.sin(a) * 1.0001, x)
+            return cpu_calls.call(plus_one, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_cpu_enable_async_dispatch", False)  # in this thread
+        x = jnp.full(1000, 0.5)
+        jax.block_until_ready(run(x))
+        print("inside", flush=True)
+        jax.block_until_ready(run(x))
+        time.sleep(5)
+"""
+
+
+def test_one_signal_that_a_kernel_puts_off_counts_once():
+    # Seen when it came and when it was sent again, it was taken for a second Ctrl-C.
+    status, output, errors = run_program(PUT_OFF, signal.SIGINT, until="inside")
+    assert (status, output, errors) == (
+        ExitStatus.INTERRUPTED,
+        "closed\n",
+        "jaxsr: interrupted\n",
+    )
