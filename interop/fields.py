@@ -35,6 +35,8 @@ def number(
 def check_fields(config: Any) -> None:
     """Refuses values outside what a dataclass's fields state; whole numbers have 32 bits otherwise.
 
+    NaN and infinities are refused everywhere but in a user's own fields without bounds.
+
     Raises:
       InputError: a field has such a value.
     """
@@ -51,16 +53,15 @@ def check_fields(config: Any) -> None:
 
 
 def _check(name: str, value: float, bounds: Mapping[str, float] | None) -> None:
-    is_float = isinstance(value, float)  # a whole number may be beyond what math takes
-    is_infinite = is_float and math.isinf(value)
-    if (is_float and math.isnan(value)) or (bounds is not None and is_infinite):
+    # A whole number may be beyond what math takes.
+    if isinstance(value, float) and not math.isfinite(value):
         raise InputError(f"{name} must be finite, got {value}")
     for rule, bound in (bounds or {}).items():
         words, holds = _RULES[rule]
         if not holds(value, bound):
             raise InputError(f"{name} must be {words} {bound:,}, got {printable(value, 40)}")
     largest = _LARGEST if isinstance(value, int) else _LARGEST_FLOAT
-    if "most" not in (bounds or {}) and abs(value) > largest and not is_infinite:
+    if "most" not in (bounds or {}) and abs(value) > largest:
         raise InputError(f"{name} must be at most {largest:,}, got {printable(value, 40)}")
 
 

@@ -14,7 +14,9 @@ from jaxsr.errors import InputError, did_you_mean, printable
 
 Options = TypeVar("Options")
 _UNFIT = object()
-_CORRECT = "correct the file, or leave the entry out to get its default"
+_MISSING = dataclasses.MISSING
+_CORRECT = "correct the file"
+_LEAVE_OUT = f"{_CORRECT}, or leave the entry out to get its default"
 _WORDS = {
     bool: ("true or false", "values true or false"),
     int: ("a whole number", "whole numbers"),
@@ -49,17 +51,25 @@ def from_values(kind: type[Options], values: Mapping[str, Any], *, prefix: str =
         if name not in fields:
             shown = printable(f"{prefix}{name}", 80)
             near = did_you_mean(name, fields)
-            raise InputError(f"there is no option {shown} of this task{near}; {_CORRECT}")
-    for name, field in fields.items():
-        if name not in values and field.default is field.default_factory is dataclasses.MISSING:
-            raise InputError(f"{prefix}{name} is missing, and has no default; add it to the file")
-    return kind(**{name: _fitting(declared[name], v, prefix + name) for name, v in values.items()})
+            raise InputError(
+                f"there is no option {shown} of this task{near}; {_CORRECT}, or leave it out"
+            )
+    required = {n for n, f in fields.items() if f.default is f.default_factory is _MISSING}
+    for name in sorted(required - values.keys()):
+        raise InputError(f"{prefix}{name} is missing, and has no default; add it to the file")
+    return kind(
+        **{
+            name: _fitting(declared[name], value, prefix + name, required=name in required)
+            for name, value in values.items()
+        }
+    )
 
 
-def _fitting(kind: Any, value: Any, name: str) -> Any:
+def _fitting(kind: Any, value: Any, name: str, *, required: bool) -> Any:
     result = _converted(kind, value, name)
     if result is _UNFIT:
-        raise InputError(f"{name} must be {_meaning(kind)}, got {_shown(value)}; {_CORRECT}")
+        advice = _CORRECT if required else _LEAVE_OUT
+        raise InputError(f"{name} must be {_meaning(kind)}, got {_shown(value)}; {advice}")
     return result
 
 

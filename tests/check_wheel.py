@@ -1,4 +1,4 @@
-"""Looks into a built sdist and wheel, and runs what it installs; called by `.ci/run`, not by pytest.
+"""Looks into a built sdist and wheel, and runs what it installs; `.ci/run` calls it, not pytest.
 
 Usage: python check_wheel.py SDIST WHEEL, with the wheel's contents first on the import path.
 """

@@ -27,6 +27,7 @@ from jaxsr.data.picture_file import (
     has_late_exif,
     is_tiff,
     is_white_zero,
+    load_whole,
     meant_channels,
     opencv_samples,
     read_file,
@@ -92,7 +93,7 @@ def decode_rgb(
             deep = any(";16" in str(tile.args) for tile in image.tile)
             planes = isinstance(image, TiffImageFile) and _in_planes(image)
             if not planes:
-                image.load()  # also in the cases below, because it refuses a truncated file
+                load_whole(image, data)  # also in the cases below, as others fill truncated files
             if planes:
                 narrow = _by_tifffile(data)
             elif deep and image.mode in ("RGB", "RGBA", "RGBX", "LA"):

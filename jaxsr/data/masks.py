@@ -14,7 +14,13 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, UnidentifiedImageError
 
-from jaxsr.data.picture_file import ORIENTATION, UnreadablePicture, read_file, stored_size
+from jaxsr.data.picture_file import (
+    ORIENTATION,
+    UnreadablePicture,
+    load_whole,
+    read_file,
+    stored_size,
+)
 from jaxsr.data.picture_limits import too_large
 from jaxsr.errors import one_line
 
@@ -52,7 +58,7 @@ def read_mask(path: Path, *, threshold: int | None = None) -> Mask:
         with Image.open(io.BytesIO(data)) as image:
             if reason := too_large(stored_size(image)):
                 raise UnreadablePicture(reason)
-            image.load()
+            load_whole(image, data)
             values = _one_channel(image)
             orientation = int(image.getexif().get(ORIENTATION, 1))
     except UnreadablePicture:

@@ -1,6 +1,7 @@
 """The foundation of every reader of image files: file names of formats, and the decoders.
 
-Pillow decodes first, because it refuses a truncated file where OpenCV returns it half gray. It cuts
+Pillow decodes first, because it refuses a truncated file where OpenCV returns it half gray;
+`load_whole` refuses the pictures that Pillow fills up too. It cuts
 16-bit colour to 8 bits: there OpenCV takes over, and tifffile for TIFFs of separate planes and of
 gray with alpha, which both may decode wrongly without an error. `decode` makes 8-bit RGB of it,
 `jaxsr.restoration.pictures` keeps depth, alpha and metadata.
@@ -9,8 +10,10 @@ gray with alpha, which both may decode wrongly without an error. `decode` makes 
 import io
 import math
 import os
+import re
 import stat
 import struct
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -100,6 +103,103 @@ def png_chunks(file: io.BufferedIOBase) -> Iterator[tuple[bytes, int, int]]:
         file.seek(at + length + 4)
 
 
+def load_whole(image: Any, data: bytes) -> None:
+    """Decodes a picture that Pillow opened, all of it.
+
+    Pillow refuses a file that ends early. Pixels that the file does not contain though it seems
+    whole are black or gray to it: a compressed stream or a list of strips that is too short. A
+    progressive JPEG that lacks its last scans is whole, and blurred, as its standard allows.
+
+    Args:
+      image: opened, neither loaded nor changed.
+      data: its file's content.
+
+    Raises:
+      UnreadablePicture: some pixels are not in the file. Decoders raise other errors.
+    """
+    if image.format == "TIFF":
+        _check_segments(image.tag_v2, data)
+    image.load()
+    if image.format == "PNG":
+        _check_png(image, data)
+    elif image.format in ("JPEG", "MPO"):
+        _check_jpeg(image, data)
+
+
+_ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2))
+_ADAM7 += ((0, 1, 1, 2),)
+"""First column and row, and the steps, of the passes of an interlaced PNG."""
+
+
+def _check_png(image: Any, data: bytes) -> None:
+    width, height, depth, colour, interlaced = struct.unpack(">IIBBxxB", data[16:29])
+    # Unpacking once more takes as long as decoding. Missing rows are zeros, the last one too.
+    if not interlaced and np.asarray(image.crop((0, height - 1, width, height))).any():
+        return
+    bits, needed = depth * {2: 3, 4: 2, 6: 4}.get(colour, 1), 0
+    for x, y, step_x, step_y in _ADAM7 if interlaced else ((0, 0, 1, 1),):
+        if columns := len(range(x, width, step_x)):
+            needed += len(range(y, height, step_y)) * (1 + (columns * bits + 7) // 8)
+    chunks = png_chunks(io.BytesIO(data))
+    stream = b"".join(data[at : at + length] for name, at, length in chunks if name == b"IDAT")[2:]
+    unpacker, length = zlib.decompressobj(-zlib.MAX_WBITS), 0
+    while stream and length < needed:
+        length += len(unpacker.decompress(stream, 2**20))
+        stream = unpacker.unconsumed_tail
+    if length < needed and length + len(unpacker.flush()) < needed:
+        raise UnreadablePicture(f"truncated: its pixels unpack to {length:,} of {needed:,} bytes")
+
+
+def _check_jpeg(image: Any, data: bytes) -> None:
+    corner = np.asarray(image.crop((image.width - 1, image.height - 1, image.width, image.height)))
+    if np.isin(corner, (127, 128)).all() and (end := _jpeg_end(data)) is not None:
+        # Blocks that are missing are mid-gray. Bytes in front of the end marker are passed over if
+        # the blocks are complete, and else decoded in their place.
+        codes = b"\x5a\xa5\x3c" * 40
+        codes += b"".join(bytes((0xFF, 0xD0 + number)) + codes for number in range(8))
+        with type(image)(io.BytesIO(data[:end] + codes + data[end:])) as other:
+            if not np.array_equal(np.asarray(other), np.asarray(image)):
+                raise UnreadablePicture("truncated: its end marker precedes its last pixels")
+
+
+_JPEG_MARKER = re.compile(rb"\xff+([^\x00\xd0-\xd7\xff])")
+
+
+def _jpeg_end(data: bytes) -> int | None:
+    """Offset of the marker that ends a file's first JPEG image."""
+    at = 2
+    while marker := _JPEG_MARKER.search(data, at):
+        if marker[1] == b"\xd9":
+            return marker.end() - 2
+        at = marker.end() + int.from_bytes(data[marker.end() : marker.end() + 2], "big")
+    return None
+
+
+def _check_segments(tags: Mapping[int, Any], data: bytes | None = None) -> None:
+    """Refuses a TIFF with fewer strips or tiles than its size needs.
+
+    Args:
+      tags: of the page, by number.
+      data: the file, to see whether those that are JPEGs have an end.
+    """
+    width, height, kind = tags[256], tags[257], "tiles" if 322 in tags else "strips"
+    if kind == "tiles":
+        needed = -(-width // tags[322]) * -(-height // tags[323])
+    else:
+        needed = -(-height // max(min(tags.get(278, height), height), 1))
+    if tags.get(284) == 2:
+        needed *= tags.get(277, 1)
+    lists = [tags.get(324, tags.get(273)), tags.get(325, tags.get(279))]
+    lists = [each if isinstance(each, tuple) else (each,) for each in lists if each is not None]
+    segments = [*zip(*lists, strict=False)]
+    whole = sum(all(segment) for segment in segments[:needed])
+    if data is not None and tags.get(259) == 7 and len(lists) == 2:
+        ends = [data[at : at + length].rstrip(b"\0")[-2:] for at, length in segments[:needed]]
+        whole = min(whole, ends.count(b"\xff\xd9"))
+    if whole < needed:
+        raise UnreadablePicture(f"truncated: it has {whole} of {needed} {kind}")
+
+
 def has_late_exif(file: io.BufferedIOBase) -> bool:
     """Whether a PNG has EXIF behind its pixels, where Pillow finds it after decoding them."""
     late = False
@@ -185,6 +285,7 @@ def tifffile_samples(page: Any, *, max_pixels: int = MAX_PIXELS) -> Shaped[np.nd
         raise UnreadablePicture(
             f"{channels} samples of {page.bitspersample} bits a pixel, {page.imagedepth} deep"
         )
+    _check_segments({tag.code: tag.value for tag in page.tags})
     pixels = page.asarray()
     if page.planarconfig == 2 and pixels.ndim == 3:
         pixels = np.moveaxis(pixels, 0, -1)

@@ -7,6 +7,7 @@ module lies outside the folder that came with the file.
 
 import importlib.machinery
 import inspect
+import itertools
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,14 +23,16 @@ _OPTAX = ("optax", "optax.contrib")
 """Modules of which `--optimizer` and `--schedule` call nothing but rules and schedules."""
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _ENTRY = re.compile(r"[\w.-]+")
-_LOADING = re.compile(
-    r"(^|_)(pretrained|checkpoint|weights|download|url|hub|file|filename|path|dir|folder)(_|$)"
-)
-"""Names of arguments by which libraries open files or fetch them."""
-_SWITCHES = re.compile(r"(^|_)(pretrained|download)(_|$)")
-"""Those that do so when they are merely true."""
-_WEIGHTS = re.compile(r"(^|_)weights(_|$)")
+_SWITCHES = {"pretrained", "download"}
+"""Words in names of arguments by which libraries open files or fetch them when merely true."""
+_WEIGHTS = {"weights"}
 """Those that do so for true, torchvision's default, and for False, smp's."""
+_LOADING = {
+    *_SWITCHES, *_WEIGHTS, "checkpoint", "checkpoints", "ckpt", "url", "urls", "uri", "hub", "repo",
+    "file", "files", "filename", "filenames", "filepath", "path", "paths", "dir", "directory",
+    "folder", "root",
+}  # fmt: skip
+"""Those that do so for a text."""
 
 
 def source_path(name: str) -> Path | None:
@@ -134,8 +137,9 @@ def check_library_builder(path: Path, builder: str, arguments: Mapping[str, Any]
 
 
 def _check_argument(path: Path, name: str, value: Any) -> None:
-    by_name = _LOADING.search(name.lower()) is not None
-    switched = bool(value) and _SWITCHES.search(name.lower()) is not None
+    words = _words(name)
+    by_name = bool(words & _LOADING)
+    switched = bool(value) and bool(words & _SWITCHES)
     if isinstance(value, list) and not switched:
         for part in value:
             _check_argument(path, name, part)
@@ -147,7 +151,7 @@ def _check_argument(path: Path, name: str, value: Any) -> None:
     if isinstance(value, str):
         refused = value != "" and (by_name or _is_path(value))
     else:
-        for_weights = isinstance(value, bool) and _WEIGHTS.search(name.lower()) is not None
+        for_weights = isinstance(value, bool) and bool(words & _WEIGHTS)
         refused = switched or for_weights or isinstance(value, dict)
     if refused:
         raise InputError(
@@ -155,6 +159,12 @@ def _check_argument(path: Path, name: str, value: Any) -> None:
             "one; where you trust it, name the network yourself: --model library:NAME "
             f"--model-options JSON --weights {path}"
         )
+
+
+def _words(name: str) -> frozenset[str]:
+    """The words of a name, be it snake_case, kebab-case or camelCase, and two words as one."""
+    parts = [part.lower() for part in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
+    return frozenset((*parts, *map("".join, itertools.pairwise(parts))))
 
 
 def _is_path(text: str) -> bool:

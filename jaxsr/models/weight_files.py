@@ -8,6 +8,7 @@ scripts and libraries give them. Wrappers that training scripts add to a state d
 import mmap
 import pickle
 import tarfile
+import warnings
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -91,7 +92,10 @@ def _read_torch(path: Path) -> object:
         raise InputError(f"{path} is not a weights file: {instead}")
     try:
         _check_sizes(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            # It is loaded all the same, or the error says why not.
+            warnings.filterwarnings("ignore", "Detected pickle protocol", UserWarning)
+            return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         if "Unsupported" in str(error) or "GLOBAL" in str(error):
             raise InputError(

@@ -23,6 +23,7 @@ from jaxsr.data.picture_file import (
     gray_key,
     is_tiff,
     is_white_zero,
+    load_whole,
     meant_channels,
     opencv_samples,
     read_file,
@@ -102,7 +103,7 @@ def read_picture(path: Path, *, max_pixels: int = MAX_PIXELS) -> Picture:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
             _check_header(image, max_pixels)
             if image.format == "PNG":
-                image.load()  # notes may lie behind the samples
+                load_whole(image, data)  # notes may lie behind the samples
             notes = read_notes(image, data)  # before a TIFF is loaded, which turns it
             pixels, kind = _samples(image, data, max_pixels)
     except UnreadablePicture as error:
@@ -164,12 +165,13 @@ def _samples(image: Image.Image, data: bytes, max_pixels: int) -> tuple[np.ndarr
         in_planes = image.tag_v2.get(284) == 2 and len(bits) > 1 and max(bits) >= 8
         if in_planes and image.tag_v2.get(262) in (1, 2, 5):  # which Pillow has no decoder for
             return _deep(image, _deep_tiff(image, data, max_pixels), size)
-        image.load()  # refuses a file cut short, which the decoders below may fill up
+        load_whole(image, data)  # refuses truncated files, which the decoders below may fill up
         if max(bits) == 16 and len(bits) > 1:
             return _deep(image, _deep_tiff(image, data, max_pixels), size)
         pixels, kind = _shallow(image, data)
         return upright(pixels, _INVERSE.get(orientation, orientation)), kind
-    image.load()
+    if image.format != "PNG":
+        load_whole(image, data)
     image = with_gray_key(image, data)
     if image.format == "PNG" and data[24] == 16 and image.mode != "I;16":
         pixels = _by_opencv(data)

@@ -25,7 +25,7 @@ from jaxsr.interop.lost_process import LostProcessError, lost_process_error
 from jaxsr.interop.out_of_memory import out_of_memory_error
 from jaxsr.runtime import activity
 from jaxsr.runtime.allocator import keep_freed_memory
-from jaxsr.runtime.environment import check_environment
+from jaxsr.runtime.environment import check_environment, variable_error
 from jaxsr.runtime.exit_status import ExitStatus
 from jaxsr.runtime.help_page import help_view
 from jaxsr.runtime.interrupts import end_on_signals, ignore_signals
@@ -141,6 +141,8 @@ def run_command(
         return _say_interrupt(interrupt)
     except Exception as error:
         shown = out_of_memory_error(error, advice=_SMALLER) or lost_process_error(error) or error
+        if not isinstance(shown, UserError):
+            shown = variable_error(error) or shown
         if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("jaxsr"):
             shown = InputError(f"{error.name} is not installed; {install_extra(None)}")
         of_system = isinstance(shown, OSError) and shown.errno is not None

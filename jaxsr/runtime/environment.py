@@ -1,9 +1,12 @@
 """Checks of the process's surroundings that would otherwise end a command without a line."""
 
+import linecache
 import os
+import re
 import sys
+import traceback
 
-from jaxsr.errors import InputError, printable
+from jaxsr.errors import InputError, first_of, printable
 from jaxsr.runtime.xla_flags import unknown_flags
 
 
@@ -41,3 +44,42 @@ def check_environment() -> None:
             f"JAX_NUMPY_DTYPE_PROMOTION is {printable(promotion, 60)}, under which networks of "
             "mixed dtypes fail; unset it"
         )
+
+
+_LIBRARIES = ("JAX_", "XLA_", "TORCH", "PYTORCH_", "TPU_", "LIBTPU_", "TF_")
+"""What the names of environment variables that libraries read begin with."""
+
+
+def variable_error(error: BaseException) -> InputError | None:
+    """The line about an environment variable for whose value a library raised this, if it did.
+
+    The error names the variable, or contains its value and ended an import of a library.
+    """
+    text, frames = str(error), traceback.extract_tb(error.__traceback__)
+    importing = any(f.name == "<module>" and "site-packages" in f.filename for f in frames)
+    # Several variables may have that value: the statements that failed name the one.
+    source = "".join(
+        linecache.getline(frame.filename, line)
+        for frame in frames
+        for line in range(frame.lineno or 0, (frame.end_lineno or frame.lineno or 0) + 1)
+    )
+    suspects = []
+    for name, value in os.environ.items():
+        shown = re.escape(value) or "''|\"\""
+        if not name.startswith(_LIBRARIES):
+            continue
+        if re.search(rf"\b{re.escape(name)}\b", text, re.IGNORECASE):
+            suspects.append((2, name))
+        elif importing and re.search(rf"(?<!\w)({shown})(?!\w)", text):
+            quoted = re.search(rf"[\"']{re.escape(name)}[\"']", source, re.IGNORECASE)
+            suspects.append((int(quoted is not None), name))
+    if not suspects:
+        return None
+    rank, name = max(suspects)
+    others = [other for each, other in suspects if each == rank and other != name]
+    alternatives = f" (or {first_of(others)})" if others else ""
+    value = printable(os.environ[name], 60)
+    return InputError(
+        f"{name}{alternatives} is {value!r}, which a library refuses "
+        f"({printable(text or type(error).__name__, 200)}); correct or unset it"
+    )

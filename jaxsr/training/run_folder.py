@@ -6,13 +6,14 @@ long it runs, where, and what it reports. Everything else is refused; a branch m
 """
 
 import logging
+import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxsr.errors import InputError, MissingFileError, check_utf8_path, first_of
+from jaxsr.errors import FileAccessError, InputError, MissingFileError, check_utf8_path, first_of
 from jaxsr.interop.atomic_write import atomic_write, set_aside
 from jaxsr.interop.sealed_json import seal
 from jaxsr.training.config import RunConfig
@@ -160,6 +161,33 @@ def _differences(run: ConfigFile, config: RunConfig) -> dict[str, tuple[str, str
     names = [n for n in dict.fromkeys((*before, *now)) if n not in PER_RUN]
     pairs = {name: (before.get(name, "absent"), now.get(name, "absent")) for name in names}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+_FOLDERS = ("checkpoints", "validation", "profile", "tensorboard")
+_FILES = ("config.json", "metrics.jsonl", "log.txt", "wandb.json")
+
+
+def check_entries(out: Path, exported: str) -> None:
+    """Checks that what a run writes in its folder is not there as something else.
+
+    Args:
+      out: the run's folder.
+      exported: stem of the exported weights.
+
+    Raises:
+      FileAccessError: a file stands for a folder or a folder for a file, or a link leads nowhere.
+    """
+    weights = (f"{exported}.safetensors", f"{exported}.best.safetensors")
+    for names, kind in ((_FOLDERS, "a folder"), ((*_FILES, *weights), "a regular file")):
+        for path in (out / name for name in names):
+            fits = path.is_dir() if kind == "a folder" else path.is_file()
+            if not fits and os.path.lexists(path):
+                is_lost = path.is_symlink() and not path.exists()
+                what = "is a link to nothing" if is_lost else f"is not {kind}"
+                raise FileAccessError(
+                    f"{path} {what}; the run keeps {kind} there: remove or rename it, or choose "
+                    "another --out"
+                )
 
 
 def claim_folder(

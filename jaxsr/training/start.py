@@ -23,7 +23,7 @@ from jaxsr.training.config_file import flat_options
 from jaxsr.training.fine_tuning import prepare_network
 from jaxsr.training.finished_run import Run
 from jaxsr.training.loop import train
-from jaxsr.training.run_folder import ENVIRONMENT, choose_folder, claim_folder
+from jaxsr.training.run_folder import ENVIRONMENT, check_entries, choose_folder, claim_folder
 from jaxsr.training.run_lock import lock_folder
 from jaxsr.training.task import Task
 from jaxsr.training.task_run import TaskRun
@@ -77,6 +77,7 @@ def start(name: str, kind: type[Task], config: RunConfig) -> Run:
             if jax.process_index() == 0:
                 check_folder(out)
                 stack.enter_context(lock_folder(out))
+                check_entries(out, task.exported)
                 clear_partials(out)
                 record = claim_folder(
                     out,

@@ -148,7 +148,13 @@ LOADING = [
     ("smp:Unet", {"encoder_name": "tu-resnet10t", "encoder_weights": False}),
     ("smp:Unet", {"encoder_name": "tu-hf-hub:someone/model"}),
     ("spandrel:SPAN", {"model_path": "x"}),
-]
+    *[("spandrel:SPAN", {name: "x"}) for name in
+      ("modelPath", "ModelPath", "modelURL", "checkpointFile", "model-path", "HTTPUrl", "ckpt2",
+       "model.path", "rootDir", "repo_id", "weights1")],
+    ("torchvision:resnet18", {"backboneWeights": True}),
+    ("timm:resnet10t", {"isPretrained": True}),
+    ("timm:resnet10t", {"preTrained": True}),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("builder", "arguments"), LOADING)
@@ -162,6 +168,7 @@ def test_arguments_that_make_a_library_open_files_are_refused(run, tmp_path, bui
 def test_arguments_that_are_data_pass(tmp_path):
     arguments = {"pretrained": False, "checkpoint_path": "", "drop_path_rate": 0.1, "act": "relu",
                  "use_checkpoint": True, "encoder_weights": None, "weight_init": "jax",
+                 "dropPath": 0.1, "profile": "x", "pathological": "x", "weightInit": "jax",
                  "widths": [1, 2], "norm": {"name": "batch", "eps": 1e-5}}  # fmt: skip
     check_library_builder(tmp_path / "w.safetensors", "timm:vit_base.augreg_in1k", arguments)
 

@@ -17,6 +17,7 @@ import torch
 from PIL import Image, PngImagePlugin
 
 from jaxsr.data.decode import decode_rgb, picture_size
+from jaxsr.data.picture_file import UnreadablePicture
 from jaxsr.restoration.pictures import read_picture
 from jaxsr.restore import main
 from tests.restoration import networks
@@ -331,6 +332,16 @@ def several(folder):
         frames[0].save(folder.path / name, save_all=True, append_images=frames[1:])
         with pytest.raises(ValueError, match=r"2 (pages|frames): restore takes stills and videos"):
             read_picture(folder.path / name)
+
+
+@case("all", "a file that is cut short, or that lacks some of its pixels", "refused")
+def incomplete(folder):  # files that look whole: tests/data/test_picture_file.py
+    for ending in ("png", "jpg", "webp", "tif", "avif", "bmp", "gif"):
+        path = folder.path / f"a.{ending}"
+        save(path)
+        path.write_bytes(path.read_bytes()[: 3 * path.stat().st_size // 4])
+        with pytest.raises(UnreadablePicture):
+            read_picture(path)
 
 
 @case("AVIF, BMP, GIF", "a still", "PNG")

@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
+
+from jaxsr.runtime.environment import variable_error
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,6 +35,7 @@ def run(folder: Path, before: str = "", **variables: str) -> tuple[int, list[str
         ({"XLA_FLAGS": "--xla_not_a_flag=3"}, "", "XLA_FLAGS has --xla_not_a_flag=3, which this"),
         ({"JAX_DISABLE_JIT": "1"}, "", "JAX_DISABLE_JIT is set, but networks run as compiled"),
         ({"JAX_NUMPY_DTYPE_PROMOTION": "strict"}, "", "JAX_NUMPY_DTYPE_PROMOTION is strict, under"),
+        ({"TORCH_LOGS": "garbage"}, "", "TORCH_LOGS is 'garbage', which a library"),
         ({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, "", "encoded in ascii"),
         ({}, "import os; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')",
          "the current folder cannot be read (No such file or directory)"),
@@ -41,6 +45,31 @@ def test_one_line_says_what_to_change(tmp_path, variables, before, message):
     status, lines = run(tmp_path, before or "pass", **variables)
     assert (status, len(lines)) == (2, 1), lines
     assert message in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("JAX_TRACEBACK_FILTERING", "abc", "Invalid value"),
+        ("JAX_ENABLE_X64", "", "invalid truth value"),
+        ("JAX_TRACER_ERROR_NUM_TRACEBACK_FRAMES", "x2", "invalid literal for int"),
+        ("JAX_DEFAULT_DEVICE", "-7", "jax.default_device must be"),
+    ],
+)
+def test_a_value_that_jax_refuses_is_one_line(tmp_path, name, value, reason):
+    Image.new("L", (8, 8)).save(tmp_path / "a.png")
+    same = {"XLA_SOMETHING": value, "TORCH_SOMETHING": value}  # which nobody reads
+    status, lines = run(tmp_path, "pass", **{name: value, "JAXSR_ACTIVITY": "0", **same})
+    assert (status, len(lines)) == (2, 1), lines
+    assert lines[0].startswith(f"jaxsr: {name} is {value!r}, which a library refuses ({reason}")
+
+
+def test_an_error_that_no_variable_made_keeps_its_traceback(monkeypatch):
+    monkeypatch.setenv("JAX_LOGGING_LEVEL", "7")
+    assert variable_error(ValueError("invalid literal for int() with base 10: '7'")) is None
+    named = variable_error(ValueError("Invalid value for JAX flag jax_logging_level"))
+    assert "JAX_LOGGING_LEVEL is '7'" in str(named)
+    assert variable_error(ValueError("JAX flag jax_logging_level_of_all")) is None
 
 
 def test_flags_that_jaxlib_knows_pass(tmp_path):

@@ -152,7 +152,7 @@ def test_one_signal_during_a_kernel_closes_what_is_open(number, line):
 
 BEFORE_A_KERNEL = """
         import jax, jax.numpy as jnp
-        from jaxsr.ops import _cpu_calls as cpu_calls
+        from jaxsr.xla_calls import calls as cpu_calls
 
         @cpu_calls.kernel("test_quick")
         def quick(inputs, outputs, attributes):

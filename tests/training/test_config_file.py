@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from jaxsr.errors import InputError
+from jaxsr.field_values import from_values
 from jaxsr.interop.bounded_read import MOST_BYTES
 from jaxsr.training.cli_options import parse_command_line
 from jaxsr.training.config_file import read_config, summarize, to_json
@@ -70,6 +71,8 @@ def test_other_files_are_refused(content, message, tmp_path):
         ({"data": 5}, "data must be a path or null, got 5"),
         ({"model": {"scale": 3}}, r"model\.scale must be one of 1, 2, 4, got 3"),
         ({"model": 5}, "model must be a mapping of options, got 5"),
+        ({"eps": float("inf")}, "eps must be finite, got inf"),
+        ({"dampening": float("-inf")}, "dampening must be finite, got -inf"),
         ({"mixup": float("inf")}, "mixup must be finite, got inf"),
         ({"save_every": 10**400}, "save_every must be at most 2,147,483,647, got 1000"),
         ({"lr": -1.0}, r"lr must be above 0, got -1\.0"),
@@ -254,3 +257,19 @@ def test_names_of_optax_and_of_the_hub_are_not_code(tmp_path):
 def test_entries_of_another_type_are_refused(text, tmp_path):
     with pytest.raises(InputError, match="is not the configuration of a run"):
         parsed(tmp_path, text if text.startswith("family") else f"family: span\n{text}")
+
+
+def test_a_field_without_default_is_not_to_be_left_out():
+    @dataclasses.dataclass
+    class Options:
+        size: int
+        rate: float = 1.0
+
+    with pytest.raises(
+        InputError, match=r'size must be a whole number, got "a"; correct the file$'
+    ):
+        from_values(Options, {"size": "a"})
+    with pytest.raises(InputError, match=r"or leave the entry out to get its default$"):
+        from_values(Options, {"size": 1, "rate": "a"})
+    with pytest.raises(InputError, match="size is missing, and has no default"):
+        from_values(Options, {"rate": 1.0})

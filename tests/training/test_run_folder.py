@@ -1,0 +1,49 @@
+"""Entries of a run's folder that are not what the run would write there."""
+
+import os
+
+import pytest
+
+from jaxsr.errors import FileAccessError
+from jaxsr.train import main
+from jaxsr.training.run_folder import check_entries
+
+FOLDERS = ("checkpoints", "validation", "profile", "tensorboard")
+FILES = ("config.json", "metrics.jsonl", "log.txt", "wandb.json", "net.safetensors",
+         "net.best.safetensors")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", (*FOLDERS, *FILES))
+@pytest.mark.parametrize("kind", ["other", "pipe", "lost"])
+def test_an_entry_of_another_kind_is_named(tmp_path, name, kind):
+    entry = tmp_path / name
+    if kind == "pipe":
+        os.mkfifo(entry)
+    elif kind == "lost":
+        entry.symlink_to(tmp_path / "nowhere")
+    elif name in FOLDERS:
+        entry.write_bytes(b"")
+    else:
+        entry.mkdir()
+    match = f"{name} is {'a link to nothing' if kind == 'lost' else 'not a '}.*; the run keeps a"
+    with pytest.raises(FileAccessError, match=match) as caught:
+        check_entries(tmp_path, "net")
+    assert "\n" not in str(caught.value)
+
+
+def test_entries_of_the_right_kind_pass_links_too(tmp_path):
+    other = tmp_path / "other disk"
+    other.mkdir()
+    (other / "log.txt").write_bytes(b"")
+    check_entries(tmp_path, "net")
+    (tmp_path / "checkpoints").symlink_to(other)
+    (tmp_path / "validation").mkdir()
+    (tmp_path / "log.txt").symlink_to(other / "log.txt")
+    check_entries(tmp_path, "net")
+
+
+def test_the_command_says_it_before_the_first_step(tmp_path, capsys):
+    (tmp_path / "validation").write_bytes(b"a file")
+    assert main(["span", "--steps", "1", "--platform", "cpu", "--out", str(tmp_path)]) == 2
+    assert "validation is not a folder; the run keeps a folder there" in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"validation", "run.lock"}
