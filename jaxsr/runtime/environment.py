@@ -1,4 +1,4 @@
-"""Checks of the process's surroundings that would otherwise end a command without a line."""
+"""Checks of the process's environment, which would otherwise end a command without a message."""
 
 import os
 import sys
@@ -8,11 +8,11 @@ from jaxsr.runtime.xla_flags import unknown_flags
 
 
 def check_environment() -> None:
-    """Refuses an environment in which libraries end the process, or fail in the middle.
+    """Refuses an environment in which libraries end the process, or fail later.
 
     Raises:
-      InputError: the current folder is gone, file names have no UTF-8, `XLA_FLAGS` has a flag that
-        XLA does not know, `JAX_DISABLE_JIT` is set, or JAX promotes dtypes by other rules.
+      InputError: the current folder is gone, file names are not encoded in UTF-8, `XLA_FLAGS` has a
+        flag unknown to XLA, `JAX_DISABLE_JIT` is set, or JAX promotes dtypes by other rules.
     """
     try:
         os.getcwd()
