@@ -322,8 +322,9 @@ def _in_our_words(text: str, arguments: Sequence[str]) -> str:
         names = [n for n in choices.replace("'", "").strip(",").split(", ") if n != "None"]
         return f"{option} must be one of {', '.join(names)}, got {value}"
     if match := re.match(r"Missing value for argument '(.*?)'", text):
-        return f"{match[1]} needs a value"
-    if match := re.match(r"Missing from .*?: (--\S+ )?(\S+) (.*?)\.? \(required\)", text):
+        return f"{match[1]} needs a value" if match[1].startswith("-") else f"too few {match[1]}"
+    words = r"(--\S+ )?(\S+(?: [A-Z]{2,}\b)*)"
+    if match := re.match(rf"Missing from .*?: {words} (.*?)\.? \(required\)", text):
         return f"{(match[1] or match[2]).strip()} is missing ({match[3]})"
     if match := re.match(r"Unrecognized options: (\S+)", text):
         near = re.search(r"Perhaps you meant: (--[\w.-]+)", text)

@@ -130,8 +130,8 @@ class ComputeOptions(CheckedOptions):
     """Where to compute; auto takes TPU, then CUDA, then CPU. The torch engine does not support
     TPUs."""
     mesh: str = "1"
-    """Devices (simulated on a CPU): a number, or axes such as data=4,fsdp=2. They split a batch; in
-    generate they split weights and cache."""
+    """Devices of the mesh, simulated on a CPU: a number, or axes such as data=4,fsdp=2. They split
+    a batch; in generate, weights and cache."""
     dtype: Dtype = "float32"
     """Dtype that networks compute in; training keeps parameters, losses and updates in float32."""
     matmul_precision: Precision = "default"
