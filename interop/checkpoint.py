@@ -297,7 +297,7 @@ def restore_step(folder: Path, step: int, like: PyTree) -> PyTree:
       like: as for `Checkpoints.restore`.
 
     Raises:
-      DamagedFileError: the checkpoint is damaged; the message says in what.
+      DamagedFileError: the checkpoint is damaged; the message names the damage.
       CheckpointError: it does not fit `like`.
     """
     path, target = folder.resolve() / str(step), jax.tree.map(_abstract, like)
@@ -361,7 +361,7 @@ def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
 
 @contextmanager
 def _without_late_tracebacks() -> Generator[None]:
-    """Orbax reads in coroutines; what a failure leaves of them would print tracebacks later.
+    """Orbax reads in coroutines, which after a failure would print tracebacks later.
 
     Raises:
       DamagedFileError: the block raised anything; it has the first line of it.
@@ -428,7 +428,7 @@ def _without_metric_warnings() -> Generator[None]:
 
 @contextmanager
 def _write_errors(folder: Path) -> Generator[None]:
-    """Turns what a failed write raises into one line about the folder."""
+    """Turns the error of a failed write into one line about the folder."""
     try:
         yield
     except Exception as error:

@@ -35,7 +35,7 @@ class OperatorExplanation:
     source: str = ""
     """file:line of that function; "" where it is torch's own."""
     detail: str = ""
-    """Why it is refused, or what else there is to say."""
+    """Reason of a refusal, or another remark."""
     folding: str = ""
     """How lane folding treats it; "" where it gets unfolded images."""
 

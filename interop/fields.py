@@ -1,4 +1,4 @@
-"""Checks of the values of a dataclass's fields, by what the fields themselves state."""
+"""Checks of a dataclass's values, by the limits that its fields state."""
 
 import dataclasses
 import math
@@ -33,7 +33,7 @@ def number(
 
 
 def check_fields(config: Any) -> None:
-    """Refuses values outside what a dataclass's fields state; whole numbers have 32 bits otherwise.
+    """Refuses values outside the limits of a dataclass's fields; whole numbers default to 32 bits.
 
     Raises:
       InputError: a field has such a value.
@@ -51,7 +51,7 @@ def check_fields(config: Any) -> None:
 
 
 def _check(name: str, value: float, bounds: Mapping[str, float] | None) -> None:
-    is_float = isinstance(value, float)  # a whole number may be beyond what math takes
+    is_float = isinstance(value, float)  # a whole number may be too large for math
     is_infinite = is_float and math.isinf(value)
     if (is_float and math.isnan(value)) or (bounds is not None and is_infinite):
         raise InputError(f"{name} must be finite, got {value}")

@@ -1,4 +1,4 @@
-"""Says what becomes of JAX in forked processes, such as the workers of torch's `DataLoader`.
+"""Keeps forked processes, such as the workers of torch's `DataLoader`, from using JAX.
 
 A forked child has JAX's locks and none of its threads: the first call of JAX in it waits for ever.
 Workers that compute with torch and NumPy alone are not concerned.

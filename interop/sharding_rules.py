@@ -61,8 +61,8 @@ def check_rules(rules: Rules, names: Collection[str]) -> None:
 def planned_rules(network: "nn.Module") -> dict[str, str]:
     """The rules that a network of transformers comes with; none for others.
 
-    What a plan says in other words, of experts for example, or of layers that this network does not
-    have or ties to others, is left out.
+    Entries of a plan in other words, for experts for example, or for layers that this network lacks
+    or ties to others, are left out.
     """
     plan: Any = getattr(network, "tp_plan", None)
     if not isinstance(plan, Mapping):

@@ -22,7 +22,7 @@ _NARROW = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 
 
 class TorchDraws(DispatchMode):
-    """A context in which torch draws what `apply(rng=key)` draws at the same place.
+    """A context in which torch draws the same numbers as `apply(rng=key)` at the same place.
 
     Args:
       key: as for `apply`. Both must draw in the same order.

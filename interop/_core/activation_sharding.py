@@ -55,7 +55,7 @@ def split_rows(mesh: Mesh, axes: Sequence[str], rows: int) -> Generator[None]:
 
 @contextmanager
 def stating_results(module: nn.Module) -> Generator[None]:
-    """In this block, what `split_rows` asks for is stated for the results of all submodules."""
+    """In this block, the results of all submodules get the sharding that `split_rows` asks for."""
     split = _SPLIT.get()
     if split is None:
         yield

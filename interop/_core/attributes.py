@@ -166,7 +166,7 @@ class Attributes:
         names = {id(sub): name for name, sub in self._module.named_modules()}
 
         def is_made_once(value: object) -> bool:
-            """Whether torch may keep what it was, while parameters and buffers move.
+            """Whether torch may keep the old value, while parameters and buffers move.
 
             Torch takes no second gradient through a tensor that it kept, so one that has a gradient
             is made anew by whoever trains.

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from jaxsr.interop._core.stack_frames import is_outside_frameworks
 
 _ENTRY = "jaxsr.interop._core.functionalize"
-"""Runs the module's code. Code outside of `apply` may catch what it raises."""
+"""Runs the module's code. Code outside of `apply` may catch its errors."""
 
 
 class _Block(NamedTuple):

@@ -35,7 +35,7 @@ class GradCall(NamedTuple):
 
     outputs: Arrays
     cotangents: Arrays
-    """For each output, what its gradient is multiplied with."""
+    """For each output, the factor of its gradient."""
     inputs: Arrays
     batched: bool
     """Whether cotangents have a leading axis, over which the gradients are mapped."""

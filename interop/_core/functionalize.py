@@ -139,7 +139,7 @@ class FunctionalModule:
         self.originals = Originals({})
         """The trained parameters of the module that was copied."""
         self.windows: dict[int, Window] = {}
-        """Tensors in the memory of parameters, by id of what stands for them."""
+        """Tensors in the memory of parameters, by id of the tensors that replace them."""
         self.code_globals: list[Globals] = []
         """The globals of the code that forward may run."""
         self.constants: list[tuple[str, object]] = []
@@ -240,7 +240,8 @@ class FunctionalModule:
                         settled = self.attributes.check(before, trace, tensors)
                         after = self._collect(trace, tensors, buffers)
                         changes = self.attributes.unjudged(state, trace, self.buffers_written)
-                    except Exception as e:  # perhaps for want of what was refused, and caught
+                    except Exception as e:  # perhaps because of a refused operation whose error was
+                        # caught
                         error = trace.refusals[0] if trace.refusals else e
                         raise located(error, self.module, self.names) from None
             if isinstance(gradients, Unrecorded) and gradients.requested:

@@ -2,7 +2,7 @@
 
 Files of `interop/lowerings` and `interop/folding` register entries with the decorators below, and
 are found by themselves (`load`). `resolve` alone chooses between entries, torch and torchax; the
-dispatcher acts on what it says, and `jaxsr.interop.explain` prints it.
+dispatcher acts on its choice, and `jaxsr.interop.explain` prints it.
 """
 
 import dataclasses
@@ -190,7 +190,7 @@ lowers = functools.partial(_decorator, Kind.LOWERING)
 Operators of another library are named: "namespace::op", whether or not it is imported.
 """
 handles = functools.partial(_decorator, Kind.HANDLER)
-"""Registers `(trace, func, args, kwargs)` on tensors, for what no pure function computes."""
+"""Registers `(trace, func, args, kwargs)` on tensors, for operators that are not pure functions."""
 lifts = functools.partial(_decorator, Kind.LIFT)
 """Registers `(trace, func, args, kwargs)` on tensors that the trace has not adopted."""
 decomposes = functools.partial(_decorator, Kind.DECOMPOSITION)
@@ -200,7 +200,7 @@ views = functools.partial(_decorator, Kind.VIEW)
 overrides = functools.partial(_decorator, Kind.FUNCTION)
 """Registers `(trace, func, args, kwargs)` on tensors, called instead of a torch function."""
 folds = functools.partial(_decorator, Kind.FOLDING)
-"""Registers a rule of lane folding: `interop/folding/rules.py` says what it takes."""
+"""Registers a rule of lane folding: `interop/folding/rules.py` describes its arguments."""
 
 
 def refuse(

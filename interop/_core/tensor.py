@@ -43,7 +43,7 @@ _IN_ORDER = {"memory_format": torch.contiguous_format}
 
 @jax.custom_jvp
 def straight_through(old: jax.Array, new: jax.Array) -> jax.Array:
-    """`new`, with the gradient going to `old`: what a write under `no_grad` means in torch."""
+    """`new`, with the gradient going to `old`: torch's meaning of a write under `no_grad`."""
     del old
     return new
 
@@ -260,7 +260,7 @@ class JaxTensor(torch.Tensor):
         return twin
 
     def become(self, other: "JaxTensor") -> None:
-        """Takes over what `other` stands for; the caller has given both the same shape."""
+        """Takes over the value of `other`; the caller has given both the same shape."""
         self.meta, self.cell, self.view_of = other.meta, other.cell, other.view_of
         self.cell_const, self.recipe, self.cache = other.cell_const, other.recipe, None
 
@@ -279,7 +279,8 @@ class JaxTensor(torch.Tensor):
             error = UnsupportedTorchError(
                 f"{func} in a thread that forward starts; call it in forward's own thread"
             )
-            trace.refusals.append(error)  # Python prints what ends a thread, and goes on
+            trace.refusals.append(error)  # Python prints an exception that ends a thread, and goes
+            # on
             raise error
         raise UnsupportedTorchError(
             f"{func} met a tensor of a traced module outside JaxModule.apply; "
@@ -428,8 +429,8 @@ class JaxTensor(torch.Tensor):
             self.home = None
             home.viewed_by(self.views)
             return
-        # From here on both see what is written into either; gradients go to this tensor's own.
-        # An input's gradient is asked for by JAX: torch's requires_grad says nothing of it.
+        # From here on both see writes into either; gradients go to this tensor's own. An input's
+        # gradient is asked for by JAX: torch's requires_grad says nothing of it.
         differentiable = self.dtype.is_floating_point or self.dtype.is_complex
         old = before.array() if differentiable and before.cell_const is None else None
         view = View(

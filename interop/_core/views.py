@@ -160,7 +160,7 @@ def _strided_views(parent: JaxTensor, metas: Metas) -> list[View]:
 
 
 def without_grad(view: View) -> View:
-    """The same window as a detached alias, which is also what a view taken under no_grad is."""
+    """The same window as a detached alias, as is a view taken under no_grad."""
     read, write = view.read, view.write
     if write is None:
         return View(view.parent, lambda p: stop_gradient(read(p)), None, detached=True)

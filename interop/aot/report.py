@@ -1,4 +1,4 @@
-"""The ahead-of-time report for people and for programs: a table, what would help, JSON."""
+"""The ahead-of-time report for people and for programs: a table, advice, JSON."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -124,7 +124,7 @@ def _device_figures(ahead: Ahead) -> JsonObject:
 
 
 def show(reports: Sequence[Ahead]) -> None:
-    """Prints a table with a column for each program, and what would help."""
+    """Prints a table with a column for each program, and advice."""
     from rich.console import Console
     from rich.table import Table
 

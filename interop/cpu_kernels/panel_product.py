@@ -151,7 +151,7 @@ def _words(levels: Tensor, bits: int, each: int) -> Tensor:
 
 
 def unpacked(levels: Tensor, tables: Tensor, *, inputs: int) -> Tensor:
-    """The matrix (I, O) of what `pack` returns, O a multiple of 64."""
+    """The matrix (I, O) of a result of `pack`, O a multiple of 64."""
     each = inputs // levels.shape[1]
     bits = 32 // each
     parts = torch.stack([levels >> bits * place for place in range(each)], 2) & 2**bits - 1

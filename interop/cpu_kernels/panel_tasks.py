@@ -1,4 +1,4 @@
-"""How XLA's threads share a product: what XLA calls, and the tasks that it gives them.
+"""How XLA's threads share a product: the function that XLA calls, and the tasks that it gives them.
 
 A handler gives tasks to XLA's threads and computes some itself until none is left. A task is some
 outputs for all tokens: a body of `panel_kernels`. Words of the call's frame, of its buffers and of

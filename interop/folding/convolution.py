@@ -167,8 +167,8 @@ def _joined(
 ) -> jax.Array:
     """`run(pieces side by side, kernel)`, whose gradients are made piece by piece.
 
-    A kernel of one pixel computes little for what it moves: the gradient of the whole would be
-    written side by side and cut apart again.
+    A kernel of one pixel computes little for the memory that it moves: the gradient of the whole
+    would be written side by side and cut apart again.
     """
     stops = np.cumsum([piece.shape[3] for piece in pieces])[:-1]
 

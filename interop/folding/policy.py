@@ -72,7 +72,7 @@ class LaneFolding:
         columns = self.fold_of(outputs) * stride
         if current is not None:
             if current * inputs > LANES and current * outputs > 2 * LANES:
-                # Wider than the lanes on both sides, what is added is multiplication by zero.
+                # If both sides are wider than the lanes, folding only adds multiplications by zero.
                 return self._fitting(max(self.fold_of(inputs), self.fold_of(outputs)), width)
             further = columns > current and columns * inputs <= _MOVED
             return self._fitting(columns, width) if further else current

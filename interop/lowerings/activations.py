@@ -126,8 +126,8 @@ def glu(x: jax.Array, dim: int = -1) -> jax.Array:
 
 
 def _gelu_slope(x: jax.Array, _: jax.Array) -> jax.Array:
-    # 1 - erf(-x), not 1 + erf(x): XLA would keep what both have in common from the forward pass to
-    # the backward pass in memory, several arrays as large as x. Its fusions are faster.
+    # 1 - erf(-x), not 1 + erf(x): XLA would keep common parts of both in memory between the forward
+    # and the backward pass, several arrays as large as x. Its fusions are faster.
     cdf = 0.5 * (1 - lax.erf(-x * math.sqrt(0.5)))
     return cdf + x * (jnp.exp(-0.5 * x * x) / math.sqrt(2 * math.pi))
 

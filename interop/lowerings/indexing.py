@@ -436,8 +436,8 @@ def _scatter_prod(
 ) -> jax.Array:
     """Products; the gradient of an element is the product of the others, zeros among them too.
 
-    Zeros are multiplied apart: one is their sum, and of two the product is half of what the square
-    of the sum has more than the squares.
+    Zeros are multiplied apart: one is their sum; the product of two is half the difference of the
+    sum's square and the squares.
     """
     source, place = _scattered(source, dim, index)
     source = source.astype(x.dtype)

@@ -1,8 +1,8 @@
 # pyright: reportUnknownMemberType=false
 """Loss and gradient of one player of a phase, on one batch or summed over its slices.
 
-A phase's `share` runs once; each player differentiates its own loss, and through what is shared
-where `Player.through_shared` says so. The protocol is `jaxsr.interop.train.objective`.
+A phase's `share` runs once; each player differentiates its own loss, and through the shared results
+if `Player.through_shared` says so. The protocol is `jaxsr.interop.train.objective`.
 """
 
 import functools

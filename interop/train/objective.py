@@ -6,8 +6,8 @@ parameters and buffers, the torch engine directly. It imports torch only.
 
 One step of a phase, in both engines:
 
-1. `shared = getattr(objective, phase.share)(batch)` runs once. It is what the players' losses have
-   in common, usually the generator's output.
+1. `shared = getattr(objective, phase.share)(batch)` runs once. It computes the common part of the
+   players' losses, usually the generator's output.
 2. Each player in turn: `loss, metrics = getattr(objective, player.loss)(shared, batch)`, then one
    optimiser step on the parameters of `player.network` alone. A player that does not learn through
    `shared` sees it detached; later players see the earlier ones' updated parameters.
@@ -110,7 +110,7 @@ def check_objective(objective: Objective) -> None:
 
 
 def checked_loss(result: Any, method: str) -> tuple[Any, dict[str, Any]]:
-    """A player's loss and what it reports, of either engine.
+    """A player's loss and its metrics, of either engine.
 
     Args:
       result: of the player's method.

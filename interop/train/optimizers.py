@@ -25,8 +25,7 @@ from jaxsr.interop.train.packing import norm
 class Elementwise(optax.GradientTransformationExtraArgs):
     """An optimiser to which it does not matter how its elements are shared out among arrays.
 
-    It updates each by itself, or by what all of them have in common, as clipping by the global norm
-    does.
+    It updates each by itself, or by a common value of all, as clipping by the global norm does.
     """
 
 
@@ -151,7 +150,7 @@ def make_optimizer(
 
 
 def _counting() -> optax.GradientTransformation:
-    """Changes nothing; its state is what `updates_done` reads."""
+    """Changes nothing; `updates_done` reads its state."""
     return optax.scale_by_schedule(lambda count: 1.0)
 
 

@@ -180,7 +180,7 @@ class TorchStep:
         except NonFiniteError:
             undo()
             raise
-        except (IndexError, RuntimeError):  # what torch raises for indices, among much else
+        except (IndexError, RuntimeError):  # torch raises it for indices, among much else
             undo()
             self._check_indices(phase_name, batch)
             raise
@@ -203,7 +203,7 @@ class TorchStep:
             return
 
     def _snapshot(self, phase_name: str) -> Callable[[], None]:
-        """Copies what a step may change before a later player's loss fails; returns the way back.
+        """Copies the state that a step may change before a loss fails; returns a way to restore it.
 
         The last player's parameters are not among it: they move after every check.
         """
@@ -243,7 +243,7 @@ class TorchStep:
             for index in range(slices):
                 rows = {name: value[index::slices] for name, value in tensors.items()}
                 common = getattr(self.objective, phase.share)(rows) if shared is None else shared
-                # A player's own containers, so that no loss finds what another put there.
+                # A player's own containers, so that no loss sees another's entries.
                 common = pytree.tree_map_only(
                     Tensor, _same if player.through_shared else Tensor.detach, common
                 )
@@ -363,7 +363,7 @@ class TorchStep:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Takes over what `state` returned."""
+        """Replaces the state by a result of `state`."""
         self.step = int(state["step"])
         self.updates_done = {n: int(c) for n, c in state["updates_done"].items()}
         tensors = {n: torch.from_numpy(np.array(a)) for n, a in state["tensors"].items()}

@@ -150,7 +150,7 @@ def _structure_text(rows: list[OperationRow], position: int) -> str:
         sides[row.first is None].append(row.call.operation)
     parts = [f"the second side lacks {first_of(sides[0], 4)}"] if sides[0] else []
     parts += [f"the second side has {first_of(sides[1], 4)} besides"] if sides[1] else []
-    return "; ".join((*parts, "what follows is off"))
+    return "; ".join((*parts, "later results are off"))
 
 
 def _local_text(row: OperationRow) -> str:

@@ -267,8 +267,8 @@ def measure_local_errors(
 
     Args:
       workload: the model and its inputs.
-      first: gives the inputs of every operation; a trace those of what it has whole.
-      second: is judged.
+      first: gives the inputs of every operation; a trace gives those that it stored whole.
+      second: the side that is judged.
       rows: the operations of both.
       tokens: fed after each step.
       reference: torch in float64: shows which side is more accurate.

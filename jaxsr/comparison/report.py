@@ -125,7 +125,7 @@ def print_report(report: Report, *, file: io.TextIOBase | None = None) -> None:
                 justify="left" if column in table.left else "right",
                 overflow="fold",
                 no_wrap=word == max(map(len, texts)) and word <= _LONGEST_WORD,
-                min_width=min(word, _LONGEST_WORD),
+                min_width=word if word <= _LONGEST_WORD else None,
             )
         for line in shown:
             grid.add_row(*line.cells, style=_COLOURS.get(line.style))

@@ -1,13 +1,12 @@
-"""Decodes image files to 8-bit RGB arrays, or says what is wrong with them.
+"""Decodes image files to 8-bit RGB arrays, or describes their fault.
 
 Which decoder reads what is decided as `picture_file` says; OpenCV also reads formats that Pillow
 does not know.
 
-What becomes of a picture that is not 8-bit RGB: EXIF orientation is applied; 16 bits are rounded to
-8 (65535 to 255); gray is repeated into three channels; palettes are looked up; transparency is
-laid over white, as viewers show it; CMYK is converted without its colour profile, and other
-profiles are ignored too; of an animation the first frame is taken. Floating-point samples must lie
-in 0…1.
+Images that are not 8-bit RGB are converted: EXIF orientation is applied; 16 bits are rounded to 8
+(65535 to 255); gray is repeated into three channels; palettes are looked up; transparency is laid
+over white, as viewers show it; CMYK is converted without its colour profile, and other profiles are
+ignored too; of an animation the first frame is taken. Floating-point samples must lie in 0…1.
 """
 
 import io

@@ -1,4 +1,4 @@
-"""Reads mask files of any mode as one channel of 0 and 1, or says what is wrong with them.
+"""Reads mask files of any mode as one channel of 0 and 1, or describes their fault.
 
 A mask has one value for its background, 0, and at most one other for its targets, 1 or 255 in most
 data sets. Modes 1, L, I, I;16 and F are taken as they are; of RGB, palettes and transparency the

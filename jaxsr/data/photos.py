@@ -1,8 +1,8 @@
 """Photos to train or validate on: found, checked before the first step, read and kept in memory.
 
-A photo is `uint8 (height, width, 3)`, RGB, upright; `decode.py` says what becomes of other kinds.
-Without a folder the photos are those that scikit-image and scikit-learn ship in their wheels:
-`BUILT_IN_TRAINING` and `BUILT_IN_VALIDATION`, which show different scenes.
+A photo is `uint8 (height, width, 3)`, RGB, upright; `decode.py` describes the conversion of other
+kinds. Without a folder the photos are those that scikit-image and scikit-learn ship in their
+wheels: `BUILT_IN_TRAINING` and `BUILT_IN_VALIDATION`, which show different scenes.
 """
 
 import dataclasses

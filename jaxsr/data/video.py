@@ -306,7 +306,7 @@ def _differing_samples(stream: Any, result: Any) -> list[str]:
 
 
 def keep_notes(out: Any, container: Any, encoder: Any, frame: Any) -> list[str]:
-    """Copies everything but the frames of a video; returns a list of what is dropped.
+    """Copies everything but the frames of a video; returns a list of the parts that it drops.
 
     Args:
       out: container of `write_video`, before its first packet.
@@ -334,7 +334,7 @@ def keep_notes(out: Any, container: Any, encoder: Any, frame: Any) -> list[str]:
 
 
 def copy_streams(out: Any, container: Any) -> tuple[dict[int, Any], list[str]]:
-    """Streams other than the video's, to be copied; and a list of what is dropped or not restored.
+    """Streams other than the video's, to be copied; and a list of streams dropped or not restored.
 
     Returns:
       Streams of `out` by the number of the one that each copies.

@@ -73,7 +73,7 @@ def run(config: DetectConfig) -> int:
 
 
 def find_inputs(config: DetectConfig) -> Inputs:
-    """The files that the configuration names; says what it leaves out.
+    """The files that the configuration names; prints those that it leaves out.
 
     Raises:
       InputError: there are none.

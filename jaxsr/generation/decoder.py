@@ -39,7 +39,7 @@ class Batch:
     """A running batch: its state on the engine's device, and the settings for its next steps."""
 
     state: dict[str, Any]
-    """The cache and what belongs to it, in the engine's layout; and by row `prompt`, `outputs`,
+    """The cache and its bookkeeping, in the engine's layout; and by row `prompt`, `outputs`,
     `token`, `done`, `count`, `keys`, `filled`, `first` (None: 0), and `LOGPROBS` if asked for."""
     options: SamplingOptions
     stop_ids: tuple[int, ...]

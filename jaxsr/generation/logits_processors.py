@@ -2,7 +2,8 @@
 
 Each equals a class of `transformers.generation.logits_process`, which the tests compare against,
 and applies in the order in which `generate` of transformers applies them. Values are arrays, not
-Python numbers, so that one compiled program serves them all; what is off costs a branch.
+Python numbers, so that one compiled program serves them all; a processor that is off costs a
+branch.
 
 Shapes: B rows, V tokens of the vocabulary, T tokens of the longest prompt, N tokens of output.
 """

@@ -23,8 +23,10 @@ class Request:
 
 
 class PromptPool:
-    """Waiting prompts by length. The longest go first, so that rows of equal lengths run together,
-    and their caches are read no further than they need; shorter ones fill up what is fed together.
+    """Waiting prompts by length.
+
+    The longest go first, so that rows of equal lengths run together, and their caches are read no
+    further than necessary. Shorter prompts fill up a batch that is fed together.
 
     Args:
       requests: in any order.

@@ -116,7 +116,7 @@ def check_parameters(network: nn.Module, what: str) -> None:
 
     Args:
       network: as its own code made it.
-      what: how the user named it, for errors.
+      what: the user's name of it, for errors.
 
     Raises:
       InputError: it has a lazy module that was never called, or one that is compiled.

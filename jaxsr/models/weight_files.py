@@ -135,7 +135,7 @@ def _damaged(path: Path, error: Exception) -> InputError:
 
 
 def unwrap(loaded: object, *, source: str) -> dict[str, Tensor]:
-    """The state dict inside what a training script saved around it.
+    """Finds the state dict inside the dictionary that a training script saved.
 
     Raises:
       ValueError: there is no dictionary of tensors where state dicts are usually kept.

@@ -102,7 +102,7 @@ def restoration_model(
 
 
 def _input_channels(network: nn.Module) -> int:
-    """Channels that the network accepts: those of its first convolution, or what a trial shows."""
+    """Channels that the network accepts, from its first convolution or a trial."""
     first = next((m for m in network.modules() if isinstance(m, nn.Conv2d)), None)
     guesses = [first.in_channels] if first is not None else []
     for channels in dict.fromkeys([*guesses, 3, 1]):

@@ -401,7 +401,7 @@ def _length(source: Any, name: str) -> int:
         raise InputError(f"{name} returned data without a length ({one_line(error)})") from error
     if length == 0:
         option = "--val" if name.endswith("validation_data") else "--data"
-        raise InputError(f"{name} returned data without an item; check what {option} names")
+        raise InputError(f"{name} returned data without an item; check {option}")
     if length >= 2**40:
         raise InputError(f"{name} returned data that repeats itself; leave repeat() out")
     return length

@@ -26,7 +26,7 @@ def check_methods(task: Task) -> None:
     """Refuses methods with wrong parameters, and a `best` that is neither `max` nor `min`.
 
     Raises:
-      InputError: the message says what each takes.
+      InputError: a method or `best` is wrong; the message has the right form.
     """
     name = type(task).__name__
     arguments = dict.fromkeys(("loss", "metrics", "pictures"), ("network", "batch"))

@@ -348,7 +348,7 @@ def test_weights_whose_metric_is_nan_give_way_to_others(folder, capfd):
         (["fit_task:NoFigures"], "NoFigures.metrics returned NoneType; return a dictionary"),
         (["fit_task:FlatPictures"], "FlatPictures.pictures returned shape (8, 1); return images"),
         (["fit_task:Infinite"], " at step 1; nothing to save before step 1. Look for NaN or a"),
-        (["fit_task:NothingHeldOut"], "without an item; check what --val names"),
+        (["fit_task:NothingHeldOut"], "without an item; check --val"),
         (["fit_task:Fit", "--lr", "1e30"], " at step 2; the state of step 1 is saved. Lower --lr"),
         (["fit_task:Shapes"], "(the batch has x float32[8, 3], y float32[8, 1])"),
         (["fit_task:Names"], "'z' (the batch has x float32[8, 3], y float32[8, 1])"),

@@ -27,7 +27,7 @@ def softmax_of_a_masked_row() -> Outcome:
     hidden[1] = np.finfo(np.float32).min
     program = jax.jit(lambda s, m: jax.nn.softmax((s + m) / np.float32(8**0.5)))
     masked = (scores.astype(np.float64) + hidden) / 8**0.5
-    masked[1] = 0  # what the scores add to the largest number is lost
+    masked[1] = 0  # the sum of the scores and the largest number loses the scores
     weights = np.exp(masked - masked.max(1, keepdims=True))
     return program(scores, hidden), weights / weights.sum(1, keepdims=True)
 

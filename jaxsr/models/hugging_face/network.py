@@ -226,8 +226,10 @@ class LibraryLM(nn.Module):
         }
 
     def cache_windows(self) -> dict[str, int]:
-        """Entries of a cache that are rings, and the most slots of each: it lies in slot s modulo
-        their size what a block with a window of attention needs of the token in slot s.
+        """Entries of a cache that are rings, and the most slots of each.
+
+        A block with a window of attention stores the entry of token slot s in slot s modulo the
+        ring's size.
         """
         return self._windows
 

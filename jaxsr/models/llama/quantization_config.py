@@ -83,7 +83,7 @@ _MADE_BY = {
         "modules_to_not_convert", "do_fuse", "modules_to_fuse",
     )
 }  # fmt: skip
-"""How a checkpoint was made, by which kernels its makers ran it, and what its tensors say again."""
+"""Fields that say how a checkpoint was made and run, or that repeat facts of its tensors."""
 
 
 def _gptq(stated: Mapping[str, Any]) -> Quantization:
