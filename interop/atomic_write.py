@@ -109,7 +109,7 @@ def set_aside(path: Path) -> Path:
 
 @contextlib.contextmanager
 def _errors_of(path: Path) -> Generator[None]:
-    """Errors name the file that is to be written, not the one beside it, or none."""
+    """Errors name the file to write, not the temporary file next to it, or no file at all."""
     try:
         yield
     except OSError as error:

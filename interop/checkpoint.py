@@ -40,7 +40,7 @@ from jaxsr.interop.errors import CheckpointError, DamagedFileError, first_line
 from jaxsr.interop.lost_process import lost_process_error
 
 _OUTDATED = ".outdated"
-"""Folder of checkpoints that are no longer kept, until they are deleted."""
+"""Folder of discarded checkpoints, until they are deleted."""
 log = logging.getLogger(__name__)
 
 
@@ -201,7 +201,8 @@ class Checkpoints:
           The step and the state, or None where there is no checkpoint.
 
         Raises:
-          CheckpointError: there are checkpoints, but none is sound, has digests or fits `like`.
+          CheckpointError: there are checkpoints, but all are damaged, lack digests or do not fit
+            `like`.
         """
 
         def rename(damaged_step: int, reason: Exception) -> None:
@@ -219,7 +220,7 @@ def restore_newest(folder: Path, like: PyTree) -> tuple[int, PyTree] | None:
     Checkpoints of jaxsr 0.2.0, which have no digests, are read with a warning.
 
     Raises:
-      CheckpointError: there are checkpoints, but none is sound or none fits `like`.
+      CheckpointError: there are checkpoints, but all are damaged or do not fit `like`.
     """
 
     def warn(step: int, reason: Exception) -> None:
@@ -270,7 +271,7 @@ def _rename_damaged(folder: Path, step: int, reason: Exception) -> None:
 
 
 def steps_of(folder: Path) -> list[int]:
-    """Steps whose checkpoints are complete, ascending; a folder that does not exist has none."""
+    """Steps whose checkpoints are complete, ascending; empty if the folder does not exist."""
     if not folder.is_dir():
         return []
     return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
@@ -289,7 +290,7 @@ def read_notes(folder: Path) -> JsonObject | None:
 def restore_step(folder: Path, step: int, like: PyTree) -> PyTree:
     """The state of one checkpoint, compared with its digests; changes nothing in the folder.
 
-    Every process of a job calls it, and it fails in all of them or in none.
+    Every process of a job calls it; it succeeds in all of them or fails in all.
 
     Args:
       folder: of the run's checkpoints.

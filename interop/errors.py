@@ -87,7 +87,7 @@ class MissingKeyError(UnsupportedTorchError):
 
 
 class GradientInForwardError(UnsupportedTorchError):
-    """A gradient that forward computes itself; torch's inference mode has none of these, either."""
+    """A gradient that forward computes itself; torch's inference mode does not allow it, either."""
 
 
 class _Remembered(threading.local):

@@ -59,7 +59,7 @@ def check_rules(rules: Rules, names: Collection[str]) -> None:
 
 
 def planned_rules(network: "nn.Module") -> dict[str, str]:
-    """The rules that a network of transformers comes with; none for others.
+    """The rules that transformers provides for a network; empty for other networks.
 
     Entries of a plan in other words, for experts for example, or for layers that this network lacks
     or ties to others, are left out.

@@ -85,7 +85,7 @@ def gaussian_blur(
       border: pixels beyond the edge. `"reflect101"`, `"symmetric"`, `"edge"`, `"constant"`
         (zero) and `"wrap"` mean the same everywhere; `"reflect"`, `"replicate"` and `"circular"`
         are taken as the convention's library takes them: OpenCV's `"reflect"` repeats the edge.
-      convention: whose rule fills in what is left out, and whose uint8 rounding is used.
+      convention: library whose rule gives the missing arguments, and whose uint8 rounding is used.
       axes: the height and the width axis.
 
     Raises:

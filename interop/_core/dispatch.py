@@ -231,7 +231,7 @@ class Dispatcher(Trace):
         kwargs: dict,
         tensors: list[JaxTensor],
     ) -> tuple[bool, Any]:
-        """Lets torch compute values that no input reaches. Returns whether it did, and the result."""
+        """Lets torch compute values that no input reaches; returns its success and the result."""
         try:
             results = pytree.tree_leaves(self.meta_result(func, args, kwargs))
         except UnsupportedTorchError as error:

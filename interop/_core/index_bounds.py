@@ -1,10 +1,10 @@
 """Values that torch refuses when it meets them, and XLA clamps, leaves out or computes with.
 
-Arrays whose values are known are held to the rule at once. Inside a compiled program nothing can be
-raised: under `collecting_indices` each operation leaves the worst of its values, an int32, for the
-program to return. `OPERATIONS` is the only table of operations that take indices, of their bounds,
-and of other values that are refused. A lowering passes its own findings to `check_values`; if the
-result has floats, the lowering makes them NaN instead.
+Arrays whose values are known are checked at once. Inside a compiled program nothing can be raised:
+under `collecting_indices` each operation leaves the worst of its values, an int32, for the program
+to return. `OPERATIONS` is the only table of operations that take indices, of their bounds, and of
+other values that are refused. A lowering passes its own findings to `check_values`; if the result
+has floats, the lowering makes them NaN instead.
 """
 
 import linecache
@@ -43,7 +43,7 @@ class Use(NamedTuple):
     negative: bool = False
     """Whether negative ones count from the end."""
     ignored: int | None = None
-    """A value that stands for none."""
+    """A value that means "no index"."""
 
 
 def _rows_of_table(
@@ -402,6 +402,6 @@ class _CheckedFunctions(FunctionMode):
 
 @contextmanager
 def checked_torch() -> Generator[None]:
-    """In this block torch's own operators are held to the same rules, with the same message."""
+    """In this block torch's own operators are checked by the same rules, with the same message."""
     with _CheckedFunctions(), _CheckedOperators():
         yield

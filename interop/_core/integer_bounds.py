@@ -34,7 +34,7 @@ def fits(bounds: Bounds | None) -> bool:
 
 
 def bounds_of(value: Any) -> Bounds | None:
-    """The bounds of a Python integer or a tensor; None where the trace knows none."""
+    """The bounds of a Python integer or a tensor; None if they are unknown."""
     if isinstance(value, int):
         return int(value), int(value)
     if not isinstance(value, JaxTensor) or value.dtype.is_floating_point or value.dtype.is_complex:

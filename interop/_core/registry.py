@@ -222,8 +222,8 @@ def skip_torchax(reason: str, *funcs: Operator) -> None:
 def wraps_torchax(*funcs: Operator) -> Callable[[Decorated], Decorated]:
     """Registers a function that makes a lowering of torchax's one.
 
-    It goes in front of torch's decomposition. Of an operator with overloads those are meant that
-    return a new tensor.
+    It goes in front of torch's decomposition. If an operator has overloads, those that return a new
+    tensor are registered.
     """
 
     def register(wrapper: Decorated) -> Decorated:
@@ -246,7 +246,7 @@ def computes_known(reason: str, *funcs: Operator) -> None:
 def register_user_lowering(func: Operator, lowering: Function) -> None:
     """Registers for `jaxsr.interop.lowering`; replaces an earlier one of the same operator."""
     entry = Entry(Kind.USER, lowering, source=source_of(lowering))
-    # Of an operator with overloads those that write, as `out=`, follow the functional one.
+    # Overloads that write, as `out=`, follow the functional one.
     functional = [f for f in _overloads(func) if not (is_overload(f) and _aliases(f))]
     for overload in functional or [func]:
         _register(overload, entry)

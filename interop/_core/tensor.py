@@ -367,7 +367,7 @@ class JaxTensor(torch.Tensor):
             if (trace := running_trace()) is not None:
                 trace.make_leaf(self)
             self.is_marked_leaf = True
-        # A parameter's, an input's or a leaf's gradient ends; others have none to begin with.
+        # A parameter's, an input's or a leaf's gradient ends; other tensors have no gradient.
         has_gradient = self.needs_grad or self.is_frozen or self.is_marked_leaf
         self.is_frozen = not requires_grad and has_gradient
         self.needs_grad = requires_grad
@@ -392,7 +392,7 @@ class JaxTensor(torch.Tensor):
     def _version(self) -> int:  # type: ignore[override]
         if self.cell in running_trace().state:
             raise UnsupportedTorchError(
-                "_version of a parameter or buffer counts writes outside of forward too; keep a "
+                "_version of a parameter or buffer also counts writes outside of forward; keep a "
                 "number of your own in a buffer"
             )
         return self.cell.version

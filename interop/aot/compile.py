@@ -55,7 +55,7 @@ class Memory:
     """Limit of the compiler on this device."""
     peak: int | None = None
     """XLA's own figure of the memory in use at once, for comparison: some of its compilers leave
-    the code out of it. None where this jaxlib has none."""
+    the code out of it. None if this jaxlib does not report it."""
 
     @property
     def total(self) -> int:

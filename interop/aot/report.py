@@ -31,7 +31,7 @@ def advice(ahead: Ahead) -> list[str]:
     if not ahead.text:
         lines.append(
             "this jaxlib cannot read the program that libtpu made: communication, padding and "
-            "cycles are not counted, and the bytes are XLA's own count, of fast memory too"
+            "cycles are not counted, and the bytes are XLA's own count, including fast memory"
         )
     if ahead.padding.factor > _WIDE_PADDING:
         lines.append(

@@ -421,7 +421,7 @@ def largest_pixel(x: Folded, *, batch: bool) -> jax.Array:
 
 
 def shifted(x: Folded, by: int, *, offset: int | None = None) -> Folded:
-    """The image whose column m is column m + `by`; zero where there is none.
+    """The image whose column m is column m + `by`; zero beyond the edge.
 
     A convolution over groups with ones and zeros, which is exact: pieces of lanes cut out and put
     elsewhere would fill no tile of a TPU, neither here nor in the gradient.

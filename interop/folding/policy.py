@@ -121,7 +121,7 @@ def choose_folding(choice: Choice, device: Any) -> LaneFolding | None:
 
 
 def _folds(device: Any) -> Mapping[int, int]:
-    """The table of a device's chip; a TPU that has none is named in a warning."""
+    """The table of a device's chip; a warning names a TPU without a table."""
     chip = chip_of(device.device_kind)
     if chip is not None and chip.name in FOLDS:
         return FOLDS[chip.name]

@@ -10,5 +10,5 @@ decorator of `_core/registry.py`:
 - `@overrides(function)`: instead of a torch function, before torch splits it into operators.
 - tables of `refused.py`: refused operators, with a workaround.
 
-Shapes, strides and dtypes come from torch's meta device, and every result is held against them.
+Shapes, strides and dtypes come from torch's meta device, and every result is checked against them.
 """

@@ -296,7 +296,7 @@ def topk(
         order = lax.stop_gradient(jnp.where(is_nan(rows), -jnp.inf, -rows))
         indices = lax.top_k(order, k)[1]
         values = jnp.take_along_axis(rows, indices, -1)
-    else:  # the negative of the least integer is none
+    else:  # the negative of the least integer overflows
         values, indices = lax.top_k(~rows, k)
         values = ~values
     return jnp.moveaxis(values, -1, dim), jnp.moveaxis(indices, -1, dim)

@@ -262,7 +262,7 @@ class PhaseGradients:
         return buffers | self._cast(self._frozen(buffers))
 
     def _with_frozen(self, new: Arrays, old: Arrays) -> Arrays:
-        """The buffers after a call, with frozen parameters as they were: their casts are none.
+        """The buffers after a call, without the casts of frozen parameters, which are not updates.
 
         Raises:
           UnsupportedTorchError: the call wrote one, such as a teacher's moving average, in a dtype

@@ -66,7 +66,7 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
 
 
 def _of_optax(name: str) -> tuple[Any, list[str]]:
-    """A function of optax as `optax:lion` names it, and its parameters; none where it has none."""
+    """A function of optax by its name `optax:lion`, and its parameters, which may be empty."""
     where, _, attribute = name.partition(":")
     function: Any = getattr(importlib.import_module(where), attribute, None)
     return function, list(inspect.signature(function).parameters) if callable(function) else []

@@ -31,7 +31,7 @@ PUBLISHED = {
     "seconds_cached_tpu_v6e": 0.0282,
     "seconds_cached_b200": 0.0004,
 }
-"""The figures that the default run stands beside; "mean" was published as a median."""
+"""The figures that the default run is compared with; "mean" was published as a median."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ def verdict(options: OpsOptions, groups: Sequence[Group]) -> str:
 
 
 def against_published(options: OpsOptions, groups: Sequence[Group]) -> list[str]:
-    """How this run's figures stand beside the published ones; empty for another comparison.
+    """Compares this run's figures with the published ones; empty for another comparison.
 
     The published recipe resizes in float32, rounds to uint8 and compares with OpenCV's uint8.
     """

@@ -99,7 +99,7 @@ def torchvision_resize(method: str, size: Size, antialias: bool) -> Callable[[An
 def _torchvision() -> Any:
     try:
         return importlib.import_module("torchvision.transforms.v2")
-    except Exception as error:  # it fails in many ways beside a torch that it was not built for
+    except Exception as error:  # it fails in many ways with a torch that it was not built for
         raise UnavailableError(f"does not import ({str(error).splitlines()[0]})") from error
 
 

@@ -147,7 +147,7 @@ class LocalErrorObserver:
 
         try:
             sides = gradients(first, inputs), gradients(self._second, inputs)
-        except Exception:  # torch has no gradient of some operations, JAX none of others
+        except Exception:  # torch lacks the gradient of some operations, JAX that of others
             return None
         pairs = enumerate(zip(*sides, strict=True))
         both = [k for k, (a, b) in pairs if a is not None and b is not None]

@@ -6,7 +6,7 @@ does not know.
 Images that are not 8-bit RGB are converted: EXIF orientation is applied; 16 bits are rounded to 8
 (65535 to 255); gray is repeated into three channels; palettes are looked up; transparency is laid
 over white, as viewers show it; CMYK is converted without its colour profile, and other profiles are
-ignored too; of an animation the first frame is taken. Floating-point samples must lie in 0…1.
+ignored, too; the first frame of an animation is used. Floating-point samples must lie in 0…1.
 """
 
 import io
@@ -36,7 +36,7 @@ from jaxsr.data.picture_file import (
 from jaxsr.data.picture_limits import too_large
 from jaxsr.errors import one_line
 
-# A file with one of these endings claims to be a picture: if it is none, that is an error. Files
+# A file with one of these extensions claims to be an image: if it is not, that is an error. Files
 # with other endings (labels, checksums, readmes) are pictures only if their content says so.
 _ENDINGS = """
 apng avif bmp dds dib exr gif hdr heic heif icns ico j2k jfif jp2 jpe jpeg jpg jpx jxl mpo pbm pcx
@@ -134,7 +134,7 @@ def orientation_of(path: Path) -> int:
     try:
         with Image.open(path) as image:
             return int(image.getexif().get(ORIENTATION, 1))
-    except UnidentifiedImageError:  # OpenCV's formats have none
+    except UnidentifiedImageError:  # OpenCV's formats have no such tag
         return 1
 
 

@@ -77,7 +77,7 @@ def _damaged_once(image: Array, keys: Array, degradation: Degradation) -> Array:
 
     def one_kind(image: Array, choice: Array) -> tuple[Array, None]:
         # Every kind is computed and one taken: under vmap a branch would compute all as well, and
-        # small pictures cost little beside a network.
+        # small images cost little compared with a network.
         chosen = [_of_each(choice == index) for index in range(len(kinds))]
         return jnp.select(chosen, [damaged(image, index) for index in range(len(kinds))]), None
 

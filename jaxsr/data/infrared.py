@@ -376,7 +376,7 @@ def find_list(folder: Path, split: SplitName | Path, lists: str | None = None) -
     """The list file of a split.
 
     Raises:
-      FileNotFoundError: there is none.
+      FileNotFoundError: there is no such file.
       ValueError: there are several and nothing says which.
     """
     if isinstance(split, Path) and split.is_file():

@@ -61,7 +61,7 @@ class InputForm:
 
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> "InputForm":
-        """The form in a weights file's metadata, the paper's where it says none."""
+        """The form in a weights file's metadata; by default, the paper's."""
         fields: dict[str, Any] = dict(description.get("input", {}))
         for name in ("mean", "deviation"):
             if name in fields:

@@ -67,7 +67,7 @@ def read_mask(path: Path, *, threshold: int | None = None) -> Mask:
     if threshold is not None:
         if 0 < target <= threshold and ((values == 0) | (values == target)).all():
             raise UnreadablePicture(
-                f"a mask of 0 and {target:g}, of which none is above the threshold {threshold}"
+                f"a mask of 0 and {target:g}, whose values are not above the threshold {threshold}"
             )
         return Mask((values > threshold).astype(np.uint8), False, orientation)
     gray = np.unique(values[(values != 0) & (values != target)][:_MOST_LISTED])
@@ -111,7 +111,7 @@ def _one_channel(image: Image.Image) -> np.ndarray:
 
 
 def _two_colours(colours: np.ndarray) -> str | None:
-    """Names of two colours, where there are no others, none is black, and one is not gray."""
+    """Names of two colours, if there are no others, neither is black, and one is not gray."""
     codes = colours.astype(np.int64) @ (65536, 256, 1)
     one, other = int(codes.min()), int(codes.max())
     if one in (0, other) or not ((codes == one) | (codes == other)).all():

@@ -1,8 +1,8 @@
 """Traced programs stored on disk, so that a later process does not trace the network.
 
-Tracing a network of 30 blocks takes seconds, and JAX's compilation cache saves none of them: its
-key is the traced program. The key here is everything that the trace depends on. A program is
-stored as `jax.export` writes it, StableHLO without pickles; XLA's results are in JAX's cache.
+Tracing a network of 30 blocks takes seconds, and JAX's compilation cache does not save them: its
+key is the traced program. The key here is everything that the trace depends on. A program is stored
+as `jax.export` writes it, StableHLO without pickles; XLA's results are in JAX's cache.
 """
 
 import hashlib

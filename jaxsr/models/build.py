@@ -271,7 +271,7 @@ def _smp(name: str, options: Mapping[str, Any]) -> nn.Module:
 
 
 def _network_class(module: ModuleType, name: str, library: str) -> Any:
-    """A class of networks; libraries have functions that open files, too."""
+    """A class of networks; libraries also have functions that open files."""
     value = getattr(module, name, None)
     if not (isinstance(value, type) and issubclass(value, nn.Module)):
         raise InputError(f"{library} has {name}, which is not a network" + _classes_of(module))

@@ -44,11 +44,11 @@ class PictureObjective(Objective):
         value_range: tuple[float, float] | None = None,
     ) -> None:
         """Args:
-        generator: takes `low`; its result is compared with `high`.
-        pretrain: losses of the first phase; none leaves the phase out.
-        adversarial: those of the second phase, `ADVERSARIAL` among them; none leaves it out.
-        discriminator: gives logits of pictures; for the second phase.
-        value_range: intensities of black and white in the batch, which the losses are to see as 0
+        generator: takes `low`; its result is compared with `high`. pretrain: losses of the first
+        phase; if empty, the phase is left out. adversarial: losses of the second phase, including
+        `ADVERSARIAL`; if empty, it is left out. discriminator: gives logits of pictures; for the
+        second phase. value_range: intensities of black and white in the batch, which the losses are
+        to see as 0
           and 1. Default: they see the pictures as they are.
         """
         super().__init__()

@@ -33,13 +33,13 @@ class LoadedModel:
     name: str
     """Where it is from, for reports."""
     family: str
-    """Name of its family, or of its class where it is of none."""
+    """Name of its family, or of its class if it belongs to no family."""
     kind: Kind | None = None
     """None for a user's class."""
     value_range: tuple[float, float] = (0.0, 1.0)
     """Intensities of black and white in the pictures that it takes."""
     metadata: Mapping[str, Any] | None = None
-    """Metadata of its weights file; None where there is none."""
+    """Metadata of its weights file; None if unknown."""
     channels: int | None = None
     """Channels of the images that it takes, where the file states them."""
     least_side: int = 1
@@ -94,7 +94,7 @@ def find_family(name: str) -> Family:
     """The family of that name.
 
     Raises:
-      ValueError: there is none.
+      ValueError: there is no such family.
     """
     if name not in FAMILIES:
         raise InputError(

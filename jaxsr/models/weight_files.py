@@ -214,7 +214,7 @@ def under_names_of(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[st
 
 
 def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, source: str) -> None:
-    """Copies `weights` into `module`, all of them or, on an error, none.
+    """Copies `weights` into `module`; on an error, leaves it unchanged.
 
     Args:
       module: takes the values in its dtype and on its device.

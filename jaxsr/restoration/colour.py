@@ -85,7 +85,7 @@ def fill_hidden(pixels: Shaped[np.ndarray, "h w c"]) -> Shaped[np.ndarray, "h w 
       pixels: samples with alpha as the last channel.
 
     Returns:
-      A copy, or the samples themselves where all are visible or none is.
+      A copy, or the samples themselves if all are visible or all are invisible.
     """
     hidden = pixels[..., -1] == 0
     if not hidden.any() or hidden.all():

@@ -1,4 +1,4 @@
-"""The makers of the results in a folder: a model, options and sources, in a record beside them.
+"""The makers of the results in a folder: a model, options and sources, in a record next to them.
 
 A line is written before its result: a run that is killed leaves complete results alone, which are
 as new as their lines. A result without a line of the same model, options and source is not taken

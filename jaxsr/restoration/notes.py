@@ -68,7 +68,7 @@ class Notes:
 
     @property
     def orientation(self) -> int:
-        """EXIF orientation, 1 to 8; 1 where none is said."""
+        """EXIF orientation, 1 to 8; 1 if it is missing."""
         if not self.exif:
             return 1
         exif = Image.Exif()
@@ -146,7 +146,7 @@ def _exif_resolution(exif: bytes | None) -> tuple[float, float] | None:
         tags.load(exif)
         factor = {2: 1.0, 3: 2.54}[tags.get(296, 2)]
         return float(tags[282]) * factor, float(tags[283]) * factor
-    except Exception:  # none is said, or the EXIF is damaged and says nothing
+    except Exception:  # the orientation is missing, or the EXIF is damaged
         return None
 
 

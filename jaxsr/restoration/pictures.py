@@ -47,7 +47,7 @@ CHANNELS: dict[Kind, int] = {"gray": 1, "gray-alpha": 2, "rgb": 3, "rgb-alpha": 
 
 _DEEP_KINDS: tuple[Kind, ...] = ("gray", "gray-alpha", "rgb", "rgb-alpha")
 
-# Pillow's other decoders stay out: some start programs, and none of them is asked for.
+# Pillow's other decoders stay out: some start programs, and all are unnecessary.
 _FORMATS = ("PNG", "JPEG", "WEBP", "TIFF", "BMP", "GIF", "AVIF")
 
 

@@ -66,7 +66,7 @@ class Reach:
     period: int = 1
     """Tiles start at multiples of this."""
     cause: str = ""
-    """The part of the network that rules out a margin, if there is none."""
+    """The part of the network that rules out a margin, if there is no margin."""
     live: int = 0
     """Values that are alive at once, at most, per input pixel."""
     least_side: int = 1
@@ -120,7 +120,7 @@ class _Axis:
     position: tuple[str, ...]
     """Operations that may treat rows by their position."""
     cause: str
-    """Where there is no margin: why."""
+    """Reason that there is no margin."""
     live: int
 
 

@@ -92,7 +92,7 @@ def find_inputs(config: RestoreConfig) -> Inputs:
     """The files that the configuration names.
 
     Raises:
-      InputError: there are none.
+      InputError: there are no inputs.
     """
     inputs = find_sources(
         config.inputs, out=config.out, suffix=config.suffix, result_folders=("report",)

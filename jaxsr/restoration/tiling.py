@@ -91,8 +91,8 @@ class Tiler:
       uncut: never cut.
       sizes: of the pictures to come, if they are known: where there are at most two, tiles are
         fitted to them, and nothing is computed twice that need not be.
-      devices: that each picture is spread over, because none shares its batches with another;
-        None where pictures share them, and so fill the devices together.
+      devices: number that each image is spread over, because images do not share batches; None
+        where pictures share them, and so fill the devices together.
 
     A tile that is not asked for takes at most `MOST_BYTES`.
 

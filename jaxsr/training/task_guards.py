@@ -16,7 +16,7 @@ Batch = Mapping[str, Tensor]
 
 
 def refusal(message: str) -> InputError:
-    """Returns an error that names its own place: tracing adds none."""
+    """Returns an error that names its own place, which tracing does not add."""
     error = InputError(message)
     error.located = True  # pyright: ignore[reportAttributeAccessIssue]
     return error

@@ -188,7 +188,7 @@ def by_products(image: jax.Array, passes: Sequence[Pass]) -> jax.Array:
     of_any = partial(products, passes=passes, product=by_matmul_of_any)
     grows = math.prod(step.taps.outputs / step.taps.extent for step in passes) > 1
     if grows:
-        # The image is what is smaller, and the branch writes the result where it belongs.
+        # The image is smaller than the result, and the branch writes the result into its place.
         branches = partial(products, passes=passes), of_any
         return cond(jnp.isfinite(image).all(), *branches, image)
     # A bad pixel that any output reads is bad in the result as well.

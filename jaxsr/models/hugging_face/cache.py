@@ -280,7 +280,7 @@ def _opened(index: int, standard: Any, window: int | None) -> Any:
 
 def _fill_layer(index: int, layer: Any, entries: Mapping[str, Tensor]) -> None:
     if isinstance(layer, SlotLayer):
-        # Of models that share one block's keys with others, only that block has entries.
+        # If a model shares one block's keys with others, only that block has entries.
         layer.keys, layer.values = (entries.get(f"layers.{index}.{name}") for name in SLOTTED)
     if isinstance(layer, IndexedLayer):
         layer.indexer = entries.get(f"layers.{index}.{INDEXER}")

@@ -209,7 +209,7 @@ class LibraryLM(nn.Module):
         return {f"inner.{name}.weight": "colwise" for name in tied} | rules
 
     def program_key(self) -> list[tuple[str, str, str]]:
-        """The dependencies of a traced program besides the tensors."""
+        """The dependencies of a traced program other than the tensors."""
         import transformers
 
         model = (type(self.inner).__qualname__, transformers.__version__, self.config.values)
@@ -249,8 +249,8 @@ class LibraryLM(nn.Module):
 
         Args:
           tokens_BT: token ids; they take the slots from `filled` on.
-          cache: of the tokens before, see `jaxsr.models.hugging_face.cache`; None where there are
-            none. Then T may be any number, with a cache it is 1.
+          cache: of the tokens before, see `jaxsr.models.hugging_face.cache`; None if there are no
+            such entries. Then T may be any number, with a cache it is 1.
           filled: slots that are filled, a scalar. Needed with `cache`, unless `length_B` is there.
           first_B: slot of each row's first true token, which has position 0.
           length_B: tokens of each row in `cache`, from slot `first_B` on; rings are turned so that

@@ -257,7 +257,7 @@ class CausalLM(nn.Module):
         return {f"layers.{i}.{name}": shape for i in layers for name in ("keys", "values")}
 
     def cache_windows(self) -> dict[str, int]:
-        """Entries of a cache that hold a window alone: none."""
+        """Entries of a cache that store only a window: there are no such entries."""
         return {}
 
     def attention_features(self) -> int:

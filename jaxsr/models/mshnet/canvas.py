@@ -96,7 +96,7 @@ def _stretch(x_BDHW: Tensor, extent_B: Tensor, factor: int, *, dim: int) -> Tens
     for shift in (-1, 0, 1):
         weight_BNF = F.relu(1 - (place_BNF - (own_N1 + shift).float()).abs())
         weight_BNF = weight_BNF.masked_fill(output_NF >= factor * extent_B11, 0).to(x_BDHW.dtype)
-        # Pixel k + shift in place k, 0 where there is none.
+        # Pixel k + shift in place k, 0 beyond the edge.
         if dim == 2:
             neighbour = F.pad(x_BDHW, (0, 0, -shift, shift)).unsqueeze(3)
             term = weight_BNF[:, None, :, :, None] * neighbour

@@ -120,8 +120,8 @@ class MSHNet(nn.Module):
             multiples. Results beyond these sizes mean nothing. For evaluation only.
 
         Raises:
-          ValueError: other channels, sides that are no such multiple, an unknown `heads`, or sizes
-            in training.
+          ValueError: other channels, sides that are not such multiples, an unknown `heads`, or
+            sizes in training.
         """
         self._check(image_BCHW, heads, size_B2)
         scales = self.config.scales
