@@ -179,7 +179,7 @@ def _tables() -> tuple[np.ndarray, ...]:
 
 @functools.cache
 def _model() -> tuple[np.ndarray, np.ndarray]:
-    """Mean of good photographs' features, and the matrix that takes half their covariance to unity."""
+    """Mean of good photos' features, and the matrix that takes half their covariance to unity."""
     with np.load(Path(__file__).with_name("_niqe_model") / "model.npz") as model:
         mean, covariance = model["mean"], model["covariance"]
     repeated = np.flatnonzero(mean[1:] == mean[:-1]) + 1

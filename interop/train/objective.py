@@ -98,8 +98,8 @@ def check_objective(objective: Objective) -> None:
             except AttributeError as error:
                 names = ", ".join(name for name, _ in objective.named_children())
                 raise InputError(
-                    f"the phase {phase.name!r} of {kind} trains {player.network!r}, which is no "
-                    f"network of it; it has {names or 'none'}"
+                    f"the phase {phase.name!r} of {kind} trains {player.network!r}, which {kind} "
+                    f"does not have; its networks are {names or 'none'}"
                 ) from error
             if not any(p.requires_grad for p in network.parameters()):
                 raise InputError(
@@ -129,8 +129,8 @@ def checked_loss(result: Any, method: str) -> tuple[Any, dict[str, Any]]:
         )
     if not isinstance(reported, Mapping):
         raise InputError(
-            f"{method} of the objective returned {type(reported).__name__} beside the loss; return "
-            "a dictionary of scalars to log"
+            f"{method} of the objective returned {type(reported).__name__} with the loss; return a "
+            "dictionary of scalars to log"
         )
     figures = dict(cast(Mapping[str, Any], reported))
     if taken := [name for name in STEP_METRICS if name in figures]:

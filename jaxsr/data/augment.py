@@ -16,7 +16,7 @@ Two ways, in the order that each is applied:
   and down, and its axes swapped, each with p = 0.5.
 
 Departure: Pillow rounds to whole levels after each pass of the resize and of each box blur; here
-nothing is rounded, and the image is a network's input before it is a picture again.
+nothing is rounded, and the image becomes a network's input without further rounding.
 """
 
 from collections.abc import Callable, Mapping

@@ -37,7 +37,7 @@ from jaxsr.data.picture_limits import too_large
 from jaxsr.errors import one_line
 
 # A file with one of these extensions claims to be an image: if it is not, that is an error. Files
-# with other endings (labels, checksums, readmes) are pictures only if their content says so.
+# with other endings (labels, checksums, readmes) are images only if their content says so.
 _ENDINGS = """
 apng avif bmp dds dib exr gif hdr heic heif icns ico j2k jfif jp2 jpe jpeg jpg jpx jxl mpo pbm pcx
 pfm pgm pic png pnm ppm psd qoi ras sgi sr tga tif tiff webp
@@ -59,7 +59,7 @@ _SIGNATURES = (
 
 
 def claims_to_be_picture(path: Path) -> bool:
-    """Whether `path` should be read as a picture, by its ending or else by its first bytes."""
+    """Whether `path` should be read as an image, by its ending or else by its first bytes."""
     if path.suffix.lower() in PICTURE_ENDINGS:
         return True
     with path.open("rb") as file:
@@ -72,14 +72,14 @@ def claims_to_be_picture(path: Path) -> bool:
 def decode_rgb(
     path: Path, *, cut: Callable[[Image.Image], Image.Image] = lambda image: image
 ) -> UInt8[np.ndarray, "h w 3"]:
-    """Reads a picture file as 8-bit RGB, as the module's docstring says.
+    """Reads an image file as 8-bit RGB, as the module's docstring says.
 
     Args:
       path: of the file.
-      cut: makes a part of the upright picture, where no more is needed: all else is not converted.
+      cut: makes a part of the upright image, where no more is needed: all else is not converted.
 
     Raises:
-      UnreadablePicture: not a picture, truncated, or of a kind that has no RGB form.
+      UnreadablePicture: not an image, truncated, or of a kind that has no RGB form.
       ChangedFileError: `cut` raised it.
       OSError: the file cannot be opened.
     """
@@ -130,7 +130,7 @@ def decode_rgb(
 
 
 def orientation_of(path: Path) -> int:
-    """EXIF's orientation of a picture that `decode_rgb` reads, which that applies."""
+    """EXIF's orientation of an image that `decode_rgb` reads, which that applies."""
     try:
         with Image.open(path) as image:
             return int(image.getexif().get(ORIENTATION, 1))
@@ -142,7 +142,7 @@ def picture_size(path: Path) -> tuple[int, int]:
     """Height and width after EXIF orientation, from the header alone where Pillow knows the format.
 
     Raises:
-      UnreadablePicture: not a picture. A truncated one passes, as only its header is read.
+      UnreadablePicture: not an image. A truncated one passes, as only its header is read.
       OSError: the file cannot be opened.
     """
     if path.stat().st_size == 0:

@@ -38,12 +38,12 @@ def read_mask(path: Path, *, threshold: int | None = None) -> Mask:
     """Reads a mask.
 
     Args:
-      path: the picture.
+      path: the image.
       threshold: values above it are targets; None admits masks of two values, and those whose
         edges alone are gray.
 
     Raises:
-      UnreadablePicture: not a picture, truncated, of two colours that are both not black, of two
+      UnreadablePicture: not an image, truncated, of two colours that are both not black, of two
         values that are both not above the threshold, or, without a threshold, gray.
       OSError: the file cannot be opened.
     """
@@ -84,7 +84,7 @@ def read_mask(path: Path, *, threshold: int | None = None) -> Mask:
 
 
 def _has_soft_edges(values: np.ndarray) -> bool:
-    """Whether few pixels are neither background nor target: other gray pictures are not masks."""
+    """Whether few pixels are neither background nor target: other gray images are not masks."""
     if not np.issubdtype(values.dtype, np.integer) or values.min() < 0:
         return False
     target = values.max()

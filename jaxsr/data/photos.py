@@ -294,11 +294,11 @@ def open_photos(
     threads: int | None = None,
     cache: PixelCache | None = None,
 ) -> Photos:
-    """Finds every picture below `folder` and checks each, before anything is trained.
+    """Finds every image below `folder` and checks each, before anything is trained.
 
-    Pictures in tar files and LMDBs are found as well (`archives.py`).
+    Images in tar files and LMDBs are found as well (`archives.py`).
 
-    Hidden files and files that neither are named nor look like a picture are passed over.
+    Hidden files and files that neither are named nor look like an image are passed over.
 
     Args:
       folder: searched recursively, links followed, or one archive; None for all built-in photos.
@@ -317,7 +317,7 @@ def open_photos(
 
     Raises:
       FileNotFoundError: there is no such folder.
-      ValueError: no picture in it, or (under "error") bad files among them.
+      ValueError: no image in it, or (under "error") bad files among them.
     """
     if crop < 1:
         raise InputError(f"crop must be at least 1 pixel, got {crop}")

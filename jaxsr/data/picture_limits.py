@@ -1,4 +1,4 @@
-"""How large a picture may be, judged from its header before anything is decoded or allocated."""
+"""How large an image may be, judged from its header before anything is decoded or allocated."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ _OPENCV_LIMIT = "OPENCV_IO_MAX_IMAGE_PIXELS"
 
 
 def too_large(size: tuple[int, int], *, max_pixels: int = MAX_PIXELS) -> str | None:
-    """The reason to refuse a picture of (height, width), or None."""
+    """The reason to refuse an image of (height, width), or None."""
     height, width = size
     if height < 1 or width < 1:
         return f"{width}×{height} pixels claimed"

@@ -112,7 +112,7 @@ def video_size(path: Path, *, max_pixels: int = MAX_PIXELS) -> tuple[tuple[int, 
 
 
 def main_stream(container: Any) -> Any:
-    """The video's stream: the first that is not a cover picture.
+    """The video's stream: the first that is not a cover image.
 
     Raises:
       UnreadableVideo: there is none.
@@ -236,7 +236,7 @@ def add_encoder(
       out: container of `write_video`.
       stream: of the source; codec, pixel format, colour tags, rate and time base are taken over.
       size: height and width in pixels.
-      codec: an encoder for colour pictures instead of the source's codec and pixel format.
+      codec: an encoder for colour images instead of the source's codec and pixel format.
     """
     coded = stream.codec_context
     preferred = codec or _ENCODERS.get(coded.name)

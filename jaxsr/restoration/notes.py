@@ -35,10 +35,10 @@ TIFF_STORAGE = frozenset(
 )
 """Tags of how samples are stored, and of notes that are read by themselves."""
 _PREVIEW = 330
-"""SubIFDs: smaller copies of the picture."""
+"""SubIFDs: smaller copies of the image."""
 
 _SEGMENTS = (b"http://ns.adobe.com/xap/1.0/\0", b"Exif\0\0", b"ICC_PROFILE\0", b"MPF\0")
-"""Beginnings of JPEG's segments that are read into other notes, or belong to a second picture."""
+"""Beginnings of JPEG's segments that are read into other notes, or belong to a second image."""
 
 
 @dataclass(frozen=True, kw_only=True)

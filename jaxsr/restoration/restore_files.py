@@ -27,7 +27,7 @@ from jaxsr.runtime.setup import setup_compute
 
 _SKIPPED = "left alone: {} of this model and options; --overwrite replaces them"
 _LARGE = 32_000_000
-"""Pixels above which pictures are decoded one ahead instead of two."""
+"""Pixels above which images are decoded one ahead instead of two."""
 
 
 def run(config: RestoreConfig) -> int:
@@ -107,7 +107,7 @@ def find_inputs(config: RestoreConfig) -> Inputs:
 def group_sources(config: RestoreConfig, inputs: Inputs) -> dict[str, list[Source]]:
     """The files by the word for the model that restores them, see `configured_model`.
 
-    From now on `--max-pixels` alone limits pictures, for every reader in this process.
+    From now on `--max-pixels` alone limits images, for every reader in this process.
     """
     # The size limit is --max-pixels, checked from the header; Pillow's would stop at its own.
     Image.MAX_IMAGE_PIXELS = None

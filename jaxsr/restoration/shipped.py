@@ -34,9 +34,9 @@ def choose(picture: Picture) -> str:
 
 
 def choose_for_files(sources: Iterable[Source], *, max_pixels: int) -> dict[str, list[Source]]:
-    """The sources of each enlarger; videos are compressed, and unreadable pictures are `clean`'s.
+    """The sources of each enlarger; videos are compressed, and unreadable images are `clean`'s.
 
-    Decodes every picture once more than restoring does, until a JPEG's header answers.
+    Decodes every image once more than restoring does, until a JPEG's header answers.
     """
     groups: dict[str, list[Source]] = {}
     for source in sources:

@@ -60,7 +60,7 @@ def test_phases_name_what_there_is(phase, message):
         (torch.ones(2), r"loss of the objective returned shape \(2,\), torch.float32; return a"),
         (torch.tensor(1), "torch.int64"),
         (None, "returned None"),
-        ((ONE, ONE), "returned Tensor beside the loss"),
+        ((ONE, ONE), "returned Tensor with the loss"),
         ((ONE, {"rate": torch.ones(2)}), "reports 'rate', which is not a scalar"),
         ((ONE, {"loss": ONE}), "reports 'loss', a name that the step's own"),
     ],
