@@ -215,7 +215,7 @@ class Checkpoints:
 
 
 def restore_newest(folder: Path, like: PyTree) -> tuple[int, PyTree] | None:
-    """`Checkpoints.restore` for another run's folder, in which nothing is changed.
+    """`Checkpoints.restore` for another run's folder, which stays unchanged.
 
     Checkpoints of jaxsr 0.2.0, which have no digests, are read with a warning.
 
@@ -288,7 +288,7 @@ def read_notes(folder: Path) -> JsonObject | None:
 
 
 def restore_step(folder: Path, step: int, like: PyTree) -> PyTree:
-    """The state of one checkpoint, compared with its digests; changes nothing in the folder.
+    """The state of one checkpoint, compared with its digests; the folder stays unchanged.
 
     Every process of a job calls it; it succeeds in all of them or fails in all.
 
@@ -399,7 +399,7 @@ class _LenientLoop(asyncio.SelectorEventLoop):
 @contextmanager
 def _lenient_loops() -> Generator[None]:
     """Event loops that are made in the block, in any thread, are lenient."""
-    # Python 3.14 deprecates policies, and has nothing else for loops that another library makes.
+    # Python 3.14 deprecates policies, but has no replacement for loops that another library makes.
     policy = asyncio.get_event_loop_policy()  # pyright: ignore[reportDeprecated]
     asyncio.set_event_loop_policy(_LenientLoops())  # pyright: ignore[reportDeprecated]
     try:

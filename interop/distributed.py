@@ -81,7 +81,7 @@ def _check_address(coordinator: str) -> None:
     """Refuses addresses that JAX would try to reach for minutes, or would end the process for.
 
     Raises:
-      InputError: it is not HOST:PORT, or nobody knows the host.
+      InputError: it is not HOST:PORT, or the host is unknown.
     """
     host, colon, port = coordinator.rpartition(":")
     is_port = port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536

@@ -86,7 +86,7 @@ def lacking_lowerings() -> list[str]:
     """Operators of this torch that jaxsr takes from torchax, and the installed one does not have.
 
     Raises:
-      InputError: nothing can be read of the installed torchax.
+      InputError: the installed torchax cannot be read.
     """
     registry.load()
     packets = {name.rpartition(".")[0].removeprefix("aten.") for name in OPERATORS}

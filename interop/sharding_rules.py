@@ -41,7 +41,7 @@ def tensor_axis(name: str, ndim: int, rules: Rules) -> int | None:
 
 
 def check_rules(rules: Rules, names: Collection[str]) -> None:
-    """Refuses rules that say nothing.
+    """Refuses rules without effect.
 
     Raises:
       InputError: a style is unknown, or a pattern matches no parameter.

@@ -73,7 +73,7 @@ def distort(
     """Bends images as a lens does; `undistort` is the inverse.
 
     The inverse of the model has no closed form; it is searched as in OpenCV's `undistortPoints`,
-    which converges where the lens folds nothing over.
+    which converges if the lens does not fold the image over itself.
 
     Args:
       image: straight images, of `new_camera`.

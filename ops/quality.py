@@ -86,7 +86,7 @@ def psnr(
 
     Raises:
       TypeError: not uint8 or floating point, or two dtypes.
-      ValueError: two shapes, a range that is not positive, or a border that leaves nothing.
+      ValueError: two shapes, a range that is not positive, or a border that leaves no pixel.
 
     Example:
       >>> image = np.full((1, 8, 8, 3), 0.5, np.float32)
@@ -341,7 +341,7 @@ def _mean(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
 
 @jit("of")
 def _psnr(image: jax.Array, reference: jax.Array, of: ImagePair) -> jax.Array:
-    # The difference comes first, so that equal images differ by nothing.
+    # The difference comes first, so that equal images differ by exactly 0.
     difference = (_cut(image, of) - _cut(reference, of)) / of.peak
     if of.luma is not None and of.channel is not None and image.dtype != jnp.uint8:
         difference = luma_of_difference(difference, of.luma, of.channel)

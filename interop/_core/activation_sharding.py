@@ -41,7 +41,8 @@ def split_rows(mesh: Mesh, axes: Sequence[str], rows: int) -> Generator[None]:
     Args:
       mesh: where the program will run.
       axes: those that the batch's rows are split over.
-      rows: of the batch. Where the devices of `axes` cannot share them equally, nothing is stated.
+      rows: of the batch. Where the devices of `axes` cannot share them equally, the sharding is
+        left open.
     """
     devices = 1
     for axis in axes:

@@ -31,7 +31,7 @@ def try_around(errors: frozenset[str]) -> str:
       errors: names without their modules; "" stands for a `try` that catches everything.
 
     Returns:
-      Its file and line, as `file.py:12`; "" where nothing catches one.
+      Its file and line, as `file.py:12`; "" if the error is not caught.
     """
     frame: types.FrameType | None = sys._getframe(1)
     # Code that was given to `exec` with a dictionary of its own has no `__name__`.

@@ -276,7 +276,7 @@ class FunctionalModule:
                                 changed_again[:] = self.attributes.unjudged(
                                     state, trace, self.buffers_written
                                 )
-                                # Nobody may read lists that every call lets grow.
+                                # Lists that grow in every call must not be read.
                                 lengthen(changed_again)
                             tensors = self._place(wrapped(trace, number + 1), tensors)
                 return results
@@ -383,7 +383,7 @@ class FunctionalModule:
         Args:
           tensors: by name.
           train: the mode.
-          repeated: whether the block calls for a trial, of which nothing may be seen outside.
+          repeated: whether the block is a trial, whose effects must not be visible outside.
 
         Yields:
           The Python state at its beginning.

@@ -59,13 +59,12 @@ class Cell:
 
     `value` is the JAX array of the root tensor, or None while `const`, a real torch tensor, holds
     it. It may be set to a `DeferredArray`, or to a function that makes the array at the first read.
-    `owner` says who else sees the storage: "" for nobody, otherwise words for a write's error.
-    `input_free` holds where the value follows from parameters, buffers and constants alone, and
-    `is_learned` where a trained parameter is among these.
-    `origin` is how a mask was computed (`selections.py`), as long as nothing has been written.
-    `bounds` are those of integers, where the trace knows them (`wide_integers.py`).
-    `stored` is the value that was last stored for all its readers, `is_whole` says that floats
-    need not be, being whole numbers (`stored_tensors.py`).
+    `owner` names the other user of the storage, in words for a write's error; "" if there is no
+    other. `input_free` holds where the value follows from parameters, buffers and constants alone,
+    and `is_learned` where a trained parameter is among these. `origin` is the computation of a mask
+    (`selections.py`), until the first write to it. `bounds` are those of integers, where the trace
+    knows them (`wide_integers.py`). `stored` is the value that was last stored for all its readers,
+    `is_whole` says that floats need not be, being whole numbers (`stored_tensors.py`).
     """
 
     __slots__ = (
@@ -157,7 +156,7 @@ class Cell:
 
 
 class GraphNode:
-    """The `grad_fn` of a tensor: there is one, and nothing of torch's graph behind it."""
+    """The `grad_fn` of a tensor: a placeholder without a torch graph."""
 
     def __getattr__(self, name: str) -> Any:
         raise UnsupportedTorchError(
@@ -430,7 +429,7 @@ class JaxTensor(torch.Tensor):
             home.viewed_by(self.views)
             return
         # From here on both see writes into either; gradients go to this tensor's own. An input's
-        # gradient is asked for by JAX: torch's requires_grad says nothing of it.
+        # gradient is asked for by JAX: torch's requires_grad does not show it.
         differentiable = self.dtype.is_floating_point or self.dtype.is_complex
         old = before.array() if differentiable and before.cell_const is None else None
         view = View(

@@ -245,7 +245,7 @@ def compile_lowered(
     report |= {"memory": memory, "collectives": collectives(text), "text": text}
     if topology.device.platform == "cuda":
         program = read_program(compiled, text)
-        # Unlike libtpu, XLA's CUDA compiler refuses nothing for its size.
+        # Unlike libtpu, XLA's CUDA compiler does not refuse programs for their size.
         error = _too_large(memory) if memory.share > 1 else None
         return Ahead(
             **report,

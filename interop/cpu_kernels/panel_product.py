@@ -248,7 +248,7 @@ def packed(x: jax.Array, levels: jax.Array, tables: jax.Array) -> jax.Array:
 def _called(
     name: str, results: list[jax.ShapeDtypeStruct], x: jax.Array, *weights: jax.Array, inputs: int
 ) -> jax.Array:
-    """The first result of a kernel, which checks nothing itself and needs a token."""
+    """The first result of a kernel, which does no checks itself and needs a token."""
     if x.dtype != jnp.float32 or x.shape[-1] != inputs:
         raise ValueError(f"x must be float32 with {inputs} inputs, got {x.dtype}{x.shape}")
     if not x.size:

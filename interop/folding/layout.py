@@ -167,7 +167,7 @@ class Maker:
     """How an image was made.
 
     Args:
-      aligned: makes it without offset, moving nothing.
+      aligned: makes it without offset, if no pixel has to move.
       arranged: the arrangement that a convolution leaves. Called with a function that reorders the
         outputs of its weight, and with parts, it makes the same in that order, without offset.
         Returns it without the bias, and the bias in that order, or None.

@@ -2,7 +2,7 @@
 """The same training step in plain PyTorch, on CPU or CUDA, eager or compiled.
 
 It takes the objective, the phases, the optimiser configuration and the prepared batches that
-`jaxsr.interop.train.step` takes, so that the two differ in nothing but who computes.
+`jaxsr.interop.train.step` takes, so that the two differ only in the engine.
 """
 
 import contextlib

@@ -32,7 +32,7 @@ from jaxsr.interop.annotations import JsonObject
 
 
 def check_comparable(first: JsonObject, second: JsonObject, *, names: tuple[str, str]) -> None:
-    """Refuses traces whose comparison would mean nothing.
+    """Refuses traces whose comparison would be meaningless.
 
     Raises:
       ValueError: other models, inputs, granularity or samples.

@@ -212,7 +212,7 @@ class LocalErrorObserver:
         try:
             before = trial.outputs if self._first is not None else trial.run(side, trial.inputs)
             rounding = _difference(before, trial.run(side, moved)).worst
-        except Exception:  # an operation that allows only certain values tells nothing this way
+        except Exception:  # this does not work for an operation that allows only certain values
             return 0.0
         if not math.isfinite(rounding):
             return 0.0

@@ -126,7 +126,7 @@ _MOVES = (
 
 
 def moves_only(operation: str) -> bool:
-    """Whether an operation rounds nothing (casts aside): it moves, selects or compares numbers."""
+    """Whether an operation does not round (casts aside): it moves, selects or compares numbers."""
     return operation in _MOVES
 
 

@@ -208,7 +208,7 @@ def place(
       size: height and width of each image on its canvas.
       placement: how to cut, scale and blur each image.
       crop: side of the results.
-      blur: whether any radius may be above 0; without, the blur costs nothing.
+      blur: whether any radius may be above 0; if not, the blur is free.
 
     Returns:
       The image in levels 0…255 and the mask, 0 or 1; both black outside the image.

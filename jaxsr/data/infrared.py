@@ -377,7 +377,7 @@ def find_list(folder: Path, split: SplitName | Path, lists: str | None = None) -
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: there are several and nothing says which.
+      ValueError: there are several, and none is named.
     """
     if isinstance(split, Path) and split.is_file():
         return split

@@ -45,7 +45,7 @@ class Inputs:
     results."""
 
     def why_empty(self) -> str:
-        """Why nothing was found, for an error."""
+        """Reason that no file was found, for an error."""
         problems = [f"{name}: {reason}" for name, reason in self.problems]
         return "; ".join(problems + self.notes()) or "the folders are empty"
 

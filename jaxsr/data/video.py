@@ -173,7 +173,7 @@ class Reading:
             yield frame
 
     def shortage(self) -> str | None:
-        """The part missing at the file's end, after all was read; None where nothing is."""
+        """The part missing at the file's end, after all was read; None if unknown."""
         container, rate = self._container, self._stream.average_rate
         # Formats whose header lacks the length derive it from the data present.
         if container.format.name in ("mpeg", "mpegts", "mpegvideo", "h264", "hevc", "ogg"):

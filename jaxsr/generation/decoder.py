@@ -157,7 +157,7 @@ class BatchDecoder(ABC):
 
     @abstractmethod
     def check_proposals(self, options: SamplingOptions, *, longest: int = 0) -> None:
-        """Refuses proposals of tokens that cannot be taken back, or that nobody makes.
+        """Refuses proposals of tokens that cannot be taken back, or that have no source.
 
         Args:
           options: of a run.
@@ -372,7 +372,7 @@ def end_rows(arrays: MutableMapping[str, np.ndarray], lengths: Mapping[int, int]
 
 
 def logprobs_capacity(options: SamplingOptions, vocabulary: int) -> int | None:
-    """How many of the likeliest tokens are recorded at each step; None records nothing."""
+    """How many of the likeliest tokens are recorded at each step; None: not recorded."""
     if options.logprobs is None:
         return None
     return min(max(_LEAST_TOP, 1 << max(options.logprobs - 1, 0).bit_length()), vocabulary)

@@ -115,7 +115,7 @@ class Rounds:
         rows: int,
         free: Sequence[int] = (),
     ) -> None:
-        """Advances a batch until its rows have ended and nothing waits.
+        """Advances a batch until its rows have ended and no prompt waits.
 
         Args:
           batch: of the engine, just started.

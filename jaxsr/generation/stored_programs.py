@@ -35,7 +35,7 @@ def stored(
     """Returns a function that computes the same as `trace` for arguments like `args`; to be jitted.
 
     Args:
-      folder: where programs are kept; created if absent. None stores nothing.
+      folder: where programs are kept; created if absent. None: programs are not stored.
       key: the values that `trace` closes over; each must have a complete `repr`.
       trace: the function.
       args: arrays, or their shapes, with shardings over one mesh.

@@ -308,7 +308,7 @@ def exported_weights(folder: Path) -> Path:
     """The network that a run exported last; its best by validation can be named by file.
 
     Raises:
-      FileNotFoundError: the run has exported nothing yet.
+      FileNotFoundError: the run has not exported weights yet.
       ValueError: the folder holds several weights files.
     """
     files = sorted(p for p in folder.glob("*.safetensors") if not p.stem.endswith(".best"))

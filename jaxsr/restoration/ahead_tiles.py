@@ -1,7 +1,7 @@
 """`python -m jaxsr.restore … --aot v5e:2x4`: tiles of a network compiled ahead of time.
 
-With images or `--benchmark` these are the programs that the same command runs on such devices,
-as if nothing was restored yet; without, one of the largest tile.
+With images or `--benchmark` these are the programs that the same command runs on such devices, as
+if no result existed yet; otherwise, one program of the largest tile.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

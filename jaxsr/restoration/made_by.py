@@ -70,7 +70,7 @@ class MadeBy:
         """Refuses to leave results alone that are not of this model, options and sources.
 
         Raises:
-          InputError: there are some; nothing was computed yet.
+          InputError: there are such results; the command has not computed anything yet.
         """
         others = [str(result) for source, result in results if not self.covers(source, result)]
         if others:

@@ -75,7 +75,7 @@ class Notes:
         try:
             exif.load(self.exif)
             value = exif.get(ORIENTATION, 1)
-        except Exception:  # damaged EXIF says nothing
+        except Exception:  # damaged EXIF is ignored
             return 1
         return value if value in range(1, 9) else 1
 

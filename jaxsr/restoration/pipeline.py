@@ -40,7 +40,7 @@ class Sink(Protocol):
         ...
 
     def fail(self, error: Exception) -> None:
-        """The image cannot be completed: nothing may stay of it."""
+        """The image cannot be completed: its partial result must be removed."""
         ...
 
 

@@ -39,7 +39,7 @@ class ImageQuality:
 
     name: str
     psnr: float
-    """dB; infinite where nothing differs."""
+    """dB; infinite if the images are equal."""
     ssim: float
     bicubic_psnr: float | None
     """PSNR of the source enlarged bicubically (Pillow's), for comparison."""

@@ -34,7 +34,7 @@ def run(config: RestoreConfig) -> int:
     """Restores the files that a configuration names; returns the exit status.
 
     Raises:
-      UserError: nothing could start.
+      UserError: the run could not start.
     """
     began = time.perf_counter()
     if not config.inputs and not config.benchmark:

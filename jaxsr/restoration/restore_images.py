@@ -35,7 +35,7 @@ def restore(
         each image. See `jaxsr.models.load`.
       weights: file for a class or a module.
       outscale: size of the result relative to the source. Default: the network's own scale.
-      tiling: `auto` cuts only where that changes nothing; `approximate` in any case; `off` never.
+      tiling: `auto` cuts only if the result stays the same; `approximate` in any case; `off` never.
       tile: side of the largest tile in pixels. Default: from the network's memory needs.
       batch: tiles that each device computes at once. Default: 1 on a CPU, 8 elsewhere.
       ensemble: average over the eight flips and turns of each tile.

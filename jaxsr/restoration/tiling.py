@@ -39,7 +39,7 @@ APPROXIMATE_MARGIN = 16
 LARGEST_EXACT_MARGIN = 64
 # Fixed cost of one more tile, in pixels of computing.
 _TILE_OVERHEAD = 2048
-# Along one axis: of more tiles than that, the last one's waste counts for nothing.
+# Along one axis: with more tiles than that, the last one's waste is negligible.
 _MOST_FITTED = 512
 
 

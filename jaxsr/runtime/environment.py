@@ -29,7 +29,7 @@ def check_environment() -> None:
     if unknown := unknown_flags(os.environ.get("XLA_FLAGS", "")):
         raise InputError(
             f"XLA_FLAGS has {printable(unknown[0], 100)}, which this jaxlib does not know, and "
-            "would end the process for; take it out"
+            "which would abort the process; remove it"
         )
     if os.environ.get("JAX_DISABLE_JIT", "0").lower() not in ("", "0", "false", "no", "n", "off"):
         raise InputError(

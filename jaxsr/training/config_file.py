@@ -174,7 +174,7 @@ def read_config(path: Path, *, sealed: bool = False) -> ConfigFile:
 
 def _damaged(path: Path) -> DamagedFileError:
     return DamagedFileError(
-        f"{path} is damaged, or was edited: it does not agree with its digest; restore it from a "
+        f"{path} is damaged, or was edited: it does not match its digest; restore it from a "
         "copy, or delete its entry digest and give it to --config"
     )
 

@@ -246,7 +246,7 @@ def _other_computation(before: Mapping[str, Any], now: Mapping[str, Any]) -> lis
         names = {n for n in {*codes[0], *codes[1]} if codes[0].get(n) != codes[1].get(n)}
         remarks.append(
             f"resumed with other code in {first_of(sorted(names))}: the run goes on as the code is "
-            "now, and is not what an uninterrupted one would be"
+            "now, so its result differs from that of an uninterrupted run"
         )
     for name in ENVIRONMENT if before else ():
         if before.get(name, "") != now.get(name, ""):

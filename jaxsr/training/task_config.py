@@ -67,8 +67,8 @@ class TaskConfig(CacheOptions, RunConfig):
             )
         if self.workers and (self.cache != "off" or self.prefetch):
             raise InputError(
-                f"workers={self.workers} are processes that load ahead, each without what another "
-                f"has; leave them out, or cache={self.cache} and prefetch={self.prefetch}"
+                f"workers={self.workers} are processes, which cannot share kept items; leave out "
+                f"--workers, or cache={self.cache} and prefetch={self.prefetch}"
             )
 
 

@@ -320,9 +320,9 @@ def test_weights_whose_metric_is_nan_give_way_to_others(folder, capfd):
         (["nowhere:Fit"], "cannot import nowhere"),
         (["fit_task:Missing"], "no class or function 'Missing'"),
         (["fit_task"], "a task of your own is module:Class, for instance fit_task:MyTask"),
-        (["fit_task:Plain"], "fit_task:Plain is not a task; make it a subclass of jaxsr.Task"),
+        (["fit_task:Plain"], "fit_task:Plain is not a task; subclass jaxsr.Task"),
         (["fit_task:NoOptions"], "Config must be a subclass of jaxsr.TaskConfig"),
-        (["fit_task:NoData"], "NoData defines no train_data"),
+        (["fit_task:NoData"], "NoData does not define train_data"),
         (
             ["fit_task:NoNetwork"],
             "NoNetwork.network returned a int, not a torch module; return an object such as",

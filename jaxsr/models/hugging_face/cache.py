@@ -308,7 +308,7 @@ def mask_of_slots(cache: SlotCache, slots_T: Tensor, first_B1: Tensor) -> Tensor
     """
     spans = _spans(cache)
     if not spans:
-        # Without keys, the mask is that of the tokens fed: states hold nothing of single slots.
+        # Without keys, the mask is that of the tokens fed: states have no entries for single slots.
         return slots_T[None] >= first_B1
     size = {is_ring: size for size, is_ring in spans}
     parts = []

@@ -40,7 +40,7 @@ class LibraryConfig:
     vocab_size: int
     """Tokens that the embedding knows."""
     max_position_embeddings: int
-    """Tokens of context; the largest number where nothing bounds it."""
+    """Tokens of context; the largest integer if it is unlimited."""
     num_key_value_heads: int
     """Heads of most blocks; 1 where the configuration does not say."""
     keeps_states: bool

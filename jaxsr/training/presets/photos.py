@@ -66,8 +66,8 @@ class PhotoRun(PictureRunConfig):
             raise InputError(f"mixup and cutmix take pairs of a batch, got batch={self.batch}")
         if self.cutblur and self.picture.scale > 1 and self.degradation is None:
             raise InputError(
-                "cutblur leaves pixels undamaged, and nothing damages them; give low_jpeg, "
-                "low_blur or low_noise, or leave it out"
+                "cutblur needs a degraded input; give --low-jpeg, --low-blur or --low-noise, or "
+                "leave --cutblur out"
             )
         if self.crop < 1 or self.crop % self.picture.scale:
             raise InputError(
