@@ -152,7 +152,7 @@ def _parse_preset(
     default = _preset(task, preset or chosen)
     config = _parse(task, name, rest, default, f"--preset {preset or chosen}")
     if preset is None and chosen != plain and not is_quiet():
-        print(f"using preset {chosen} because of --data; --preset {plain} keeps it", flush=True)
+        print(f"preset {chosen}, because of --data; --preset {plain} overrides it", flush=True)
     return config
 
 

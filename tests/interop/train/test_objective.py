@@ -39,7 +39,7 @@ class Fit(Objective):
     ("phase", "message"),
     [
         (Phase(name="fit", players=()), "'fit' of Fit has no player"),
-        (Phase(name="fit", players=player("nett")), "trains 'nett'.*; it has net, fixed"),
+        (Phase(name="fit", players=player("nett")), "trains 'nett'.*; its networks are net, fixed"),
         (Phase(name="fit", players=player("fixed")), "'fixed', but Linear has no parameter to"),
         (Phase(name="fit", players=player(loss="lose")), r"a method lose\(self, shared, batch\)"),
         (Phase(name="fit", players=player(loss="short")), r"a method short\(self, shared, batch"),
