@@ -39,6 +39,7 @@ from jaxsr.interop._core.forward_gradients import (
 )
 from jaxsr.interop._core.host_draws import DRAWN, calls_by_draws, refusing_host_draws
 from jaxsr.interop._core.index_bounds import collecting_indices
+from jaxsr.interop._core.input_writes import input_versions, written_input
 from jaxsr.interop._core.located_errors import located
 from jaxsr.interop._core.module_checks import (
     drop_caches,
@@ -132,6 +133,8 @@ class FunctionalModule:
         """Buffers that describe the configuration, for code that needs their values in Python."""
         self.numbers_read: set[str] = set()
         self.buffers_written: set[str] = set()
+        self.input_written: str | None = None
+        """The name of an argument that the last call traced wrote into."""
         self._repeated: set[tuple[str, bool | None]] = set()
         """Methods and modes whose second call was compared, because Python state changes."""
         self._traced: dict[tuple[str, bool | None], bool] = {}
@@ -192,6 +195,7 @@ class FunctionalModule:
         def called(trace: Trace) -> PyTree:
             """The method's result in a trace, whose tensors are in their places."""
             args, kw = map_leaves(lambda x: to_tensor(trace, x, compute_dtype), (inputs, kwargs))
+            versions = input_versions((args, kw))
             with (
                 remembering_refusals() as trace.refusals,
                 refusing_host_draws(self.module) as drawn,
@@ -204,6 +208,7 @@ class FunctionalModule:
             if trace.refusals:  # which the module's code has caught
                 raise trace.refusals[0]
             trace.host_draws = drawn
+            self.input_written = written_input(versions, (args, kw))
             return to_arrays(trace, result)
 
         def wrapped(trace: Trace, number: int | None = None) -> dict[str, JaxTensor]:

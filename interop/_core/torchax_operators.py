@@ -4,7 +4,7 @@
 """
 
 _NAMES = """
-linalg_ldl_factor_ex.default special_bessel_j0.default special_bessel_j1.default
+special_bessel_j0.default special_bessel_j1.default
 special_bessel_y0.default special_bessel_y1.default
 special_hermite_polynomial_h.default special_hermite_polynomial_h.n_scalar
 special_hermite_polynomial_h.x_scalar special_hermite_polynomial_he.default

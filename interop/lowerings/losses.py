@@ -10,6 +10,7 @@ from jax import lax
 from jaxsr.interop._core.dtypes import widened
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import lowers
+from jaxsr.interop.errors import UnsupportedTorchError
 from jaxsr.interop.lowerings.elementwise import absolute, with_partials
 
 
@@ -30,6 +31,11 @@ _bce = with_partials(
 def binary_cross_entropy(
     p: jax.Array, target: jax.Array, weight: jax.Array | None = None, reduction: int = 1
 ) -> jax.Array:
+    if weight is not None and jnp.promote_types(p.dtype, weight.dtype) != p.dtype:
+        raise UnsupportedTorchError(
+            f"binary_cross_entropy of {p.dtype} with weights of {weight.dtype}, whose result's "
+            "dtype differs between torch's devices; cast the weights to the input's dtype"
+        )
     losses = _bce(widened(p), target.astype(widened(p).dtype))
     losses = losses * jnp.where((p < 0) | (p > 1), jnp.nan, 1)  # torch raises; so for the slope
     return reduced(losses if weight is None else losses * weight, reduction).astype(p.dtype)

@@ -56,9 +56,7 @@ def _recurrent(mode: str) -> Callable[..., tuple]:
         value, initial, weights = arrays[0], arrays[1 : 1 + states], arrays[1 + states :]
         directions = 2 if both else 1
         per = len(weights) // (layers * directions)
-        # With proj_size an LSTM has a further matrix per direction.
-        if per not in ((4,) if biases else (2,)):
-            raise UnsupportedTorchError(f"{mode} with proj_size; project with a Linear instead")
+        has_projection = per % 2 == 1  # an LSTM's proj_size: one more matrix for each direction
         if batch_first:
             value = jnp.swapaxes(value, 0, 1)
         final: list[tuple] = []
@@ -68,13 +66,19 @@ def _recurrent(mode: str) -> Callable[..., tuple]:
                 k = layer * directions + d
                 w = weights[k * per : (k + 1) * per]
                 bias_x, bias_h = (w[2], w[3]) if biases else (0.0, jnp.zeros(w[1].shape[0]))
+                projection = w[-1] if has_projection else None
                 gates = value @ w[0].T + bias_x
 
                 def body(
-                    state: tuple, g: jax.Array, w: jax.Array = w[1], b: jax.Array = bias_h
+                    state: tuple,
+                    g: jax.Array,
+                    w: jax.Array = w[1],
+                    b: jax.Array = bias_h,
+                    projection: jax.Array | None = projection,
                 ) -> tuple:
-                    new = step(state, g, w, b)
-                    return new, new[0]
+                    h, *rest = step(state, g, w, b)
+                    h = h if projection is None else h @ projection.T
+                    return (h, *rest), h
 
                 start = tuple(s[k] for s in initial)
                 end, seq = jax.lax.scan(body, start, gates, reverse=d == 1)

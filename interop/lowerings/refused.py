@@ -23,6 +23,8 @@ refuse(
         "use select_scatter or slice_scatter",
         aten.embedding_renorm_: "embedding with max_norm rewrites its weights in forward; "
         "normalise the rows before the lookup instead",
+        aten.linalg_ldl_factor_ex: "LDL factors, whose pivots JAX does not compute; use "
+        "torch.linalg.cholesky_ex or lu_factor",
         aten._pack_padded_sequence: "packed sequences; pad the batch and mask the loss instead",
         aten.resize_.default: _MEMORY.format("aten.resize_"),
         aten.set_.default: _MEMORY.format("aten.set_"),

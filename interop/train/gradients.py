@@ -21,7 +21,7 @@ from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.errors import InputError, UnsupportedTorchError
 from jaxsr.interop.mesh import split_activations
 from jaxsr.interop.module import JaxModule
-from jaxsr.interop.train.objective import Phase, checked_loss
+from jaxsr.interop.train.objective import Phase, checked_loss, refuse_write
 
 Arrays = dict[str, jax.Array]
 _Vjp = Callable[..., tuple[PyTree, Callable[[PyTree], tuple[Arrays]], tuple[Arrays, Arrays]]]
@@ -139,6 +139,7 @@ class PhaseGradients:
                     train=True,
                     method=self.phase.share,
                 )
+            self._refuse_write(self.phase.share)
             leaves: Any = _cut_off(self.reached, *jax.tree.leaves(tensors))
             tensors = jax.tree.unflatten(_structure(tensors), leaves)
             return tensors, (self._with_frozen(new_buffers, buffers), indices)
@@ -178,6 +179,8 @@ class PhaseGradients:
                     train=True,
                     method=player.loss,
                 )
+            if index < len(self.phase.players) - 1:
+                self._refuse_write(player.loss)
             value, metrics = checked_loss(result, player.loss)
             return value, (self._with_frozen(new_buffers, buffers), metrics, indices)
 
@@ -189,6 +192,10 @@ class PhaseGradients:
             grads = jax.tree.map(jnp.add, grads, through)
         indices = worse_of(shared.indices, indices)
         return PlayerGradients(grads, new_buffers, {"loss": value, **metrics}, indices)
+
+    def _refuse_write(self, method: str) -> None:
+        functional = self.model.functional
+        refuse_write(functional.module, method, functional.input_written)
 
     def accumulate(
         self,

@@ -109,6 +109,24 @@ def check_objective(objective: Objective) -> None:
                 )
 
 
+def refuse_write(objective: object, method: str, name: str | None) -> None:
+    """Refuses a method that wrote into what a later method of the step reads.
+
+    Args:
+      objective: the objective, for the error.
+      method: the method that ran.
+      name: the tensor of its arguments that it wrote into, if it did.
+
+    Raises:
+      InputError: it did.
+    """
+    if name is not None:
+        raise InputError(
+            f"{method} of {type(objective).__name__} changes {name} of its arguments, which a later loss of "
+            "the step reads; make a new tensor, and return it from share"
+        )
+
+
 def checked_loss(result: Any, method: str) -> tuple[Any, dict[str, Any]]:
     """A player's loss and its metrics, of either engine.
 

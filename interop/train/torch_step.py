@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from jaxsr.interop._core.index_bounds import checked_torch
+from jaxsr.interop._core.input_writes import input_versions, written_input
 from jaxsr.interop._core.tensors_made import tensors_made
 from jaxsr.interop.eager_control_flow import eager_control_flow
 from jaxsr.interop.errors import InputError, RefusedValueError, UserError
 from jaxsr.interop.torch_evaluation import evaluated
-from jaxsr.interop.train.objective import checked_loss
+from jaxsr.interop.train.objective import checked_loss, refuse_write
 from jaxsr.interop.train.optimizers import make_schedule
 from jaxsr.interop.train.options import OPTIMIZERS, OptimizerConfig, StepConfig
 
@@ -232,7 +233,7 @@ class TorchStep:
         tensors = {name: self.place(rows) for name, rows in batch.items()}
         metrics: dict[str, Tensor] = {}
         slices = self.config.accumulate
-        shared = getattr(self.objective, phase.share)(tensors) if slices == 1 else None
+        shared = self._computed(phase.share, tensors) if slices == 1 else None
         for turn, player in enumerate(phase.players):
             # A player that sees the shared tensors detached leaves their graph alone.
             later = any(other.through_shared for other in phase.players[turn + 1 :])
@@ -242,12 +243,13 @@ class TorchStep:
             sums: dict[str, Tensor] = {}
             for index in range(slices):
                 rows = {name: value[index::slices] for name, value in tensors.items()}
-                common = getattr(self.objective, phase.share)(rows) if shared is None else shared
+                common = self._computed(phase.share, rows) if shared is None else shared
                 # A player's own containers, so that no loss sees another's entries.
                 common = pytree.tree_map_only(
                     Tensor, _same if player.through_shared else Tensor.detach, common
                 )
-                result = getattr(self.objective, player.loss)(common, rows)
+                is_last = turn == len(phase.players) - 1
+                result = self._computed(player.loss, common, rows, is_last=is_last)
                 loss, reported = checked_loss(result, player.loss)
                 (loss / slices).backward(retain_graph=retain)
                 for name, value in {"loss": loss, **reported}.items():
@@ -261,6 +263,14 @@ class TorchStep:
         self._update_ema()
         self.step += 1
         return metrics
+
+    def _computed(self, method: str, *arguments: Any, is_last: bool = False) -> Any:
+        """A method's result; writes into its arguments are refused where another reads them."""
+        versions = input_versions(arguments)
+        result = getattr(self.objective, method)(*arguments)
+        if not is_last:
+            refuse_write(self.objective, method, written_input(versions, arguments))
+        return result
 
     def _refuse_new_tensors(self, phase: str) -> None:
         """Refuses parameters and buffers that the first step of a phase made."""

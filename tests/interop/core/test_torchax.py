@@ -16,19 +16,19 @@ from jaxsr.interop._core import registry, torchax
 from jaxsr.interop._core.torchax_operators import OPERATORS
 
 
-class Factored(nn.Module):
+class Bessel(nn.Module):
     def forward(self, x):
-        return torch.linalg.ldl_factor(x).LD
+        return torch.special.bessel_j0(x)
 
 
 @pytest.fixture
-def without_ldl(monkeypatch):
-    """torchax as it would be if it had no lowering of `aten.linalg_ldl_factor_ex`."""
+def without_bessel(monkeypatch):
+    """torchax as it would be if it had no lowering of `aten.special_bessel_j0`."""
     registry.load()
     lowerings, decompositions = torchax._tables()
-    packet = torch.ops.aten.linalg_ldl_factor_ex
-    ldl = {packet, packet.default}
-    fewer = {op: lowering for op, lowering in lowerings.items() if op not in ldl}
+    packet = torch.ops.aten.special_bessel_j0
+    bessel = {packet, packet.default}
+    fewer = {op: lowering for op, lowering in lowerings.items() if op not in bessel}
     monkeypatch.setattr(torchax, "_tables", lambda: (fewer, decompositions))
     registry.resolve.cache_clear()
     yield
@@ -54,20 +54,20 @@ def test_the_list_is_what_the_registry_says():
     assert not unused, "take them out of interop/_core/torchax_operators.py"
 
 
-@pytest.mark.usefixtures("without_ldl")
+@pytest.mark.usefixtures("without_bessel")
 def test_an_operator_that_it_lacks_is_refused_by_name():
     message = (
-        r"torchax \S+ has no lowering of aten\.linalg_ldl_factor_ex\.default, "
+        r"torchax \S+ has no lowering of aten\.special_bessel_j0\.default, "
         r"which jaxsr takes from it; "
         r"pip install 'torchax=="
     )
     with pytest.raises(UnsupportedTorchError, match=message):
-        to_jax(Factored()).apply({}, {}, np.eye(3, dtype=np.float32))
-    assert re.search(message, str(explain("aten.linalg_ldl_factor_ex")))
+        to_jax(Bessel()).apply({}, {}, np.eye(3, dtype=np.float32))
+    assert re.search(message, str(explain("aten.special_bessel_j0")))
     first = next(check_adapter())
     assert first.subject == "torchax's lowerings"
     assert first.status == "fail"
-    assert "aten.linalg_ldl_factor_ex.default" in first.detail
+    assert "aten.special_bessel_j0.default" in first.detail
     assert first.advice is not None
     assert first.advice.startswith("pip install 'torchax==")
     # What the registry does not take from it needs nothing of it.

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from jaxsr.interop import UnsupportedTorchError, to_jax
 
@@ -100,6 +101,21 @@ def test_constructors_that_read_values_are_refused_by_name():
     model = to_jax(Function(lambda x: x * torch.FloatTensor([x.sum(), x.mean()]).sum()))
     with pytest.raises(UnsupportedTorchError, match=r"values of a traced tensor.*torch\.stack"):
         jax.jit(lambda x: model.apply({}, {}, x)[0])(X)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda x: torch.linalg.ldl_factor(x @ x.T).LD, "LDL factors.*cholesky_ex"),
+        (
+            lambda x: F.binary_cross_entropy(x.sigmoid().bfloat16(), x.bfloat16(), x),
+            "of bfloat16 with weights of float32.*cast the weights",
+        ),
+    ],
+)
+def test_values_that_would_differ_from_torchs_are_refused(function, message):
+    with pytest.raises(UnsupportedTorchError, match=message):
+        to_jax(Function(function)).apply({}, {}, X)
 
 
 def test_lists_of_longer_tensors_are_refused_as_in_torch():

@@ -6,9 +6,11 @@ import torch
 from torch import nn
 
 from jaxsr.interop.errors import InputError, UnsupportedTorchError
+from jaxsr.interop.mesh import make_mesh
 from jaxsr.interop.train.objective import Objective, Phase, Player, check_objective, checked_loss
+from jaxsr.interop.train.optimizers import make_optimizer
 from jaxsr.interop.train.options import OptimizerConfig
-from jaxsr.interop.train.step import StepConfig, convert
+from jaxsr.interop.train.step import StepConfig, TrainStep, convert, init_state
 from jaxsr.interop.train.torch_step import TorchStep
 
 ONE = torch.ones(())
@@ -111,3 +113,61 @@ def test_a_loss_of_torchs_engine_finds_nothing_that_another_put_into_what_is_sha
         Pair(), dict.fromkeys(names, OptimizerConfig()), dict.fromkeys(names, 1), exported="a"
     )
     assert step.train_step("both", {"x": np.ones((3, 2), np.float32)})["b/is_seen"] == 0
+
+
+class Writing(Objective):
+    """Two networks, and a loss that may write into the batch before the other reads it."""
+
+    phases = (Phase(name="fit", players=(*player("one", "first"), *player("other", "second"))),)
+
+    def __init__(self, writes):
+        super().__init__()
+        self.one, self.other = nn.Linear(2, 1), nn.Linear(2, 1)
+        self.writes = writes
+
+    def share(self, batch):
+        self.write_in("share", batch)
+        return {"y": self.one(batch["x"])}
+
+    def first(self, shared, batch):
+        self.write_in("first", batch)
+        return shared["y"].square().mean()
+
+    def second(self, shared, batch):
+        self.write_in("second", batch)
+        return self.other(batch["x"]).square().mean()
+
+    def write_in(self, method, batch):
+        if self.writes == (method, "value"):
+            batch["x"][:1].mul_(3)
+        elif self.writes == (method, "entry"):
+            batch["x"] = batch["x"] * 3
+
+
+def steps_of(objective):
+    """One step of each engine on the same batch."""
+    configs = {name: OptimizerConfig(lr=0.1) for name in ("one", "other")}
+    model = convert(objective, StepConfig())
+    optimizers = {name: make_optimizer(config, 10) for name, config in configs.items()}
+    step = TrainStep(
+        model, objective.phases[0], optimizers, prepare=lambda batch, _: batch, mesh=make_mesh(1)
+    )
+    state = init_state(model, optimizers, exported="one", seed=0, ema=False)
+    engine = TorchStep(objective, configs, dict.fromkeys(configs, 10), exported="one")
+    batch = {"x": np.ones((4, 2), np.float32)}
+    return lambda: step(state, batch)[1], lambda: engine.train_step("fit", batch)
+
+
+@pytest.mark.parametrize("kind", ["value", "entry"])
+@pytest.mark.parametrize("method", ["share", "first"])
+def test_a_write_into_a_batch_that_another_loss_reads_is_refused(method, kind):
+    for step in steps_of(Writing((method, kind))):
+        with pytest.raises(InputError, match=f"{method} of Writing changes 'x' of its arguments"):
+            step()
+
+
+@pytest.mark.parametrize("kind", ["value", "entry"])
+def test_the_last_loss_may_write_into_its_batch(kind):
+    of_jax, of_torch = (step() for step in steps_of(Writing(("second", kind))))
+    for name in ("one/loss", "other/loss"):
+        np.testing.assert_allclose(of_jax[name], of_torch[name], rtol=1e-6)

@@ -413,9 +413,8 @@ for _cls in (nn.RNN, nn.LSTM, nn.GRU):
 case(
     "recurrence",
     "LSTM with proj_size",
-    lambda: nn.LSTM(6, 5, proj_size=3),
+    lambda: nn.LSTM(6, 5, num_layers=2, proj_size=3, bidirectional=True, bias=False),
     normal(4, 2, 6),
-    refused="proj_size",
 )
 case("recurrence", "packed sequence", lambda: _Packed(), normal(4, 2, 6), refused="pad the batch")
 case("embedding", "Embedding", lambda: nn.Embedding(10, 4), ints(10, 3, 5))
