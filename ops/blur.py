@@ -202,7 +202,7 @@ def _to_fixed_point(window: tuple[float, ...], one: int) -> tuple[float, ...]:
 
 
 _BORDERS: tuple[Border, ...] = ("reflect101", "symmetric", "edge", "constant")
-"""Those of OpenCV's fixed point."""
+"""Borders of OpenCV's fixed-point blur."""
 _LONGEST_CALL = 15
 """Pixels of a window up to which OpenCV is faster. 1080 × 1920 × 3 uint8, processor ms by XLA and
 by OpenCV: 5.1 and 3.7 for 7 pixels, 9.9 and 10.8 for 21 (`python -m benchmarks.ops`)."""

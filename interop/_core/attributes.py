@@ -55,8 +55,8 @@ class Attributes:
         self._adopted: set[int] = set()
         """Ids of the tensors in attributes that an earlier trace has read."""
         self._replaced: dict[int, str] = {}
-        """Ids of attributes that a trace has replaced unread -> reason that they may not be
-        read."""
+        """Ids of the tensors in attributes that a trace has replaced unread -> reason that they may
+        not be read."""
 
     def snapshot(self) -> dict[int, dict[str, object]]:
         """The attributes now, for `check` to compare with."""

@@ -117,7 +117,7 @@ class Refused(NamedTuple):
     """Description of the operation's failure, after its name."""
     tensors: Sequence[torch.Tensor]
     mask: Callable[..., Any]
-    """Where they are refused, of their arrays, which may be those of NumPy."""
+    """Where they are refused, for their arrays, which may be NumPy's."""
 
 
 def _divisors(

@@ -112,8 +112,8 @@ def padding(program: str) -> Padding:
 def cycles(program: str) -> int:
     """The compiler's estimate for the main computation, and for its conditional calls.
 
-    Of two branches the one taken when the condition holds counts: in `jaxsr.ops` that is the one
-    for finite values. Good for comparing programs, not for predicting time.
+    Of two branches, the one for a true condition counts: in `jaxsr.ops` it handles finite values.
+    Good for comparing programs, not for predicting time.
     """
     pattern = r'"estimated_cycles":"(\d+)"'
     return sum(int(n) for body in counted(program) for n in re.findall(pattern, body))

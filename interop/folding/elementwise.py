@@ -203,7 +203,7 @@ def _with_maps(
     """`run`, with maps repeated for each channel.
 
     A gradient repeats them anew: kept as they are here, they would be as large as the image. So it
-    makes those of the `images` which have a recipe.
+    makes the `images` that have a recipe.
     """
 
     recipes = {k: image.recipe for k, image in images.items() if image.recipe is not None}

@@ -146,7 +146,7 @@ _log_sigmoid = with_partials(
 
 @lowers(aten.log_sigmoid_forward.default)
 def log_sigmoid(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """And what torch's backward takes from it. It is smooth at 0, where its terms are not."""
+    """The function and the values that torch's backward needs; smooth at 0, unlike its terms."""
     wide = widened(x)
     return _log_sigmoid(wide).astype(x.dtype), jnp.exp(-jnp.abs(lax.stop_gradient(x)))
 

@@ -345,7 +345,7 @@ def masked_scatter(x: jax.Array, mask: jax.Array, source: jax.Array) -> jax.Arra
 def _overwritten(x: jax.Array, values: jax.Array, write: _Write, add: _Write) -> jax.Array:
     """`write(x, values)` with torch's gradient, the transpose of a sum.
 
-    It is read where values were written, also of those that a later one of the same index replaced.
+    It is read where values were written, even if a later write to the same index replaced them.
     """
 
     x, values = jnp.asarray(x), jnp.asarray(values)  # outside of jit they may be literals

@@ -110,7 +110,7 @@ def check_objective(objective: Objective) -> None:
 
 
 def refuse_write(objective: object, method: str, name: str | None) -> None:
-    """Refuses a method that wrote into what a later method of the step reads.
+    """Refuses a method that wrote into tensors that a later method of the step reads.
 
     Args:
       objective: the objective, for the error.
@@ -122,8 +122,8 @@ def refuse_write(objective: object, method: str, name: str | None) -> None:
     """
     if name is not None:
         raise InputError(
-            f"{method} of {type(objective).__name__} changes {name} of its arguments, which a later loss of "
-            "the step reads; make a new tensor, and return it from share"
+            f"{method} of {type(objective).__name__} changes {name} of its arguments, which a later "
+            "loss of the step reads; make a new tensor, and return it from share"
         )
 
 

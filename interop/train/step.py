@@ -12,7 +12,7 @@ device normalises with its own rows, and one all-reduce a player averages gradie
 statistics and metrics together. In that mode a loss must be a mean over samples, as
 `jaxsr.interop.train.objective` asks; the other does not care.
 
-Gradients are summed over the devices in float32. Left to itself XLA sums those of bfloat16 networks
+Gradients are summed over the devices in float32. By default XLA sums gradients of bfloat16 networks
 in bfloat16, so these run under `shard_map` in both modes, `global` with BatchNorm's statistics
 exchanged in every layer. Parameters split over `fsdp` are the exception: there XLA partitions, and
 sums in bfloat16, as it does with those split over `tensor`.
@@ -49,7 +49,7 @@ _wrap_key = cast(Callable[[jax.Array], jax.Array], jax.random.wrap_key_data)  # 
 
 
 class TrainState(flax.struct.PyTreeNode):
-    """All that a run consists of, as one checkpoint holds it.
+    """The complete state of a run, saved as one checkpoint.
 
     Attributes:
       step: steps done.

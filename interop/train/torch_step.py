@@ -323,7 +323,7 @@ class TorchStep:
     def _count_unused(self, network: str, parameter: nn.Parameter) -> None:
         """Counts an update for a parameter that no loss reached, and that torch leaves alone.
 
-        optax counts those of a network, should another phase use it.
+        optax counts the updates of a network, in case another phase uses it.
         """
         state = self._optimizers[network].state[parameter]
         if not state:
@@ -412,7 +412,7 @@ class TorchStep:
 
 
 def _all_names(module: nn.Module) -> Iterator[str]:
-    """Names of parameters and buffers, all of those that share a tensor."""
+    """Names of parameters and buffers, including all names of a shared tensor."""
     yield from (name for name, _ in module.named_parameters(remove_duplicate=False))
     yield from (name for name, _ in module.named_buffers(remove_duplicate=False))
 

@@ -41,7 +41,7 @@ class RunResult:
     gradients: Arrays = field(default_factory=dict)
     """Gradients of trainable parameters by name, and of inputs as `∂ NAME`."""
     buffers: Arrays = field(default_factory=dict)
-    """After the run, only those that floats or integers can be compared in."""
+    """Buffers after the run, as far as they can be compared as floats or integers."""
     draws: int = 0
     """Random draws that the run made."""
     is_seeded: bool = False

@@ -1,7 +1,7 @@
 """Decodes image files to 8-bit RGB arrays, or describes their fault.
 
-Which decoder reads what is decided as `picture_file` says; OpenCV also reads formats that Pillow
-does not know.
+`picture_file` decides which decoder reads a file; OpenCV also reads formats that Pillow does not
+know.
 
 Images that are not 8-bit RGB are converted: EXIF orientation is applied; 16 bits are rounded to 8
 (65535 to 255); gray is repeated into three channels; palettes are looked up; transparency is laid

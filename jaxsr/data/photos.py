@@ -179,8 +179,8 @@ class Photos:
     def split(self, held_out: float) -> "tuple[Photos, Photos]":
         """Parts the photos into those to train on and those held out, by their names alone.
 
-        A name's SHA-256 decides, so that photos added later move none of the old ones; with few
-        photos at least one is held out. Byte-equal copies stay on one side. Near copies, such as
+        A name's SHA-256 decides, so that photos added later do not move old ones; with few photos
+        at least one is held out. Byte-equal copies stay on one side. Near copies, such as
         neighbouring frames of a film, are not recognised: give such data a `--val` folder.
 
         Args:

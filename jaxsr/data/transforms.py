@@ -51,7 +51,8 @@ class DetailLoss:
     factors: tuple[int, ...] = (2,)
     """Each sample is shrunk by one of these, drawn uniformly, and enlarged back, both bicubic."""
     noise: float = 0.0
-    """Gaussian noise: its deviation is drawn per sample from 0 to this many levels of 255."""
+    """Gaussian noise: its standard deviation is drawn per sample from 0 to this many levels of
+    255."""
 
     def __post_init__(self) -> None:
         if not self.factors or min(self.factors) < 1:

@@ -13,7 +13,7 @@ from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.install import install_extra
 from jaxsr.runtime.xla_flags import without_ynn_flag
 
-# A TPU takes up to half a minute to start; beyond this somebody else holds it.
+# A TPU takes up to half a minute to start; beyond this another process uses it.
 _TIMEOUT_S = 120
 
 _PROBE = """

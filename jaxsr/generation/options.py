@@ -64,8 +64,8 @@ _NOT_COMPUTED: Mapping[str, tuple[Any, ...]] = {
 class SamplingOptions(CheckedOptions):
     """Options of sampling, checked at construction.
 
-    Names are those of transformers, and so is the order in which they apply: logit bias, penalties,
-    n-grams, minimum length; then temperature, top-k, top-p, min-p, typical-p.
+    The names are those of transformers, and so is the order in which the options apply: logit bias,
+    penalties, n-grams, minimum length; then temperature, top-k, top-p, min-p, typical-p.
     """
 
     max_new_tokens: int = number(128, least=1, most=2**24)

@@ -33,7 +33,7 @@ class PromptPool:
     """
 
     def __init__(self, requests: Iterable[Request]) -> None:
-        # Of equal lengths the first number is last, and taken first.
+        # Among equal lengths the first number is last, and taken first.
         self._sorted = sorted(requests, key=_order)
 
     def __len__(self) -> int:

@@ -82,7 +82,7 @@ class RequestPlace:
 
 @dataclass
 class Rounds:
-    """Advances batches until their rows have ended, and fills the places of those that did."""
+    """Advances batches until their rows have ended, and fills their places."""
 
     engine: BatchDecoder
     options: SamplingOptions

@@ -46,9 +46,9 @@ class RowFile:
             if is_new:  # removed, to begin anew
                 self._early_path.unlink(missing_ok=True)
             self.rows, length = self._read(path)
-            """Those that were there."""
+            """Rows that were there."""
             self.early, early_length = self._read(self._early_path)
-            """Those that were there before their turn, in any order."""
+            """Rows that were there before their turn, in any order."""
         except BaseException:
             self._file.close()
             raise

@@ -27,9 +27,9 @@ _LOADING = re.compile(
 )
 """Names of arguments by which libraries open files or fetch them."""
 _SWITCHES = re.compile(r"(^|_)(pretrained|download)(_|$)")
-"""Those that do so when they are merely true."""
+"""Arguments that do so when they are merely true."""
 _WEIGHTS = re.compile(r"(^|_)weights(_|$)")
-"""Those that do so for true, torchvision's default, and for False, smp's."""
+"""Arguments that do so for true, torchvision's default, and for False, smp's."""
 
 
 def source_path(name: str) -> Path | None:

@@ -33,7 +33,7 @@ class MadeBy:
 
     Args:
       config: of the command.
-      models: those that its files go through.
+      models: the models that restore its files.
     """
 
     def __init__(self, config: RestoreConfig, models: Iterable[RestorationModel]) -> None:

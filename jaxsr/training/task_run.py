@@ -1,4 +1,4 @@
-"""One run of a task: gives the engines and the loop what they ask from `Task`."""
+"""One run of a task: the interface of `Task` for the engines and the loop."""
 
 import contextlib
 import dataclasses

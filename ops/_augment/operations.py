@@ -34,7 +34,7 @@ OPERATIONS = (
 )  # fmt: skip
 """By torchvision's names. The first six move pixels."""
 SIGNED = OPERATIONS[1:10]
-"""Those whose magnitude has a random sign."""
+"""Operations whose magnitude has a random sign."""
 IDENTITY = 0
 
 

@@ -51,7 +51,7 @@ def product_summed_at_rank_7() -> Outcome:
     workaround=_YNN_OFF,
 )
 def broadcast_product_summed_at_rank_8() -> Outcome:
-    # Of the sizes in the report; those a third of it do not crash.
+    # The sizes of the report; a third of them does not crash.
     a, b = np.ones((10, 4, 6), np.float32), np.ones((10, 4, 6, 9, 9, 9, 9, 9), np.float32)
     program = jax.jit(lambda a, b: jnp.log((a[..., None, None, None, None, None] * b).sum(2)))
     return program(a, b), np.full((10, 4, 9, 9, 9, 9, 9), np.log(6.0))
