@@ -122,8 +122,8 @@ def refuse_write(objective: object, method: str, name: str | None) -> None:
     """
     if name is not None:
         raise InputError(
-            f"{method} of {type(objective).__name__} changes {name} of its arguments, which a later "
-            "loss of the step reads; make a new tensor, and return it from share"
+            f"{method} of {type(objective).__name__} changes {name} of its arguments, which a "
+            "later loss of the step reads; make a new tensor, and return it from share"
         )
 
 
