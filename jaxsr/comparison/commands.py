@@ -28,9 +28,9 @@ class TraceOptions(BackendSpec, WorkloadOptions):
     """One run to record."""
 
     granularity: Literal["module", "operation"] = "operation"
-    """Record every torch function, or the outputs of every module."""
+    """operation: record every torch function. module: record the outputs of every module."""
     alone: bool = False
-    """In JAX, run every operation by itself instead of the program that users run."""
+    """In JAX, run each operation separately instead of the compiled program."""
     keep: tuple[str, ...] = ()
     """Patterns of module:operation whose tensors are stored whole: model.layers.3.*:*."""
     tokens_of: Path | None = None

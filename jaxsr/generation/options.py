@@ -93,8 +93,9 @@ class SamplingOptions(CheckedOptions):
     no_repeat_ngram_size: int = number(0, least=0, most=2**20)
     """Sequences of this many tokens may not repeat in prompt and output; 0 allows repeats."""
     logit_bias: tuple[str, ...] = ()
-    """ID=VALUE adds to this token's logit; -inf bans it. ID,ID=VALUE applies to the last token when
-    the others precede it. A JSON object of such pairs is accepted, too."""
+    """ID=VALUE adds to this token's logit; -inf bans it. With several IDs, joined by commas, it
+    applies to the last token when the others precede it. A JSON object of such pairs is also
+    accepted."""
     logprobs: int | None = number(None, least=0, most=2**20)
     """Report log-probabilities of the chosen tokens and of this many of the likeliest ones; 0
     reports only the chosen tokens."""
@@ -112,7 +113,7 @@ class SamplingOptions(CheckedOptions):
     tokens stay the same."""
     num_draft_tokens: int | None = number(None, least=1, most=1024)
     """Number of tokens that the draft model proposes at each step; greedy tokens stay the same.
-    Default: 4 with a draft model."""
+    Default: 4 with --draft-model."""
     seed: int = number(0, least=-(2**31), most=2**31 - 1)
     """Seed of the random draws; each request has its own key, made of the seed and its number."""
 
