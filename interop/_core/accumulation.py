@@ -68,11 +68,12 @@ def widen_arguments(
     spreads = func in _SPREADING and result.numel() >= _LEAST
 
     def prepared(arg: object, array: jax.Array) -> jax.Array:
-        if not isinstance(arg, JaxTensor) or not arg.needs_grad or array.shape == shape:
+        if not isinstance(arg, JaxTensor) or arg.const is not None or array.shape == shape:
             return array
+        # Also of inputs, whose `needs_grad` is False: `jax.grad` may be of them.
         if arg.dtype == result.dtype and wide_dtype(array.dtype) != array.dtype:
             return broadcast(array, shape)
-        if spreads and array.size == 1:
+        if spreads and arg.needs_grad and array.size == 1:
             return spread(array.reshape(1), (*shape, 1), axis=-1).reshape(shape)
         return array
 

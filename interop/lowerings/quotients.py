@@ -29,8 +29,9 @@ def _quotient_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array
     if not isinstance(tangent_x, SymbolicZero):
         total = tangent_x / y
     if not isinstance(tangent_y, SymbolicZero):
-        # XLA makes x / (y * y) of (x / y) / y.
-        total = total - tangent_y * out / y
+        # XLA makes x / (y * y) of (x / y) / y. Half precision is rounded once.
+        wide_tangent, wide_out, wide_y = map(widened, (tangent_y, out, y))
+        total = total - (wide_tangent * wide_out / wide_y).astype(out.dtype)
     return out, total
 
 

@@ -87,10 +87,11 @@ class JaxDecoder(ProposingNetwork, BatchDecoder):
     def _is_plain(self, options: SamplingOptions) -> bool:
         """Whether programs are compiled for plain greedy decoding alone.
 
-        On a mesh they are: the branches that sort would gather the logits of all devices. Not on
-        one GPU: XLA leaves a loop without branches out of CUDA graphs.
+        Choosing takes longer to compile than a small network, and on a mesh the branches that sort
+        would gather the logits of all devices. Not on one GPU: XLA leaves a loop without branches
+        out of CUDA graphs.
         """
-        return options.plain and self.devices > 1
+        return options.plain and (self.devices > 1 or self.platform != "gpu")
 
     def _new_batch(
         self,

@@ -103,7 +103,7 @@ class Steps:
     def _chosen(self, state: State, logits_BV: jax.Array, settings: Settings, plain: bool) -> State:
         """The state that choosing the next tokens changes."""
         if plain:
-            chosen_B = jnp.argmax(logits_BV, -1).astype(jnp.int32)
+            chosen_B = sampling.greedy(logits_BV)
         else:
             history = History(state["prompt"], state["outputs"], state["count"])
             chosen_B = sampling.choose(logits_BV, state["keys"], history, settings)

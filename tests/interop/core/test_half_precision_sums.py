@@ -50,8 +50,11 @@ CASES = {
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", CASES)
-def test_sums_are_as_exact_as_torchs(name, dtype):
+@pytest.mark.parametrize(
+    ("name", "is_input"),
+    [*((name, False) for name in CASES), *((name, True) for name in ("mul", "sub", "where"))],
+)
+def test_sums_are_as_exact_as_torchs(name, is_input, dtype):
     function, shape = CASES[name]
 
     class Net(nn.Module):
@@ -59,8 +62,8 @@ def test_sums_are_as_exact_as_torchs(name, dtype):
             super().__init__()
             self.p = nn.Parameter(p)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return function(self.p, x)
+        def forward(self, x: torch.Tensor, p: torch.Tensor | None = None) -> torch.Tensor:
+            return function(self.p if p is None else p, x)
 
     torch.manual_seed(0)
     p, x = torch.randn(shape).to(dtype), torch.randn(X).to(dtype)
@@ -69,7 +72,11 @@ def test_sums_are_as_exact_as_torchs(name, dtype):
     inputs, weights = (jnp.asarray(t.float().numpy()) for t in (x, cotangent))
 
     def loss(params: dict[str, jax.Array]) -> jax.Array:
-        out, _ = converted.apply(params, converted.buffers, inputs.astype(str(dtype)[6:]))
+        others = (params["p"],) if is_input else ()
+        out, _ = converted.apply(
+            converted.params if is_input else params,
+            converted.buffers, inputs.astype(str(dtype)[6:]), *others,
+        )  # fmt: skip
         return (out.astype(jnp.float32) * weights).sum()
 
     ours = np.asarray(jax.jit(jax.grad(loss))(converted.params)["p"].astype(jnp.float32))

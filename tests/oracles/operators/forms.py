@@ -174,6 +174,14 @@ def _lu(args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Named) -> Named:
     return {"P L U": product, **(_of_triangles(lower, upper) if pivots else {"L": lower})}
 
 
+@_of("linalg.inv_ex", "linalg.solve_ex")
+def _where_it_exists(args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Named) -> Named:
+    """Of a singular matrix torch leaves what LAPACK had computed so far."""
+    values, info = outputs.values()
+    is_singular = info.reshape(info.shape + (1,) * (values.ndim - info.ndim)) > 0
+    return {"values": np.where(is_singular, 0, values), "info": info}
+
+
 @_of("lu", "linalg.lu_factor", "linalg.lu_factor_ex")
 def _packed_lu(args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Named) -> Named:
     packed, pivots, *info = outputs.values()
