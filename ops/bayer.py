@@ -185,7 +185,7 @@ def _bilinear_in_jax(planes: jax.Array, *, pattern: int) -> jax.Array:
     return _demosaic_in_jax(planes[..., None], PATTERNS[pattern], "bilinear", (-3, -2), 3)
 
 
-def _colours_shape(planes: Any) -> tuple[int, ...]:  # of an abstract array, too
+def _colours_shape(planes: Any) -> tuple[int, ...]:  # also of an abstract array
     return (*planes.shape, 3)
 
 

@@ -122,7 +122,7 @@ def cut_within(
     antialias: bool,
     axes: tuple[int, int],
 ) -> jax.Array:
-    """`crop_and_resize` of boxes that are no larger than the images."""
+    """`crop_and_resize` of boxes that are at most as large as the images."""
     return _crop_and_resize(image, boxes, size, method, antialias, axes, within=True)
 
 

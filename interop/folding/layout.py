@@ -9,10 +9,10 @@ arrays side by side. After a concatenation there are several such parts.
 Where f does not divide W the last group is padded with columns of any finite values; `cleaned`
 makes them zero before they could reach a real one.
 
-The first group may begin with such columns too: `offset` of them. A 3 × 3 kernel over groups of two
-columns reads four columns for a group of results. Where results are grouped like the input, these
-lie in three groups, and half of the factors are zeros; where they are grouped one column further
-left or right, they fill two.
+The first group may also begin with such columns: `offset` of them. A 3 × 3 kernel over groups of
+two columns reads four columns for a group of results. Where results are grouped like the input,
+these lie in three groups, and half of the factors are zeros; where they are grouped one column
+further left or right, they fill two.
 """
 
 import dataclasses

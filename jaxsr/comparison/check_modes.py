@@ -177,7 +177,7 @@ class ModeRows:
 
     rows: list[CheckRow]
     forward: Program | None = None
-    """None where the gradient's program computed the outputs too."""
+    """None if the gradient's program also computed the outputs."""
     gradient: Program | None = None
 
     @property

@@ -27,6 +27,6 @@ def max_file_bytes(max_pixels: int = MAX_PIXELS) -> int:
 
 
 def limit_opencv(max_pixels: int = MAX_PIXELS) -> None:
-    """Makes OpenCV judge headers too; it reads the limit once, when it is imported."""
+    """Makes OpenCV judge headers as well; it reads the limit once, when it is imported."""
     if "cv2" not in sys.modules:
         os.environ.setdefault(_OPENCV_LIMIT, str(max_pixels))

@@ -11,10 +11,10 @@ partner, and their shares, by the sample's place in its batch.
 - Restoration (`scale` 1): `low` has the size of `high` and lost detail, see `DetailLoss`.
 - Either may then be damaged as photos are, see `degradation.py`.
 
-Low-resolution images reach a network as 8-bit files, so by default everything before the scaling
-to that range is uint8, and resizing is the integer arithmetic of torch's uint8 images, which is
-Pillow's too. A network trained without (`eight_bit=False`: float32 without rounding) sees fractions
-of a level that no file has. Integers also make `low` the same to the bit on every device.
+Low-resolution images reach a network as 8-bit files, so by default everything before the scaling to
+that range is uint8, and resizing is the integer arithmetic of torch's uint8 images, which is also
+Pillow's. A network trained without (`eight_bit=False`: float32 without rounding) sees fractions of
+a level that no file has. Integers also make `low` the same to the bit on every device.
 """
 
 from collections.abc import Callable, Mapping

@@ -6,7 +6,7 @@ different runs never meet in one file, and has a digest of itself. The file is l
 writes it.
 
 Rows that come before their turn are in a second file next to it, with `.early` after its name,
-until the run is complete: after a kill they count, too.
+until the run is complete: after a kill they also count.
 """
 
 import fcntl
@@ -61,7 +61,7 @@ class RowFile:
 
     def _lock(self) -> None:
         try:
-            # The lock of the open file, so that a second one of this process is refused, too.
+            # The lock of the open file, so that a second one of this process is also refused.
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InputError(

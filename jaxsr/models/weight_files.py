@@ -179,7 +179,7 @@ def strip_prefixes(weights: Mapping[str, Tensor], *, source: str) -> dict[str, T
     """
     names = list(weights)
     while True:
-        # A compiled submodule has the prefix inside the name, too.
+        # A compiled submodule also has the prefix inside the name.
         bare = [".".join(p for p in name.split(".") if p != "_orig_mod") for name in names]
         if bare and all(name.startswith("module.") for name in bare):
             bare = [name.removeprefix("module.") for name in bare]

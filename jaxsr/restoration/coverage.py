@@ -4,7 +4,7 @@ A torch module runs on `CoveredTensor`s. They hold no values, only shapes (torch
 for every element, the first and last row of the input image that it depends on. Each operation
 combines these ranges: a convolution takes the union over its taps, a sum over its axes, a view
 moves them. The result is an upper bound, exact for the usual layers. Results of constants alone
-have values, so that attention masks count: a score of -50 or less is no influence.
+have values, so that attention masks count: a score of -50 or less counts as no influence.
 
 Ranges are pairs of int16 tensors (first, -last) that broadcast to the tensor's shape, so that a
 union is a minimum. An operator without a rule makes its result depend on all that went in.

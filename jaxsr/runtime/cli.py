@@ -55,7 +55,7 @@ def run_program(main: Callable[[], int], command: str) -> NoReturn:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names need not be UTF-8
     try:
-        end_on_signals()  # a warning before `run_command` is printed, too
+        end_on_signals()  # a warning before `run_command` is also printed
         activity.start_status(command)
         status = main()
         sys.stdout.flush()

@@ -6,5 +6,5 @@ _COMMANDS = (
 )  # fmt: skip
 
 LOOPS_IN_GRAPHS: dict[str, str | bool] = {"xla_gpu_enable_command_buffer": ",".join(_COMMANDS)}
-"""Puts the kernels of a loop's step into graphs, too; by XLA's default each is launched by
+"""Also puts the kernels of a loop's step into graphs; by XLA's default each is launched by
 itself."""

@@ -35,7 +35,7 @@ def setup_compute(
         leaves JAX alone.
       job: joins the processes of a job that the environment describes; returns the facts that must
         be equal in all of them. Default: compute alone.
-      deterministic: give results that do not depend on scheduling, on CUDA too.
+      deterministic: give results that do not depend on scheduling, even on CUDA.
 
     Returns:
       Platform of the engine: `tpu`, `cuda` or `cpu`.
@@ -85,7 +85,7 @@ def choose_deterministic_kernels(options: ComputeOptions) -> None:
 
 
 def share_gpu_memory() -> None:
-    """Lets JAX take GPU memory as needed, for programs in which torch computes on CUDA too.
+    """Lets JAX take GPU memory as needed, for programs in which torch also computes on CUDA.
 
     By default JAX takes three quarters at its start, which leaves torch little. Call it before any
     JAX array exists; settings of the user stay.

@@ -92,7 +92,7 @@ def _flag_text(flags: str) -> str:
 def _jaxlib_knows(flag: str) -> bool:
     """Whether the name of a flag is in jaxlib's shared library.
 
-    Loading the library would tell, too, but takes longer, and XLA would then read `XLA_FLAGS`.
+    Loading the library would also tell, but takes longer, and XLA would then read `XLA_FLAGS`.
     """
     spec = importlib.util.find_spec("jaxlib")
     if spec is None or spec.origin is None:

@@ -148,7 +148,7 @@ class JaxEngine:
         self._steps: dict[str, jax.stages.Wrapped] = {}
         self._fits: set[str] = set()
         """Phases whose step is known to fit in memory."""
-        # Counted here too: reading the device's counter would wait for the step.
+        # Also counted here: reading the device's counter would wait for the step.
         self._step = 0
 
     @property

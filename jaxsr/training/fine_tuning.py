@@ -2,7 +2,7 @@
 
 Patterns are `fnmatch`'s, over the names of the exported network. A frozen parameter has neither
 gradient, update nor optimiser state. A BatchNorm whose statistics match a pattern of `freeze`
-normalises with them in training, too, and never updates them: `encoder.*` freezes parameters and
+normalises with them even in training, and never updates them: `encoder.*` freezes parameters and
 statistics.
 """
 

@@ -155,7 +155,7 @@ class Records:
         self._began = (time.perf_counter(), step)
 
     def _write(self, step: int, figures: Mapping[str, Any]) -> None:
-        # JSON lacks NaN and infinity, but a failed step must be readable, too.
+        # JSON lacks NaN and infinity, but a failed step must also be readable.
         plain = {
             name: value if not isinstance(value, float) or math.isfinite(value) else str(value)
             for name, value in figures.items()

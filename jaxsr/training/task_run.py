@@ -230,7 +230,7 @@ class TaskRun:
         """Runs or traces the losses of the later phases, which a run may reach only after hours.
 
         A JAX step runs their code once, and a number that it changes shows in a second trace. So
-        the first phase is traced, too, if no validation runs its loss.
+        the first phase is also traced if no validation runs its loss.
 
         Raises:
           InputError: a loss fails.

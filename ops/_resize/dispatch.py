@@ -6,10 +6,10 @@ spread a NaN or an infinity over whole lines; so where one turns up the products
 way. uint8 images in fixed point are products as well, digit by digit.
 
 A CPU is good at sums of slices and bad at their gradient as JAX derives it, which pads and
-scatters. So the gradient is sums, too, with the transposed tables: 4 to 27 times as fast as
-products with the tables as matrices (`python -m benchmarks.ops --only gradient`).
-A pixel in which more outputs than `MOST_GATHERS` have a share is left to products. Where an
-output's gradient is not finite, NaN then spreads over the lines that their zeros meet.
+scatters. So the gradient also consists of sums, with the transposed tables: 4 to 27 times as fast
+as products with the tables as matrices (`python -m benchmarks.ops --only gradient`). A pixel in
+which more outputs than `MOST_GATHERS` have a share is left to products. Where an output's gradient
+is not finite, NaN then spreads over the lines that their zeros meet.
 """
 
 import math

@@ -254,9 +254,9 @@ class LibraryLM(nn.Module):
           filled: slots that are filled, a scalar. Needed with `cache`, unless `length_B` is there.
           first_B: slot of each row's first true token, which has position 0.
           length_B: tokens of each row in `cache`, from slot `first_B` on; rings are turned so that
-            they end in the last place, and if `needs_order` the other entries are, too. Then T may
-            be any number, the logits are (B, T, V), after each token, and of the cache the new
-            tokens' entries alone are given, as with `aside`.
+            they end in the last place, and so are the other entries if `needs_order`. Then T may be
+            any number, the logits are (B, T, V), after each token, and of the cache the new tokens'
+            entries alone are given, as with `aside`.
           slots: without `cache`, of the one that is returned. Default: T.
           ahead: slots that its rings have beyond their window.
           aside: give only the new token's entries of `cache`, (B, K, 1, D), to be written by the

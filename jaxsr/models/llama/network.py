@@ -365,7 +365,7 @@ def take_fewer_kernels(network: nn.Module, *, join: bool) -> None:
 
     Args:
       network: changed in place.
-      join: the projections, too; not where their weights are split over devices.
+      join: also the projections, unless their weights are split over devices.
     """
     for module in network.modules():
         if isinstance(module, RMSNorm):
