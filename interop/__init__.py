@@ -1,4 +1,4 @@
-"""PyTorch modules as pure JAX functions, and what it takes to train them on a mesh.
+"""PyTorch modules as pure JAX functions, and the parts for training them on a mesh.
 
 The only package that imports both frameworks.
 
@@ -20,7 +20,7 @@ Rooms:
 
 - `_core/`: how a module is traced. `functionalize` makes the copy that runs; `dispatch` gets every
   aten operator and asks `registry` who computes it; `tensor` and `views` keep torch's aliasing.
-- `lowerings/`: who computes what. One file per subject, found by themselves.
+- `lowerings/`: the functions that compute operators. One file per subject, found by themselves.
 - `cpu_kernels/`: torch's own kernels in programs that are lowered for CPUs.
 - `folding/`: lane folding, which holds images in another layout. `_core/deferred` is all that the
   core knows of it, and `module` hands it over.

@@ -40,8 +40,8 @@ def check_alike(facts: Facts) -> None:
       facts: of this process; every process has the same groups.
 
     Raises:
-      InputError: a process differs; every process gets the same message, which says which one
-        and in what.
+      InputError: a process differs; every process gets the same message, which names the process
+        and the difference.
     """
     if not jax.distributed.is_initialized():
         return
@@ -122,7 +122,7 @@ def _difference(
     digests: Sequence[str],
     tables: Sequence[Mapping[str, Any]],
 ) -> str:
-    """Which processes differ from the most, and in what."""
+    """Which processes differ from the majority, and in which facts."""
     usual = Counter(digests).most_common(1)[0][0]
     reference = digests.index(usual)
     parts: list[str] = []

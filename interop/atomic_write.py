@@ -70,7 +70,7 @@ class AtomicFile:
             raise
 
     def abandon(self) -> None:
-        """Removes what was written."""
+        """Removes the written file."""
         with contextlib.suppress(OSError):  # a full disk fails again when the buffer is flushed
             self.stream.close()
         self._partial.unlink(missing_ok=True)
@@ -109,7 +109,7 @@ def set_aside(path: Path) -> Path:
 
 @contextlib.contextmanager
 def _errors_of(path: Path) -> Generator[None]:
-    """Errors name the file that is to be written, not the one beside it, or none."""
+    """Errors name the file to write, not the temporary file next to it, or no file at all."""
     try:
         yield
     except OSError as error:
@@ -145,7 +145,7 @@ _LONGEST_NAME = 255
 
 
 def clear_partials(folder: Path) -> None:
-    """Removes what processes of this machine that live no more left half written in a folder."""
+    """Removes half-written files of dead processes of this machine from a folder."""
     for path in folder.glob(".*.partial*"):
         match = re.search(r"\.(\d+)\.partial(\.\w+)?$", path.name)
         if match and not _is_living(int(match[1])):

@@ -1,4 +1,4 @@
-"""Reads small files whole, and refuses those that no writer of them made."""
+"""Reads small files whole, and refuses files larger than their writers make."""
 
 from pathlib import Path
 

@@ -40,7 +40,7 @@ from jaxsr.interop.errors import CheckpointError, DamagedFileError, first_line
 from jaxsr.interop.lost_process import lost_process_error
 
 _OUTDATED = ".outdated"
-"""Folder of checkpoints that are no longer kept, until they are deleted."""
+"""Folder of discarded checkpoints, until they are deleted."""
 log = logging.getLogger(__name__)
 
 
@@ -201,7 +201,8 @@ class Checkpoints:
           The step and the state, or None where there is no checkpoint.
 
         Raises:
-          CheckpointError: there are checkpoints, but none is sound, has digests or fits `like`.
+          CheckpointError: there are checkpoints, but all are damaged, lack digests or do not fit
+            `like`.
         """
 
         def rename(damaged_step: int, reason: Exception) -> None:
@@ -214,12 +215,12 @@ class Checkpoints:
 
 
 def restore_newest(folder: Path, like: PyTree) -> tuple[int, PyTree] | None:
-    """`Checkpoints.restore` for another run's folder, in which nothing is changed.
+    """`Checkpoints.restore` for another run's folder, which stays unchanged.
 
     Checkpoints of jaxsr 0.2.0, which have no digests, are read with a warning.
 
     Raises:
-      CheckpointError: there are checkpoints, but none is sound or none fits `like`.
+      CheckpointError: there are checkpoints, but all are damaged or do not fit `like`.
     """
 
     def warn(step: int, reason: Exception) -> None:
@@ -270,7 +271,7 @@ def _rename_damaged(folder: Path, step: int, reason: Exception) -> None:
 
 
 def steps_of(folder: Path) -> list[int]:
-    """Steps whose checkpoints are complete, ascending; a folder that does not exist has none."""
+    """Steps whose checkpoints are complete, ascending; empty if the folder does not exist."""
     if not folder.is_dir():
         return []
     return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
@@ -287,9 +288,9 @@ def read_notes(folder: Path) -> JsonObject | None:
 
 
 def restore_step(folder: Path, step: int, like: PyTree) -> PyTree:
-    """The state of one checkpoint, compared with its digests; changes nothing in the folder.
+    """The state of one checkpoint, compared with its digests; the folder stays unchanged.
 
-    Every process of a job calls it, and it fails in all of them or in none.
+    Every process of a job calls it; it succeeds in all of them or fails in all.
 
     Args:
       folder: of the run's checkpoints.
@@ -297,7 +298,7 @@ def restore_step(folder: Path, step: int, like: PyTree) -> PyTree:
       like: as for `Checkpoints.restore`.
 
     Raises:
-      DamagedFileError: the checkpoint is damaged; the message says in what.
+      DamagedFileError: the checkpoint is damaged; the message names the damage.
       CheckpointError: it does not fit `like`.
     """
     path, target = folder.resolve() / str(step), jax.tree.map(_abstract, like)
@@ -361,7 +362,7 @@ def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
 
 @contextmanager
 def _without_late_tracebacks() -> Generator[None]:
-    """Orbax reads in coroutines; what a failure leaves of them would print tracebacks later.
+    """Orbax reads in coroutines, which after a failure would print tracebacks later.
 
     Raises:
       DamagedFileError: the block raised anything; it has the first line of it.
@@ -402,7 +403,7 @@ class _LenientLoop(asyncio.SelectorEventLoop):
 @contextmanager
 def _lenient_loops() -> Generator[None]:
     """Event loops that are made in the block, in any thread, are lenient."""
-    # Python 3.14 deprecates policies, and has nothing else for loops that another library makes.
+    # Python 3.14 deprecates policies, but has no replacement for loops that another library makes.
     policy = asyncio.get_event_loop_policy()  # pyright: ignore[reportDeprecated]
     asyncio.set_event_loop_policy(_LenientLoops())  # pyright: ignore[reportDeprecated]
     try:
@@ -432,7 +433,7 @@ def _without_metric_warnings() -> Generator[None]:
 
 @contextmanager
 def _write_errors(folder: Path) -> Generator[None]:
-    """Turns what a failed write raises into one line about the folder."""
+    """Turns the error of a failed write into one line about the folder."""
     try:
         yield
     except Exception as error:

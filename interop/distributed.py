@@ -1,14 +1,14 @@
 # pyright: reportUnknownMemberType=false
 """Joins the processes of one job, as the environment describes it, in JAX's runtime.
 
-The same command runs on every host, and what the environment says decides, in this order:
+The same command runs on every host, and the environment decides, in this order:
 
 1. `JAXSR_COORDINATOR` (host:port), `JAXSR_PROCESSES` and `JAXSR_PROCESS`;
 2. torchrun's `MASTER_ADDR`, `MASTER_PORT`, `WORLD_SIZE` and `RANK`;
 3. a job of several tasks under SLURM (`srun`) or Open MPI (`mpirun`);
 4. a TPU pod slice: GKE and JobSet by `TPU_WORKER_HOSTNAMES` and `MEGASCALE_NUM_SLICES`, Cloud TPU
    VMs by asking JAX, which asks the machine's metadata server;
-5. `JAXSR_CLUSTER=auto`, for what JAX recognises beside these (Kubernetes jobs without TPUs).
+5. `JAXSR_CLUSTER=auto`, for other clusters that JAX recognises (Kubernetes jobs without TPUs).
 
 `JAXSR_CLUSTER=none` turns 2 to 5 off, for a single process inside such a job.
 """
@@ -78,10 +78,10 @@ def start_if_asked(platform: str = "auto") -> int:
 
 
 def _check_address(coordinator: str) -> None:
-    """Refuses what JAX would try to reach for minutes, or end the process for.
+    """Refuses addresses that JAX would try to reach for minutes, or would end the process for.
 
     Raises:
-      InputError: it is not HOST:PORT, or nobody knows the host.
+      InputError: it is not HOST:PORT, or the host is unknown.
     """
     host, colon, port = coordinator.rpartition(":")
     is_port = port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536

@@ -4,7 +4,7 @@
     tensor = tensor_of(outputs)
 
 Both frameworks then share a GPU: see `jaxsr.runtime.setup.share_gpu_memory`. Neither may write into
-what the other still uses.
+memory that the other still uses.
 """
 
 import jax

@@ -1,6 +1,6 @@
 """Torch's control flow as Python runs it: `torch.cond`, `while_loop`, `scan`, `map`.
 
-Torch compiles these, and its compiler enters no function while a mode watches what torch computes.
+Torch compiles these, and its compiler enters no function while a mode watches torch's operations.
 """
 
 from collections.abc import Callable, Generator

@@ -69,7 +69,7 @@ class DeviceError(UserError, RuntimeError):
 
 
 class UnsupportedTorchError(UserError, NotImplementedError):
-    """A torch feature that would not compute in JAX what it computes in torch.
+    """A torch feature whose results in JAX would differ from torch's.
 
     The message names the submodule, the operation and a workaround. It is raised while the module
     is converted or traced, never at run time of the compiled program. A trace remembers it, so that
@@ -87,7 +87,7 @@ class MissingKeyError(UnsupportedTorchError):
 
 
 class GradientInForwardError(UnsupportedTorchError):
-    """A gradient that forward computes itself; torch's inference mode has none of these, either."""
+    """A gradient that forward computes itself; torch's inference mode does not allow it, either."""
 
 
 class _Remembered(threading.local):
@@ -99,7 +99,7 @@ _REMEMBERED = _Remembered()
 
 @contextmanager
 def remembering_refusals() -> Generator[list[UnsupportedTorchError]]:
-    """Gathers what is refused in this block, whoever catches it."""
+    """Gathers the refusals in this block, even if other code catches them."""
     outer, _REMEMBERED.refusals = _REMEMBERED.refusals, []
     try:
         yield _REMEMBERED.refusals

@@ -35,7 +35,7 @@ class OperatorExplanation:
     source: str = ""
     """file:line of that function; "" where it is torch's own."""
     detail: str = ""
-    """Why it is refused, or what else there is to say."""
+    """Reason of a refusal, or another remark."""
     folding: str = ""
     """How lane folding treats it; "" where it gets unfolded images."""
 
@@ -86,7 +86,7 @@ def lacking_lowerings() -> list[str]:
     """Operators of this torch that jaxsr takes from torchax, and the installed one does not have.
 
     Raises:
-      InputError: nothing can be read of the installed torchax.
+      InputError: the installed torchax cannot be read.
     """
     registry.load()
     packets = {name.rpartition(".")[0].removeprefix("aten.") for name in OPERATORS}

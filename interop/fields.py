@@ -1,4 +1,4 @@
-"""Checks of the values of a dataclass's fields, by what the fields themselves state."""
+"""Checks of a dataclass's values, by the limits that its fields state."""
 
 import dataclasses
 import math
@@ -33,7 +33,7 @@ def number(
 
 
 def check_fields(config: Any) -> None:
-    """Refuses values outside what a dataclass's fields state; whole numbers have 32 bits otherwise.
+    """Refuses values outside the limits of a dataclass's fields; whole numbers default to 32 bits.
 
     NaN and infinities are refused everywhere but in a user's own fields without bounds.
 

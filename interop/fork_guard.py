@@ -1,7 +1,7 @@
-"""Says what becomes of JAX in forked processes, such as the workers of torch's `DataLoader`.
+"""Keeps forked processes, such as the workers of torch's `DataLoader`, from using JAX.
 
-A forked child has JAX's locks and none of its threads: the first call of JAX in it waits for ever.
-Workers that compute with torch and NumPy alone are not concerned.
+A forked child has JAX's locks but not its threads: its first call of JAX would wait for ever.
+Workers that compute with torch and NumPy alone are not affected.
 """
 
 import functools

@@ -60,7 +60,7 @@ def run_torch(function: Callable[..., Any], *args: PyTree, **kwargs: PyTree) -> 
       **kwargs: likewise.
 
     Returns:
-      What it returns, arrays for tensors.
+      Returns its result, with arrays for tensors.
 
     Raises:
       UnsupportedTorchError: JAX would compute something else.
@@ -79,7 +79,7 @@ def run_torch(function: Callable[..., Any], *args: PyTree, **kwargs: PyTree) -> 
             return trace.adopt(value)
         return to_tensor(trace, value, None)
 
-    # A watcher of another trace may call this, whose modes would take what this one runs.
+    # A watcher of another trace may call this; that trace's modes would take this one's operations.
     with _disable_current_modes(), session(trace):
         tensors: tuple[tuple[Any, ...], dict[str, Any]]
         tensors = map_leaves(as_tensor, (args, kwargs))

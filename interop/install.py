@@ -1,4 +1,4 @@
-"""How the person at this machine installs what is missing, by how jaxsr itself was installed."""
+"""How to install a missing library on this machine, by how jaxsr itself was installed."""
 
 import importlib.metadata
 from pathlib import Path

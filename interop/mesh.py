@@ -58,7 +58,7 @@ def select_platform(platform: str, *, simulated_devices: int = 1) -> str:
         with contextlib.suppress(RuntimeError):
             jax.config.update("jax_num_cpu_devices", simulated_devices)
     skip_library_check()
-    # Without a TPU libtpu complains; with one, what it says may matter.
+    # Without a TPU libtpu complains; with one, its messages may matter.
     silent = importlib.util.find_spec("libtpu") is not None and not has_tpu()
     try:
         with quiet_libtpu() if silent else contextlib.nullcontext():

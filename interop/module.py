@@ -2,7 +2,7 @@
 
 `to_jax(module)` gives its parameters and buffers as JAX arrays under torch's names, and `apply`, a
 pure function of them. Layouts, names and semantics stay torch's (NCHW images, eager in-place
-writes, `no_grad`); what cannot be computed faithfully raises `UnsupportedTorchError`.
+writes, `no_grad`); an operation that cannot match torch raises `UnsupportedTorchError`.
 
     jm = to_jax(module)
     outputs, buffers = jm.apply(jm.params, jm.buffers, images, rng=key, train=True)
@@ -124,7 +124,7 @@ class JaxModule:
         train: bool | None = False,
         method: str = "forward",
     ) -> tuple[PyTree, Arrays]:
-        """Does what `apply` does, with the method's arguments apart, whatever their names are.
+        """Like `apply`, with the method's arguments apart, whatever their names are.
 
             # of a `forward(self, x, train)`
             outputs, buffers = jm.call(jm.params, jm.buffers, (x,), {"train": True}, train=False)
@@ -267,15 +267,15 @@ def lowering(*operators: Operator) -> Callable[[Lowering], Lowering]:
 
     An operator of another library needs one only where its code cannot be traced: a decomposition
     and the Python function of a `torch.library.custom_op` are used by themselves, with its
-    registered backward. A second lowering of an operator replaces the first. What is missing in
-    jaxsr itself belongs in a file of `interop/lowerings`.
+    registered backward. A second lowering of an operator replaces the first. Operators that jaxsr
+    itself lacks belong in a file of `interop/lowerings`.
 
     Args:
       *operators: "namespace::op" or "namespace::op.overload", whether or not the library is
         imported yet; an overload, for instance `torch.ops.aten.sinc.default`; or an operator, for
         all its overloads. The function takes JAX arrays where the operator takes tensors and
-        returns arrays, differentiable by JAX. Shape and dtype are held against what torch's meta
-        device says (`torch.library.register_fake`).
+        returns arrays, differentiable by JAX. Shape and dtype are compared with those of torch's
+        meta device (`torch.library.register_fake`).
 
     Raises:
       InputError: an operator writes into its argument, or returns a view of it; a name is not of

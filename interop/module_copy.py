@@ -96,7 +96,7 @@ def _copy_hooks(parameter: nn.Parameter, memo: Mapping[int, object]) -> None:
 
 
 def _over_copies(value: Any, memo: Mapping[int, object]) -> Any:
-    """A function whose closure has the copies of what was copied; anything else as it is."""
+    """A function whose closure has the copies of copied objects; anything else unchanged."""
     if not isinstance(value, types.FunctionType) or not value.__closure__:
         return value
     cells = [_over_copy(cell, memo) for cell in value.__closure__]

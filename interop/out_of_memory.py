@@ -1,7 +1,7 @@
-"""Out-of-memory errors of XLA and torch as one sentence: what is asked, what is free, what fits.
+"""Out-of-memory errors of XLA and torch as one sentence: requested, free, and a size that fits.
 
-XLA has one error type, and a text for each allocator: CPUs and GPUs say what was asked for, TPUs
-also what is free, and the TPU compiler what a whole program needs. Nothing here imports JAX or
+XLA has one error type, and a text for each allocator: CPUs and GPUs report the request, TPUs also
+the free memory, and the TPU compiler the need of a whole program. Nothing here imports JAX or
 torch: an error of theirs shows that they are loaded.
 """
 
@@ -87,7 +87,7 @@ def out_of_memory_error(
       rows: in the batch that was computed. The request is nearly proportional to it.
       multiple: rows that fit must be a multiple of it.
       option: that sets the rows.
-      advice: what else takes less memory.
+      advice: other ways to take less memory.
     """
     if not is_out_of_memory(error):
         return None
@@ -140,13 +140,13 @@ def free_memory_bytes() -> int:
 
 
 def check_fits(least_bytes: int, what: str, *, advice: str = LESS_MEMORY) -> None:
-    """Refuses what the machine's memory cannot hold before it is asked for.
+    """Refuses arrays beyond the machine's memory before they are allocated.
 
     Linux grants memory that it does not have, and ends the process that uses it.
 
     Args:
       least_bytes: of host memory that are needed at least.
-      what: needs them, in the plural.
+      what: name of the arrays that need them, in the plural.
       advice: what takes less.
 
     Raises:
@@ -168,10 +168,10 @@ def check_program_fits(
     Other devices say so themselves, and end no process.
 
     Args:
-      compiled: by `jax.jit(f).lower(...).compile()`. Its arguments are in memory already. Where
-        the same arguments are given to `jax.jit(f)` afterwards, it is what runs.
+      compiled: by `jax.jit(f).lower(...).compile()`. Its arguments are in memory already. If
+        `jax.jit(f)` gets the same arguments afterwards, this program runs.
       devices: of this machine that run it; simulated ones have values of their own.
-      what: it computes, in the plural.
+      what: name of its results, in the plural.
       advice: what takes less.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Code of Python: whose it is, what it names, and what of a class is not a method."""
+"""Python code: its owner, the names that it uses, and a class's attributes besides methods."""
 
 import functools
 import sysconfig

@@ -157,16 +157,16 @@ class Snapshot:
                     label = holder.label(key)
                     changes.append(Change(label, before, after[key], holder.owner, key, is_new))
         for cache, size, path in self._caches:
-            if (now := cache.cache_info().currsize) > size:  # what is new in it may change
+            if (now := cache.cache_info().currsize) > size:  # new entries in it may change
                 changes.append(Change(f"the cache of {path}", size, now, cache, "", is_new=True))
         return sorted(changes, key=lambda change: change.is_new)
 
     def restore(self, *, shared: bool = False) -> None:
-        """Puts back what it was, where that is possible.
+        """Restores the old state, where that is possible.
 
         Args:
-          shared: also what lies outside the object and its copies. Otherwise only tensors are taken
-            out of there, and lists stay, which someone may look at.
+          shared: also objects outside this one and its copies. Otherwise only tensors are taken out
+            of there, and lists stay, which someone may look at.
         """
         for cache, size, _ in self._caches:
             if cache.cache_info().currsize != size:  # it may hold tensors of the trace
@@ -182,7 +182,7 @@ class Snapshot:
             if changed:
                 holder.write(before)
 
-    # ---- what holds what
+    # ---- references between objects
 
     def _hold(
         self,
@@ -467,7 +467,7 @@ class Snapshot:
 
 
 def kept_change(state: Snapshot) -> Change | None:
-    """The first change that the next call would see; what is new may be a cache."""
+    """The first change that the next call would see; new entries may be a cache."""
     for change in state.changes():
         if change.is_growth or not (change.is_new or change.holds_tensors):
             return change

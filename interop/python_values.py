@@ -1,4 +1,4 @@
-"""Values of Python: whether two are the same, and what shows that an object has changed inside."""
+"""Values of Python: whether two are the same, and whether an object has changed inside."""
 
 import collections
 import functools
@@ -90,7 +90,7 @@ def _digest(array: np.ndarray) -> tuple:
 
 
 def token_of(value: Any) -> Callable[[], object] | None:
-    """Reads what changes in an object of the standard library or NumPy without attributes."""
+    """Reads the changing state of an object of the standard library or NumPy without attributes."""
     if isinstance(value, np.ndarray):
         return lambda: _digest(value)
     if isinstance(value, (np.random.Generator, np.random.RandomState)):
@@ -133,7 +133,7 @@ def _of_iterator(value: Any) -> object:
             parts = value.__reduce__()
         except (TypeError, AttributeError):
             return operator.length_hint(value, 0)
-    # A cycle keeps what it has left in an iterator of its own.
+    # A cycle keeps its remaining items in an iterator of its own.
     parts = [p.__reduce__()[2:] if isinstance(p, Iterator) else p for p in _flat(parts)]
     return repr([p for p in parts if isinstance(p, (*PLAIN, tuple))])
 
@@ -145,7 +145,7 @@ def _flat(parts: Any) -> list:
 
 
 def token_writer(value: Any) -> Callable[[dict], None] | None:
-    """Puts an object back to what it is now; None where that is not possible."""
+    """Puts an object back into its present state; None where that is not possible."""
     if isinstance(value, np.ndarray) and value.nbytes <= _SAMPLE and value.flags.writeable:
         copy = value.copy()
         return lambda before: np.copyto(value, copy)

@@ -12,7 +12,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def read_sealed(path: Path) -> bytes | None:
-    """The content; None where there is no file, or a damaged one, which is named."""
+    """The content, or None if there is no file or, with a warning, if it is damaged."""
     if not path.is_file():
         return None
     content = path.read_bytes()

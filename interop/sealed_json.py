@@ -31,7 +31,7 @@ def seal(
     """The content as a sealed text of one JSON object.
 
     Args:
-      content: values that JSON has; at least one entry, and none called `digest`.
+      content: values that JSON has; at least one entry; the name `digest` is not allowed.
       indent: spaces per level. Default: everything on one line.
       ensure_ascii: write other characters as escapes.
     """

@@ -41,7 +41,7 @@ def tensor_axis(name: str, ndim: int, rules: Rules) -> int | None:
 
 
 def check_rules(rules: Rules, names: Collection[str]) -> None:
-    """Refuses rules that say nothing.
+    """Refuses rules without effect.
 
     Raises:
       InputError: a style is unknown, or a pattern matches no parameter.
@@ -59,10 +59,10 @@ def check_rules(rules: Rules, names: Collection[str]) -> None:
 
 
 def planned_rules(network: "nn.Module") -> dict[str, str]:
-    """The rules that a network of transformers comes with; none for others.
+    """The rules that transformers provides for a network; empty for other networks.
 
-    What a plan says in other words, of experts for example, or of layers that this network does not
-    have or ties to others, is left out.
+    Entries of a plan in other words, for experts for example, or for layers that this network lacks
+    or ties to others, are left out.
     """
     plan: Any = getattr(network, "tp_plan", None)
     if not isinstance(plan, Mapping):

@@ -22,7 +22,7 @@ _NARROW = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 
 
 class TorchDraws(DispatchMode):
-    """A context in which torch draws what `apply(rng=key)` draws at the same place.
+    """A context in which torch draws the same numbers as `apply(rng=key)` at the same place.
 
     Args:
       key: as for `apply`. Both must draw in the same order.
@@ -45,7 +45,7 @@ class TorchDraws(DispatchMode):
         if func not in DRAWS:
             return run_below(func, args, kwargs)
         self.is_seeded |= torch.initial_seed() != self._seed
-        # JAX draws in float32 for float64 too: the referee needs the same numbers.
+        # JAX draws in float32 even for float64: the referee needs the same numbers.
         narrow = pytree.tree_map(self._narrow, (args, kwargs))
         drawn = DRAWS[func](self._trace, func, *narrow)
         results = func(*args, **kwargs)  # shapes, dtypes and aliasing as torch has them

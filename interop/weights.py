@@ -1,8 +1,8 @@
 """Weights leave and enter as safetensors under torch names; nothing is ever unpickled.
 
 A file written by jaxsr has a digest of all of it in its metadata, made while that digest's own
-digits were zeros. It is compared whenever the file is opened; files of others have none. Only
-`export_weights` needs JAX, and imports it.
+digits were zeros. It is compared whenever the file is opened; files from other programs lack it.
+Only `export_weights` needs JAX, and imports it.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Checks a torch model: `jaxsr.check(module, *inputs)`, `python -m jaxsr.check --model MODEL`.
 
-Does it convert, does it compute the same, forward and backward, and what does it cost? The work is
-done in `jaxsr.comparison`.
+It tells whether the model converts, whether it computes the same forward and backward, and its
+cost. `jaxsr.comparison` does the work.
 """
 
 from collections.abc import Sequence

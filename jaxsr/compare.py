@@ -1,6 +1,6 @@
 """`python -m jaxsr.compare WHAT [OPTIONS]`: how much results differ, and where they begin to.
 
-`ops` runs a kernel of every library on the same pictures and compares the results in pairs. `trace`
+`ops` runs a kernel of every library on the same images and compares the results in pairs. `trace`
 records a run of a model operation by operation; `traces A B`, or just `A B`, compares two such
 records; `engines` runs two engines side by side and finds the first wrong operation.
 """

@@ -1,4 +1,4 @@
-"""`python -m jaxsr.detect INPUT… --model MODEL --out FOLDER`: finds small targets in pictures."""
+"""`python -m jaxsr.detect INPUT… --model MODEL --out FOLDER`: finds small targets in images."""
 
 from collections.abc import Sequence
 

@@ -40,7 +40,7 @@ __all__ = [
 
 
 def one_line(error: BaseException) -> str:
-    """An error's message as one printable line, or its type where it says nothing."""
+    """An error's message as one printable line, or its type if the message is empty."""
     return printable(error) or type(error).__name__
 
 

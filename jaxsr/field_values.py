@@ -1,6 +1,6 @@
 """Values of JSON, YAML or TOML as the types that a dataclass of options declares.
 
-One that does not fit is an error with the field's name, the value, and what is taken.
+A value that does not fit raises an error with the field's name, the value, and the accepted types.
 """
 
 import dataclasses
@@ -142,7 +142,7 @@ _SINGLE = {
 
 
 def _meaning(kind: Any) -> str:
-    """What a type takes, in words."""
+    """Describes the values that a type accepts."""
     origin, inner = get_origin(kind), get_args(kind)
     if kind in _WORDS:
         return _WORDS[kind][0]

@@ -1,7 +1,7 @@
 """Restores images: `jaxsr.restore(images, model)` and `python -m jaxsr.restore INPUT…`.
 
-Any torch network that turns pictures into pictures runs here, on JAX or on plain torch, tile by
-tile with the result of the whole picture. The work is done in `jaxsr.restoration`.
+Any torch network that turns images into images runs here, on JAX or on plain torch, tile by
+tile with the result of the whole image. The work is done in `jaxsr.restoration`.
 """
 
 from collections.abc import Sequence

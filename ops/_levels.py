@@ -208,7 +208,7 @@ def _look_up_levels(rows: jax.Array, tables: jax.Array) -> jax.Array:
     return look_up(tables, rows.swapaxes(1, 2).astype(jnp.int32)).swapaxes(1, 2)
 
 
-def _counts_shape(rows: Any) -> tuple[int, ...]:  # of an abstract array, too
+def _counts_shape(rows: Any) -> tuple[int, ...]:  # also of an abstract array
     return rows.shape[0], rows.shape[2], _FEW
 
 

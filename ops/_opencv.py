@@ -70,7 +70,7 @@ def shares_out(pixels: int, pictures: int) -> bool:
 def for_each_row(function: Callable[[int], None], rows: int, *, large: bool = False) -> None:
     """Calls `function` with each row, in several threads where that is faster.
 
-    The first row says what the others cost.
+    The first row tells the cost of the others.
 
     Args:
       function: of a row; that of another library lets other threads run.

@@ -22,7 +22,7 @@ from jaxsr.xla_calls.primitives import cpu_primitive, map_by_rows
 from jaxsr.xla_calls.rows import RowsCall
 
 CHANNELS = (1, 3, 4)
-"""Those of which OpenCV computes the weights in float32."""
+"""Numbers of channels for which OpenCV computes the weights in float32."""
 FARTHEST = float(1 << 22)
 """Positions beyond are as far away: float32 numbers quarters of a pixel up to here."""
 CACHED_BYTES = 1 << 24
@@ -225,7 +225,7 @@ def is_finite(x: np.ndarray) -> bool:
 
 
 def of_parts(read: Read, picture: np.ndarray, fill: float, *, least: float = 0.0) -> np.ndarray:
-    """Finite pixels, and beside them those of each other value that have a weight above `least`."""
+    """Finite pixels, and separately the pixels of each other value with a weight above `least`."""
     out = read(np.nan_to_num(picture, posinf=0, neginf=0), fill if math.isfinite(fill) else 0.0)
     tests = {np.inf: np.isposinf, -np.inf: np.isneginf, np.nan: np.isnan}
     for value, test in tests.items():

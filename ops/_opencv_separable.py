@@ -2,8 +2,8 @@
 # JAX gives primitives no types.
 """`cv2.sepFilter2D` in programs for CPUs: float32 images and short windows without zeros.
 
-OpenCV also multiplies pixels by weights of zero, which would spread what is not
-finite. Derivatives are those of the sums in JAX.
+OpenCV also multiplies pixels by weights of zero, which would spread infinity and NaN. Derivatives
+are those of the sums in JAX.
 """
 
 import math

@@ -65,7 +65,7 @@ def row_primitive(
       shape_of: the result's shape, from the operands' types. Default: the images'.
       dtype: of the result. Default: the images'.
       planes: whether the images are (n, h, w), of which kernels write results (n, h, w, 1). XLA
-        copies a kernel's result to give it an axis of channels, and takes one away for nothing.
+        copies a kernel's result to give it an axis of channels, and removes one without a copy.
       is_differentiable: whether derivatives are those of `plain`; for images of floats.
     """
 

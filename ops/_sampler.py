@@ -168,8 +168,8 @@ def sample(
 ) -> jax.Array:
     """The image at `place(rows of the result, *parameters)`.
 
-    The axes of positions stand in the place of height and width. Of positions, a block stands in
-    a TPU's memory. On CPUs bilinear reading is left to OpenCV, where it is installed.
+    The axes of positions stand in the place of height and width. A block of positions is in a TPU's
+    memory. On CPUs bilinear reading is left to OpenCV, where it is installed.
 
     Args:
       image: one image, or several that are read alike.

@@ -1,4 +1,4 @@
-"""SciPy, which JAX needs, too: for kernels that programs for CPUs call."""
+"""SciPy, which JAX also needs, for kernels that programs for CPUs call."""
 
 import importlib
 import importlib.metadata

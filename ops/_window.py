@@ -80,7 +80,7 @@ def resample_window(
             x = _blend(low, high, _along(weight, axis, x), bits)
         return x
 
-    # Enlarging reads few pixels many times, which is what the first of two axes saves.
+    # Enlarging reads few pixels many times; the first of two axes saves that.
     shrinks = not inverse and axes[1] == axes[0] + 1
     if shrinks and math.prod(x.shape[axes[0] :]) < LARGEST_INDEX:
         at_once = partial(_at_once, taps=(taps[axes[0]], taps[axes[1]]), axes=axes)

@@ -246,7 +246,7 @@ def invert(
 def solarize(
     image: Shaped[ImageLike, "*shape"], threshold: Parameter, *, axes: Sequence[int] = (-3, -2)
 ) -> Shaped[Array, "*shape"]:
-    """Inverts what is not below a threshold, as Pillow's `ImageOps.solarize`.
+    """Inverts values at or above a threshold, as Pillow's `ImageOps.solarize`.
 
     Args:
       image: input images.

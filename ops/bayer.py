@@ -1,4 +1,4 @@
-"""Colour filter arrays: what a sensor sees, and colours of every pixel from it.
+"""Colour filter arrays: the mosaic that a sensor sees, and the colours of every pixel from it.
 
 A pattern names the colours of the upper left 2 × 2 pixels, row by row. Mosaics have one channel.
 `axes` names height and width (NHWC by default), `channel` the channels; uint8, uint16 and floating
@@ -50,7 +50,8 @@ METHODS: dict[str, tuple[Taps, Taps, Taps]] = {
     "bilinear": (_CROSS, _CORNERS, _IN_ROW),
     "malvar": (_GREEN, _OPPOSITE, _SIDES),
 }
-"""Green on red and blue; red on blue and blue on red; on green what its row has beside it."""
+"""Green on red and blue; red on blue and blue on red; on green the colour of its neighbours in the
+row."""
 
 
 def bayer_mosaic(
@@ -184,7 +185,7 @@ def _bilinear_in_jax(planes: jax.Array, *, pattern: int) -> jax.Array:
     return _demosaic_in_jax(planes[..., None], PATTERNS[pattern], "bilinear", (-3, -2), 3)
 
 
-def _colours_shape(planes: Any) -> tuple[int, ...]:  # of an abstract array, too
+def _colours_shape(planes: Any) -> tuple[int, ...]:  # also of an abstract array
     return (*planes.shape, 3)
 
 

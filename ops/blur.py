@@ -85,7 +85,7 @@ def gaussian_blur(
       border: pixels beyond the edge. `"reflect101"`, `"symmetric"`, `"edge"`, `"constant"`
         (zero) and `"wrap"` mean the same everywhere; `"reflect"`, `"replicate"` and `"circular"`
         are taken as the convention's library takes them: OpenCV's `"reflect"` repeats the edge.
-      convention: whose rule fills in what is left out, and whose uint8 rounding is used.
+      convention: library whose rule gives the missing arguments, and whose uint8 rounding is used.
       axes: the height and the width axis.
 
     Raises:
@@ -202,7 +202,7 @@ def _to_fixed_point(window: tuple[float, ...], one: int) -> tuple[float, ...]:
 
 
 _BORDERS: tuple[Border, ...] = ("reflect101", "symmetric", "edge", "constant")
-"""Those of OpenCV's fixed point."""
+"""Borders of OpenCV's fixed-point blur."""
 _LONGEST_CALL = 15
 """Pixels of a window up to which OpenCV is faster. 1080 × 1920 × 3 uint8, processor ms by XLA and
 by OpenCV: 5.1 and 3.7 for 7 pixels, 9.9 and 10.8 for 21 (`python -m benchmarks.ops`)."""

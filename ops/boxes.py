@@ -122,7 +122,7 @@ def cut_within(
     antialias: bool,
     axes: tuple[int, int],
 ) -> jax.Array:
-    """`crop_and_resize` of boxes that are no larger than the images."""
+    """`crop_and_resize` of boxes that are at most as large as the images."""
     return _crop_and_resize(image, boxes, size, method, antialias, axes, within=True)
 
 
@@ -276,7 +276,7 @@ def _weights(
         weight = jnp.where((pixel >= first) & (pixel <= last), _KERNELS[method](distance), 0)
         return weight / weight.sum(1, keepdims=True)
     if method == "nearest":
-        # Of whole boxes, the sum in front of which torch rounds.
+        # For whole boxes, the sum before which torch rounds.
         index = jnp.floor(low) + jnp.floor(low - jnp.floor(low) + offset)
         return _one_hot(jnp.clip(index, first, last), extent).astype(step.dtype)
     base, shares = METHODS[method](stored(centre))

@@ -113,7 +113,7 @@ def _clahe_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) ->
         algorithm.setClipLimit((int(limits[row]) + 0.5) * scale if limits[row] > 0 else 0.0)
         algorithm.apply(planes[row], results[row])
 
-    for_each_row(equalise, len(planes), large=True)  # OpenCV shares small images out, too
+    for_each_row(equalise, len(planes), large=True)  # OpenCV also shares out small images
 
 
 def _clahe_of_levels(planes: jax.Array, limits: jax.Array, *, rows: int, columns: int) -> jax.Array:

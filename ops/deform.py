@@ -87,8 +87,8 @@ def bent(
 def unbent(points: jax.Array, field: jax.Array) -> jax.Array:
     """Where (N, K, 2) points (x, y) come to lie in images that were `bent`.
 
-    A place p shows what was at p + d(p). The place of q solves p = q - d(p), by repetition, which
-    converges where the field folds nothing over.
+    Place p shows the pixel from p + d(p). The place of q solves p = q - d(p), by repetition, which
+    converges if the field does not fold over itself.
     """
 
     def one(points: jax.Array, field: jax.Array) -> jax.Array:

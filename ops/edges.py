@@ -234,7 +234,7 @@ def _canny_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) ->
         levels = opencv().Canny(planes[row], *limits, apertureSize=size, L2gradient=bool(euclidean))
         np.greater(levels, 0, out=edges[row])
 
-    for_each_row(find, len(planes), large=True)  # OpenCV shares small images out, too
+    for_each_row(find, len(planes), large=True)  # OpenCV also shares out small images
 
 
 def _canny_of_levels(

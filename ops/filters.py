@@ -313,7 +313,7 @@ def _window_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) -
     def filter_one(row: int) -> None:
         picture, result = pictures[row], results[row]
         if is_real and not is_finite(picture) and (lost := np.isnan(picture)).any():
-            # OpenCV compares NaN with nothing in mind.
+            # OpenCV's comparisons do not consider NaN.
             function(np.where(lost, np.float32(0), picture), window, result)
             result[cv2.dilate(lost.astype(np.uint8), reach) > 0] = np.nan
             return

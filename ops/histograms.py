@@ -140,8 +140,8 @@ def _stretched_levels(low: jax.Array, high: jax.Array) -> jax.Array:
 def _too_low_quotients() -> tuple[np.ndarray, np.ndarray]:
     """Where Pillow's `int(level * scale + offset)` misses a whole number, in float64.
 
-    Of levels from `low` to `low + span` only those every `span / gcd(span, 255)` have whole
-    results. For each span, from `starts[span]` on, and each `low`, in that order, there is a 1 for
+    Of the levels from `low` to `low + span`, only every `span / gcd(span, 255)`-th has a whole
+    result. For each span, from `starts[span]` on, and each `low`, in that order, there is a 1 for
     each of these that comes out one too low.
     """
     starts, too_low, size = [0], list[np.ndarray](), 0

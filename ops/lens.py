@@ -34,7 +34,7 @@ def undistort(
     fill: float = 0,
     axes: Sequence[int] = (-3, -2),
 ) -> Shaped[Array, "..."]:
-    """Straightens what a lens has bent, as OpenCV's `undistort`.
+    """Removes a lens's distortion, as OpenCV's `undistort`.
 
     Args:
       image: images that the lens has made.
@@ -73,7 +73,7 @@ def distort(
     """Bends images as a lens does; `undistort` is the inverse.
 
     The inverse of the model has no closed form; it is searched as in OpenCV's `undistortPoints`,
-    which converges where the lens folds nothing over.
+    which converges if the lens does not fold the image over itself.
 
     Args:
       image: straight images, of `new_camera`.
@@ -160,7 +160,7 @@ def _read(
 
 
 def _terms(place: Place, coefficients: jax.Array) -> tuple[jax.Array, Place]:
-    """The factor from the centre outwards, and what is added, in focal lengths."""
+    """The factor from the centre outwards, and the offset, in focal lengths."""
     x, y = place
     square = x * x + y * y
     k1, k2, p1, p2, k3, k4, k5, k6, s1, s2, s3, s4 = pad(

@@ -262,8 +262,8 @@ def crop_resampled(
             shape[axis] = extent
         return zeros_like(masks, shape=shape)
 
-    # Not only for the empty clip: a branch is what XLA's CPU fusion stops at, and a blur that
-    # follows would otherwise cut the masks anew for every tap.
+    # Not only for the empty clip: XLA's CPU fusion stops at a branch, and a blur that follows would
+    # otherwise cut the masks anew for every tap.
     return MaskCrop(cut, cond(rows.any(), cut_masks, no_masks, masks), box)
 
 

@@ -1,7 +1,7 @@
 """The allocator of the process: arrays that are freed and made again, without asking the system.
 
 glibc returns a large array to the system when it is freed. The next one comes page by page, zeroed,
-which costs as much as resizing an image does. Importing `jaxsr.ops` changes nothing of that.
+which costs as much as resizing an image does. Importing `jaxsr.ops` does not change that.
 """
 
 import ctypes

@@ -14,7 +14,7 @@ def opening(
     border: str = "symmetric",
     axes: Sequence[int] = (-3, -2),
 ) -> Shaped[Array, "*shape"]:
-    """Removes what is lighter and smaller than the window, as `scipy.ndimage.grey_opening`.
+    """Removes light spots smaller than the window, as `scipy.ndimage.grey_opening`.
 
     Arguments and errors are those of `dilate`.
 
@@ -32,7 +32,7 @@ def closing(
     border: str = "symmetric",
     axes: Sequence[int] = (-3, -2),
 ) -> Shaped[Array, "*shape"]:
-    """Removes what is darker and smaller than the window, as `scipy.ndimage.grey_closing`.
+    """Removes dark spots smaller than the window, as `scipy.ndimage.grey_closing`.
 
     Arguments and errors are those of `dilate`.
 

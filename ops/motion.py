@@ -27,8 +27,8 @@ def motion_blur(
       image: images; uint8, uint16 or floating point.
       length: of the segment in pixels; one number, or one for each image.
       degrees: its direction, counter-clockwise from the row; one number, or one for each image.
-      size: side of the window, odd; a segment's points beyond it do not count. Default: what
-        `length` needs, which then is one Python number. Static.
+      size: side of the window, odd; a segment's points beyond it do not count. Default: the window
+        that `length` needs; `length` then is one Python number. Static.
       border: `"reflect101"`, `"symmetric"`, `"edge"`, `"constant"` (zero) or `"wrap"`.
       axes: the height and the width axis.
 

@@ -82,8 +82,8 @@ def _niqe(image: jax.Array, of: ImagePair) -> jax.Array:
 def _contrasts(x: jax.Array) -> jax.Array:
     """Pixels less their local mean, over 1 + local standard deviation; zeros lie outside.
 
-    Sums of differences are exactly zero where an image is flat: the signs of what float32 left of
-    E[x²] - E[x]² there would be counted.
+    Sums of differences are exactly zero where an image is flat: the signs of the float32 rounding
+    errors of E[x²] - E[x]² there would be counted.
     """
     first, second = x.ndim - 2, x.ndim - 1
     below, squares = _about(x, second)
@@ -179,7 +179,7 @@ def _tables() -> tuple[np.ndarray, ...]:
 
 @functools.cache
 def _model() -> tuple[np.ndarray, np.ndarray]:
-    """Mean of the features of good photographs, and what takes half their covariance to unity."""
+    """Mean of good photos' features, and the matrix that takes half their covariance to unity."""
     with np.load(Path(__file__).with_name("_niqe_model") / "model.npz") as model:
         mean, covariance = model["mean"], model["covariance"]
     repeated = np.flatnonzero(mean[1:] == mean[:-1]) + 1

@@ -99,7 +99,7 @@ def poisson_noise(
     """Counts photons: levels become Poisson numbers of their mean. No gradient passes.
 
     Draws are repeated until all pixels have theirs, so that shards exchange one flag a round;
-    `sensor_noise` needs none, and is alike from some twenty photons on.
+    `sensor_noise` needs no factor, and looks alike from some twenty photons on.
 
     Args:
       key: of `jax.random`, a threefry key.

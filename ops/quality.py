@@ -8,9 +8,9 @@ the same for `ssim`: Y of BT.601 in studio range, a border of `scale` pixels cut
 images Y is rounded to levels first, as MATLAB scripts do; on float images it is not, as in BasicSR.
 
 SSIM is Wang et al. 2004 (doi:10.1109/TIP.2003.819861), equations 13 to 17. The window only visits
-positions where it fits ("valid"). That is also what scikit-image averages, so `ssim(a, b)` equals
-`structural_similarity(a, b, gaussian_weights=True, use_sample_covariance=False)`, and
-`ssim(a, b, window="uniform", sample_covariance=True)` equals its default.
+positions where it fits ("valid"). scikit-image averages the same pixels, so `ssim(a, b)` equals
+`structural_similarity(a, b, gaussian_weights=True, use_sample_covariance=False)`, and `ssim(a, b,
+window="uniform", sample_covariance=True)` equals its default.
 """
 
 import math
@@ -86,7 +86,7 @@ def psnr(
 
     Raises:
       TypeError: not uint8 or floating point, or two dtypes.
-      ValueError: two shapes, a range that is not positive, or a border that leaves nothing.
+      ValueError: two shapes, a range that is not positive, or a border that leaves no pixel.
 
     Example:
       >>> image = np.full((1, 8, 8, 3), 0.5, np.float32)
@@ -167,7 +167,8 @@ def ssim(
       float32 (float64 for float64), one value for each index of the remaining axes.
 
     Raises:
-      ValueError: an even window, one larger than what the border leaves, or sigma not positive.
+      ValueError: an even window, one larger than the image without its border, or sigma not
+        positive.
 
     Example:
       >>> image = np.linspace(0, 1, 192, dtype=np.float32).reshape(1, 8, 8, 3)
@@ -322,8 +323,8 @@ def _folded(x: jax.Array, of: ImagePair) -> tuple[jax.Array, dict[int, int], tup
 def _mean(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     """Mean over `axes`: chunks of the first are added before anything else.
 
-    A sum of slices vectorises where a reduction fused with what it sums does not, and adding like
-    parts first keeps float32's digits.
+    A sum of slices vectorises; a reduction fused with its operands does not. Adding like parts
+    first keeps float32's digits.
     """
     axis, count = axes[0], math.prod(x.shape[a] for a in axes)
     rows = x.shape[axis] // _CHUNKS
@@ -340,7 +341,7 @@ def _mean(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
 
 @jit("of")
 def _psnr(image: jax.Array, reference: jax.Array, of: ImagePair) -> jax.Array:
-    # The difference comes first, so that equal images differ by nothing.
+    # The difference comes first, so that equal images differ by exactly 0.
     difference = (_cut(image, of) - _cut(reference, of)) / of.peak
     if of.luma is not None and of.channel is not None and image.dtype != jnp.uint8:
         difference = luma_of_difference(difference, of.luma, of.channel)
@@ -443,7 +444,7 @@ def _similarities(
 
     first, second = sorted(steps)
     u, v = x - level, y - level
-    # In one stack, because XLA computes what it concatenates once and not for every tap.
+    # In one stack, because XLA computes the parts of a concatenation once and not for every tap.
     moments = jnp.stack([u, v, u * u + v * v, u * v])
     moments = filter_valid_apart(moments, weights, first + 1, steps[first])
     moments = filter_valid(moments, weights, second + 1, steps[second])

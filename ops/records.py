@@ -1,7 +1,7 @@
 """Kernels and policies on the records of input pipelines: dictionaries of NumPy arrays.
 
-A record holds one image or a batch, and what belongs to it, under the names of `FIELDS` or of
-the caller's choice. Results are NumPy arrays.
+A record holds one image or a batch, and its labels, under the names of `FIELDS` or of the caller's
+choice. Results are NumPy arrays.
 """
 
 import importlib

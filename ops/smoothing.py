@@ -149,7 +149,7 @@ def unsharp_mask(
     border: str = "symmetric",
     axes: Sequence[int] = (-3, -2),
 ) -> Shaped[Array, "*shape"]:
-    """Sharpens by adding what a Gaussian blur takes away, as scikit-image's `unsharp_mask`.
+    """Sharpens by adding the detail that a Gaussian blur removes, as scikit-image's `unsharp_mask`.
 
     Integers are clipped; floats are not, unlike scikit-image's.
 

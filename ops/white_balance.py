@@ -1,7 +1,7 @@
 """White balance: a colour made grey by a gain of each channel (von Kries).
 
 The gains belong to light, not to gamma-encoded values: `linear_to_srgb(white_balance(
-srgb_to_linear(image)))`. On encoded values they do what image editors do.
+srgb_to_linear(image)))`. On encoded values they work as image editors do.
 """
 
 import math

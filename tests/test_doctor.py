@@ -73,6 +73,15 @@ def test_a_platform_that_is_not_here_is_one_failure():
     assert listed[0].status == "fail" and "--platform cpu" in str(listed[0].advice)
 
 
+def test_an_error_of_a_platform_is_its_first_sentence(monkeypatch):
+    error = (
+        "RuntimeError: Unable to initialize backend 'tpu': ABORTED: no lock. Run x. (set JAX_P=)"
+    )
+    monkeypatch.setattr("jaxsr.doctor.devices.probe", lambda platform: (None, error))
+    [failure] = devices.check_devices("tpu")
+    assert failure.detail == "ABORTED: no lock"
+
+
 def test_a_device_that_never_answers_is_reported(monkeypatch):
     monkeypatch.setattr(devices, "_PROBE", "import time; time.sleep(60)")
     monkeypatch.setattr(devices, "_TIMEOUT_S", 0.5)

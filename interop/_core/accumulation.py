@@ -5,8 +5,9 @@ rounds once. So running sums, pools and scattered values are computed on float32
 gradient of a value that is broadcast is a sum of as many terms as it is copied to: such values are
 broadcast as float32.
 
-A sum of float32 numbers is added up with a hundred times torch's error where it has many terms. So
-that of one learned number is the sum of a channel, which torch computes in programs for CPUs.
+A sum of float32 numbers is added up with a hundred times torch's error where it has many terms. The
+gradient of one learned number is therefore the sum of a channel, which torch computes in programs
+for CPUs.
 """
 
 import math
@@ -49,8 +50,8 @@ def widen_arguments(
     """Arguments of an operator, widened or broadcast for the sums in it and in its gradient.
 
     Args:
-      func: the operator. Others than those that are computed element by element, or that copy or
-        add elements, keep their arguments.
+      func: the operator. Operations keep their arguments unless they are elementwise, or only copy
+        or add elements.
       args: its arguments.
       arrays: the same with JAX arrays for tensors.
       result: torch's result on the meta device.

@@ -41,7 +41,8 @@ def split_rows(mesh: Mesh, axes: Sequence[str], rows: int) -> Generator[None]:
     Args:
       mesh: where the program will run.
       axes: those that the batch's rows are split over.
-      rows: of the batch. Where the devices of `axes` cannot share them equally, nothing is stated.
+      rows: of the batch. Where the devices of `axes` cannot share them equally, the sharding is
+        left open.
     """
     devices = 1
     for axis in axes:
@@ -55,7 +56,7 @@ def split_rows(mesh: Mesh, axes: Sequence[str], rows: int) -> Generator[None]:
 
 @contextmanager
 def stating_results(module: nn.Module) -> Generator[None]:
-    """In this block, what `split_rows` asks for is stated for the results of all submodules."""
+    """In this block, the results of all submodules get the sharding that `split_rows` asks for."""
     split = _SPLIT.get()
     if split is None:
         yield

@@ -17,7 +17,7 @@ Wrap = Callable[[Arrays], PyTree]
 
 
 def flat_arrays(trace: Trace, tree: PyTree) -> tuple[list[jax.Array], Wrap]:
-    """The arrays of a tree of tensors, and its `Wrap`; what is not a tensor stays as it is."""
+    """The arrays of a tree of tensors, and its `Wrap`; other leaves stay unchanged."""
     leaves, spec = pytree.tree_flatten(tree)
     tensors = {
         i: trace.as_jax_tensor(leaf)

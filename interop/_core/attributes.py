@@ -55,7 +55,8 @@ class Attributes:
         self._adopted: set[int] = set()
         """Ids of the tensors in attributes that an earlier trace has read."""
         self._replaced: dict[int, str] = {}
-        """Ids of those that a trace has replaced unread -> why none may read them."""
+        """Ids of the tensors in attributes that a trace has replaced unread -> reason that they may
+        not be read."""
 
     def snapshot(self) -> dict[int, dict[str, object]]:
         """The attributes now, for `check` to compare with."""
@@ -166,7 +167,7 @@ class Attributes:
         names = {id(sub): name for name, sub in self._module.named_modules()}
 
         def is_made_once(value: object) -> bool:
-            """Whether torch may keep what it was, while parameters and buffers move.
+            """Whether torch may keep the old value, while parameters and buffers move.
 
             Torch takes no second gradient through a tensor that it kept, so one that has a gradient
             is made anew by whoever trains.

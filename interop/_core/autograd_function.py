@@ -201,8 +201,8 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
         traced["varying"] = [varying_axes(primal.value) for primal in primals]
         values = [primal.value for primal in primals]
         with trace.resumed():
-            # Not `forward`: a second derivative is to use `backward` as well. Of what is saved,
-            # inputs and outputs have a gradient, and as in torch the rest has none.
+            # Not `forward`: a second derivative is to use `backward` as well. Saved inputs and
+            # outputs have a gradient; other saved tensors have no gradient, as in torch.
             results, saved = run(*values)
         known = [*values, *results]
         kept = zip(saved, traced["kept"], strict=True)
@@ -438,8 +438,8 @@ def patched(trace: Trace) -> Generator[None]:
         else:
             check(error_type, cond, message)
 
-    # torch wraps the function so as to hide it from its compiler, and keeps what it really calls
-    # in this attribute: replacing it there reaches those who imported the name before, too.
+    # torch wraps the function to hide it from its compiler, and keeps the real one in this
+    # attribute: replacing it there also reaches modules that imported the name before.
     hidden = "__dynamo_disable"
     before = getattr(plain, hidden, None)
     setattr(plain, hidden, traced_checkpoint)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from jaxsr.interop._core.stack_frames import is_outside_frameworks
 
 _ENTRY = "jaxsr.interop._core.functionalize"
-"""Runs the module's code. Code outside of `apply` may catch what it raises."""
+"""Runs the module's code. Code outside of `apply` may catch its errors."""
 
 
 class _Block(NamedTuple):
@@ -31,7 +31,7 @@ def try_around(errors: frozenset[str]) -> str:
       errors: names without their modules; "" stands for a `try` that catches everything.
 
     Returns:
-      Its file and line, as `file.py:12`; "" where nothing catches one.
+      Its file and line, as `file.py:12`; "" if the error is not caught.
     """
     frame: types.FrameType | None = sys._getframe(1)
     # Code that was given to `exec` with a dictionary of its own has no `__name__`.

@@ -182,5 +182,5 @@ def private_copy(value: Any) -> Any:
         return value
     try:
         return copy.deepcopy(value)
-    except Exception:  # what cannot be copied is passed through
+    except Exception:  # objects that cannot be copied are passed through
         return value

@@ -36,8 +36,8 @@ def _in_enough_bits(trace: Trace, run: Callable, results: Callable, carry: Array
 
     Args:
       trace: the trace.
-      run: JAX's loop, of what it carries.
-      results: what becomes of that in a round.
+      run: JAX's loop, a function of the carried values.
+      results: the carried values after a round.
       carry: the carried values.
     """
     draws = trace.draws

@@ -28,7 +28,7 @@ def python_function(func: "torch._ops.OpOverload[..., Any]") -> Callable[..., An
         if setup is not None:
             setup(ctx=ctx, inputs=inputs, output=output)
 
-    # `Function` wants its methods to be static, and none of torch's own bookkeeping is needed.
+    # `Function` wants its methods to be static, and torch's own bookkeeping is not needed.
     methods = {
         "forward": staticmethod(code),
         "setup_context": staticmethod(setup_context),

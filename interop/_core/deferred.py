@@ -28,7 +28,7 @@ class DeferredArray(abc.ABC):
 
 
 class ChannelArray(Protocol):
-    """Images (N, C, ...) as an array in any layout, with what a normalisation needs of it."""
+    """Images (N, C, ...) as an array in any layout, with the values that a normalisation needs."""
 
     @property
     def array(self) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Whether JAX differentiates by what a tensor is computed of: torch's `requires_grad` of an input.
+"""Whether JAX differentiates by inputs of a tensor: torch's `requires_grad`.
 
 Torch's inputs are marked before the call. JAX's are not: `jax.grad` around `apply` shows itself in
 the value where it is not jitted, and otherwise only when the compiled function is differentiated,

@@ -66,7 +66,7 @@ _OF_SHAPE_ALONE = tuple(
 PLACEMENT_OPTIONS = (
     "device", "layout", "pin_memory", "non_blocking", "memory_format", "generator",
 )  # fmt: skip
-"""Arguments of operators that mean nothing to a JAX lowering."""
+"""Arguments of operators without a meaning for a JAX lowering."""
 
 
 class Dispatcher(Trace):
@@ -231,7 +231,7 @@ class Dispatcher(Trace):
         kwargs: dict,
         tensors: list[JaxTensor],
     ) -> tuple[bool, Any]:
-        """Lets torch compute what no input reaches. Returns whether it did, and the result."""
+        """Lets torch compute values that no input reaches; returns its success and the result."""
         try:
             results = pytree.tree_leaves(self.meta_result(func, args, kwargs))
         except UnsupportedTorchError as error:
@@ -393,7 +393,7 @@ class Dispatcher(Trace):
                     f"{tuple(value.shape)}; make them equal"
                 )
             recipe = recipe_of(value)
-            # A write that leaves nothing of the target, so that a deferred value may stay so.
+            # A write that replaces the whole target, so that a deferred value may stay deferred.
             same_form = (target.shape, target.dtype) == (value.shape, value.dtype)
             replaces = same_form and target.view_of is None and torch.is_grad_enabled()
             if value.deferred is not None and replaces:

@@ -102,7 +102,7 @@ def is_nan(x: jax.Array) -> jax.Array:
 
 
 def nan_where(refused: jax.Array | bool, x: jax.Array) -> jax.Array:
-    """`x`, and NaN for what torch refuses: a compiled program cannot raise."""
+    """`x`, and NaN for values that torch refuses: a compiled program cannot raise."""
     return jnp.where(refused, jnp.asarray(jnp.nan, x.dtype), x)
 
 

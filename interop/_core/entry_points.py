@@ -28,7 +28,7 @@ ENTRY_POINTS = {
     "torch's generator": ("torch.random", "default_generator"),
     "torch's generator by name": ("torch", "default_generator"),
 }
-"""By what calls it: the module, and the name in it."""
+"""By caller: the module, and the name in it."""
 
 ANY_FLEX_ATTENTION = {
     "flex_attention's device": lambda *_: None,

@@ -15,7 +15,7 @@ from jaxsr.interop.annotations import PyTree
 
 
 def explicit_mesh(arrays: PyTree) -> AbstractMesh | None:
-    """The mesh of the first array that lies on explicit axes; None if none does."""
+    """The mesh of the first array that lies on explicit axes; None if there is no such operand."""
     for x in jax.tree.leaves(arrays):
         if isinstance(x, jax.Array) and (mesh := jax.typeof(x).sharding.mesh).explicit_axes:
             return mesh

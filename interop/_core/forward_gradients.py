@@ -3,7 +3,7 @@
 Torch walks back the graph that led to a tensor; JAX differentiates functions. So a run whose code
 requests a gradient is recorded first, as a JAX program in which each of those calls is an equation.
 The run that counts then differentiates, at its n-th call, the recorded equations that lead from the
-inputs to the outputs. The gradients are JAX values like any other, so they have gradients too.
+inputs to the outputs. The gradients are JAX values like any other, so they also have gradients.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -35,7 +35,7 @@ class GradCall(NamedTuple):
 
     outputs: Arrays
     cotangents: Arrays
-    """For each output, what its gradient is multiplied with."""
+    """For each output, the factor of its gradient."""
     inputs: Arrays
     batched: bool
     """Whether cotangents have a leading axis, over which the gradients are mapped."""
@@ -223,7 +223,7 @@ class _Recorded(Gradients):
         return [v.val if isinstance(v, Literal) else values[v] for v in variables]
 
     def _results(self, eqns: list[JaxprEqn], values: Values) -> Values:
-        """The values that some equations give, none of them of a gradient."""
+        """The values that some equations give; no gradients flow through them."""
         if not eqns:
             return {}
         made = list(dict.fromkeys(v for eqn in eqns for v in eqn.outvars))

@@ -1,6 +1,6 @@
-"""`torch.func.grad`, `vjp`, `jvp` and what torch builds of them, by JAX's transformations.
+"""`torch.func.grad`, `vjp`, `jvp` and functions built on them, by JAX's transformations.
 
-Torch's `jacrev`, `jacfwd` and `hessian` call these and `torch.vmap`, so they need nothing.
+Torch's `jacrev`, `jacfwd` and `hessian` call these and `torch.vmap`, so they need no code here.
 """
 
 from collections.abc import Callable

@@ -3,7 +3,7 @@
 `ste = Round.apply` at module level, an attribute and a `functools.partial` are bound methods that
 were made before the trace, so replacing `Function.apply` does not reach them. Up to torch 2.13 they
 share one function of Python, whose code is exchanged. From 2.14 on they are C, which asks the class
-for `_backward_cls`, then for `forward`, and calls that; what the class answers is exchanged.
+for `_backward_cls`, then for `forward`, and calls that; jaxsr replaces the class's answers.
 """
 
 import functools

@@ -142,7 +142,7 @@ class FunctionalModule:
         self.originals = Originals({})
         """The trained parameters of the module that was copied."""
         self.windows: dict[int, Window] = {}
-        """Tensors in the memory of parameters, by id of what stands for them."""
+        """Tensors in the memory of parameters, by id of the tensors that replace them."""
         self.code_globals: list[Globals] = []
         """The globals of the code that forward may run."""
         self.constants: list[tuple[str, object]] = []
@@ -245,7 +245,8 @@ class FunctionalModule:
                         settled = self.attributes.check(before, trace, tensors)
                         after = self._collect(trace, tensors, buffers)
                         changes = self.attributes.unjudged(state, trace, self.buffers_written)
-                    except Exception as e:  # perhaps for want of what was refused, and caught
+                    except Exception as e:  # perhaps because of a refused operation whose error was
+                        # caught
                         error = trace.refusals[0] if trace.refusals else e
                         raise located(error, self.module, self.names) from None
             if isinstance(gradients, Unrecorded) and gradients.requested:
@@ -280,7 +281,7 @@ class FunctionalModule:
                                 changed_again[:] = self.attributes.unjudged(
                                     state, trace, self.buffers_written
                                 )
-                                # Nobody may read lists that every call lets grow.
+                                # Lists that grow in every call must not be read.
                                 lengthen(changed_again)
                             tensors = self._place(wrapped(trace, number + 1), tensors)
                 return results
@@ -387,7 +388,7 @@ class FunctionalModule:
         Args:
           tensors: by name.
           train: the mode.
-          repeated: whether the block calls for a trial, of which nothing may be seen outside.
+          repeated: whether the block is a trial, whose effects must not be visible outside.
 
         Yields:
           The Python state at its beginning.

@@ -85,7 +85,7 @@ _SEEDED = (
 class _Generator:
     """Torch's default generator as its functions see it in a trace, where it never moves.
 
-    `torch.random.fork_rng` reads its state and sets it again: that passes where nothing was drawn.
+    `torch.random.fork_rng` reads its state and sets it again: that passes if no number was drawn.
     """
 
     def __init__(self, trace: Trace, generator: torch.Generator) -> None:

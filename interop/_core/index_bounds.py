@@ -1,10 +1,10 @@
 """Values that torch refuses when it meets them, and XLA clamps, leaves out or computes with.
 
-Arrays whose values are known are held to the rule at once. Inside a compiled program nothing can
-be raised: under `collecting_indices` each operation leaves the worst of its values, an int32, for
-the program to return. `OPERATIONS` is the only table of what takes indices, from where to where,
-and of other values that are refused. What a lowering itself finds it hands to `check_values`; where
-the result has floats, the lowering makes them NaN instead.
+Arrays whose values are known are checked at once. Inside a compiled program nothing can be raised:
+under `collecting_indices` each operation leaves the worst of its values, an int32, for the program
+to return. `OPERATIONS` is the only table of operations that take indices, of their bounds, and of
+other values that are refused. A lowering passes its own findings to `check_values`; if the result
+has floats, the lowering makes them NaN instead.
 """
 
 import linecache
@@ -43,7 +43,7 @@ class Use(NamedTuple):
     negative: bool = False
     """Whether negative ones count from the end."""
     ignored: int | None = None
-    """A value that stands for none."""
+    """A value that means "no index"."""
 
 
 def _rows_of_table(
@@ -114,10 +114,10 @@ class Refused(NamedTuple):
     """Values that an operation refuses."""
 
     what: str
-    """What it does where there is one, after its name."""
+    """Description of the operation's failure, after its name."""
     tensors: Sequence[torch.Tensor]
     mask: Callable[..., Any]
-    """Where they are refused, of their arrays, which may be those of NumPy."""
+    """Where they are refused, for their arrays, which may be NumPy's."""
 
 
 def _divisors(
@@ -215,19 +215,19 @@ OPERATIONS: Mapping[Callable, Callable[..., Sequence[Use | Refused]]] = {
         _divisors,
     ),
 }  # fmt: skip
-"""By operator, or torch function that is computed as a whole: what is checked of its arguments."""
+"""Checks of arguments, by operator, or by torch function that is computed as a whole."""
 
 _CATCHING = frozenset({"IndexError", "LookupError"})
 """Errors that code catches when it counts on torch's error of an index."""
 
 _CATCHING_VALUES = frozenset({"RuntimeError", "ValueError", "ZeroDivisionError"})
-"""What code catches that counts on torch's error of another value."""
+"""Error that torch code may catch for another value."""
 
 _COLLECTED: ContextVar[dict[str, jax.Array] | None] = ContextVar(
     "jaxsr_interop_indices", default=None
 )
 _CHECKED: ContextVar[bool] = ContextVar("jaxsr_interop_indices_checked", default=False)
-"""Whether an operation runs whose indices have been seen; what it consists of may clamp them."""
+"""Whether an operation runs whose indices have been checked; its parts may clamp them."""
 
 
 @contextmanager
@@ -370,7 +370,7 @@ def _check(func: Callable, use: Use, values: np.ndarray) -> None:
 
 
 def _rule(func: Any, use: Use) -> str:
-    """The operation, its place in the user's code, and what it takes."""
+    """The operation, its place in the user's code, and the values that it takes."""
     name = getattr(func, "overloadpacket", func).__name__
     name = {"nll_loss_forward": "cross_entropy", "nll_loss2d_forward": "cross_entropy"}.get(
         name, name.strip("_")
@@ -402,6 +402,6 @@ class _CheckedFunctions(FunctionMode):
 
 @contextmanager
 def checked_torch() -> Generator[None]:
-    """In this block torch's own operators are held to the same rules, with the same message."""
+    """In this block torch's own operators are checked by the same rules, with the same message."""
     with _CheckedFunctions(), _CheckedOperators():
         yield

@@ -1,8 +1,8 @@
 """Least and greatest number that an integer tensor of a trace may hold.
 
-Constants, masks, narrow integers, `arange`, indices and shapes are bounded by what they are; a rule
-by operator says what follows for its result. What is left has the bounds of the int32 that carries
-it, or none where 64 bits do.
+Constants, masks, narrow integers, `arange`, indices and shapes have bounds by their nature; a rule
+for each operator derives the bounds of its result. Other values have the bounds of the int32 that
+carries them, or no bounds if 64 bits do.
 """
 
 import math
@@ -34,7 +34,7 @@ def fits(bounds: Bounds | None) -> bool:
 
 
 def bounds_of(value: Any) -> Bounds | None:
-    """The bounds of a Python integer or a tensor; None where the trace knows none."""
+    """The bounds of a Python integer or a tensor; None if they are unknown."""
     if isinstance(value, int):
         return int(value), int(value)
     if not isinstance(value, JaxTensor) or value.dtype.is_floating_point or value.dtype.is_complex:

@@ -23,7 +23,7 @@ _IN_C = {
     "torch.stack, or torch.tensor of a list",
     "Creating a new Tensor subclass": OTHER_CLASS,
 }
-"""Reasons of what constructors in C raise, by their words."""
+"""Reasons of errors that constructors in C raise, by their words."""
 
 
 def located(error: Exception, module: nn.Module, names: Mapping[int, str]) -> Exception:

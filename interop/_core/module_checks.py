@@ -73,7 +73,7 @@ def refuse_other_form(name: str, current: object, before: torch.Tensor, *, is_mi
 
 
 def run_uncompiled(twin: nn.Module) -> None:
-    """Lets submodules that `torch.compile` has wrapped run what they wrap, under their names."""
+    """Lets submodules wrapped by `torch.compile` run the original modules, under their names."""
     for sub in twin.modules():
         if type(sub).__name__ == "OptimizedModule":
             sub.forward = sub._orig_mod.forward  # pyright: ignore[reportAttributeAccessIssue]

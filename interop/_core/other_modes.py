@@ -2,7 +2,7 @@
 
 A `TorchFunctionMode` acts above autograd, as the code itself does: its changes have gradients in
 torch, and are traced like anything else. A `TorchDispatchMode` acts below: torch differentiates the
-operators as if it were not there, with what it returned. JAX has no such level.
+operators as if it were not there, with the results that it returned. JAX has no such level.
 """
 
 from collections.abc import Iterator

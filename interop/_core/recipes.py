@@ -3,7 +3,7 @@
 Two kinds are left to the compiled program: constants too large to be part of it, and whole-number
 buffers that are not part of the state_dict, which describe the configuration. A recipe says how
 torch computes such a value, so that `.item()`, `nonzero` or an index by a mask work on it and on
-what follows from it.
+values computed from it.
 """
 
 import functools

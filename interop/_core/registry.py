@@ -2,7 +2,7 @@
 
 Files of `interop/lowerings` and `interop/folding` register entries with the decorators below, and
 are found by themselves (`load`). `resolve` alone chooses between entries, torch and torchax; the
-dispatcher acts on what it says, and `jaxsr.interop.explain` prints it.
+dispatcher acts on its choice, and `jaxsr.interop.explain` prints it.
 """
 
 import dataclasses
@@ -190,7 +190,7 @@ lowers = functools.partial(_decorator, Kind.LOWERING)
 Operators of another library are named: "namespace::op", whether or not it is imported.
 """
 handles = functools.partial(_decorator, Kind.HANDLER)
-"""Registers `(trace, func, args, kwargs)` on tensors, for what no pure function computes."""
+"""Registers `(trace, func, args, kwargs)` on tensors, for operators that are not pure functions."""
 lifts = functools.partial(_decorator, Kind.LIFT)
 """Registers `(trace, func, args, kwargs)` on tensors that the trace has not adopted."""
 decomposes = functools.partial(_decorator, Kind.DECOMPOSITION)
@@ -200,7 +200,7 @@ views = functools.partial(_decorator, Kind.VIEW)
 overrides = functools.partial(_decorator, Kind.FUNCTION)
 """Registers `(trace, func, args, kwargs)` on tensors, called instead of a torch function."""
 folds = functools.partial(_decorator, Kind.FOLDING)
-"""Registers a rule of lane folding: `interop/folding/rules.py` says what it takes."""
+"""Registers a rule of lane folding: `interop/folding/rules.py` describes its arguments."""
 
 
 def refuse(
@@ -222,8 +222,8 @@ def skip_torchax(reason: str, *funcs: Operator) -> None:
 def wraps_torchax(*funcs: Operator) -> Callable[[Decorated], Decorated]:
     """Registers a function that makes a lowering of torchax's one.
 
-    It goes in front of torch's decomposition. Of an operator with overloads those are meant that
-    return a new tensor.
+    It goes in front of torch's decomposition. If an operator has overloads, those that return a new
+    tensor are registered.
     """
 
     def register(wrapper: Decorated) -> Decorated:
@@ -246,7 +246,7 @@ def computes_known(reason: str, *funcs: Operator) -> None:
 def register_user_lowering(func: Operator, lowering: Function) -> None:
     """Registers for `jaxsr.interop.lowering`; replaces an earlier one of the same operator."""
     entry = Entry(Kind.USER, lowering, source=source_of(lowering))
-    # Of an operator with overloads those that write, as `out=`, follow the functional one.
+    # Overloads that write, as `out=`, follow the functional one.
     functional = [f for f in _overloads(func) if not (is_overload(f) and _aliases(f))]
     for overload in functional or [func]:
         _register(overload, entry)

@@ -1,8 +1,8 @@
-"""Whether another call of traced code computes what the first did, though Python state changed.
+"""Whether another call of traced code computes the same, though Python state changed.
 
-The calls are traced into one program. Their results are compared by what computes them: a table
-that the first call has cached is the same variable in the second, and a count that decides a branch
-or a factor gives another equation.
+The calls are traced into one program. Their results are compared by the equations that compute
+them: a table that the first call has cached is the same variable in the second, and a count that
+decides a branch or a factor gives another equation.
 """
 
 import re

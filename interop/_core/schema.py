@@ -52,7 +52,7 @@ def functional_of(func: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
         op = getattr(packet, candidate)
         if op is not func and [(a.name, str(a.type)) for a in op._schema.arguments] == arguments:
             return op
-    # Of equal names last: `pow_.Scalar` takes a tensor and a number, `pow.Scalar` the reverse.
+    # Last among equal names: `pow_.Scalar` takes a tensor and a number, `pow.Scalar` the reverse.
     is_named_alike = not schema.is_out and overload in packet.overloads()
     named = getattr(packet, overload) if is_named_alike else None
     return None if named is func else named

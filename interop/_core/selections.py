@@ -1,12 +1,12 @@
 """Rows that a mask selects, `x[mask]`, where only the program's values know how many there are.
 
-A selection keeps a row for each element of the mask and notes which of them count. What works on
+A selection keeps a row for each element of the mask and notes which of them count. An operation on
 each row by itself works on all of them; reductions over rows leave the others out; a write to
 `y[mask]` puts the rows back. So the shape depends on no value. All else is refused, the number of
 rows in Python above all.
 
-Rows that do not count hold a copy of the first one that does: what is finite of rows that torch
-computes is finite there, and so are gradients, which end in that copy.
+Rows that do not count have a copy of the first one that does. Values and gradients that are finite
+in torch's rows are therefore finite there, too; the gradients end in that copy.
 """
 
 import dataclasses

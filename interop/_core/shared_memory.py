@@ -1,4 +1,4 @@
-"""Tensors over the memory of parameters and buffers: which there are, and what becomes of them.
+"""Tensors over the memory of parameters and buffers: finding and replacing them.
 
 In torch `self.t = self.weight.data` follows the weight. Here each parameter and buffer is an array
 of its own, so such a tensor is a view that each trace makes of it. All others are refused:
@@ -110,7 +110,7 @@ def copy_registered(
     arrays: Sequence[np.ndarray],
     memo: dict[int, Any],
 ) -> None:
-    """Copies parameters and buffers, and what lies in their memory as views of the copies.
+    """Copies parameters and buffers; tensors in their memory become views of the copies.
 
     Args:
       registered: parameters and buffers by name.

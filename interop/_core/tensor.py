@@ -43,7 +43,7 @@ _IN_ORDER = {"memory_format": torch.contiguous_format}
 
 @jax.custom_jvp
 def straight_through(old: jax.Array, new: jax.Array) -> jax.Array:
-    """`new`, with the gradient going to `old`: what a write under `no_grad` means in torch."""
+    """`new`, with the gradient going to `old`: torch's meaning of a write under `no_grad`."""
     del old
     return new
 
@@ -59,13 +59,12 @@ class Cell:
 
     `value` is the JAX array of the root tensor, or None while `const`, a real torch tensor, holds
     it. It may be set to a `DeferredArray`, or to a function that makes the array at the first read.
-    `owner` says who else sees the storage: "" for nobody, otherwise words for a write's error.
-    `input_free` holds where the value follows from parameters, buffers and constants alone, and
-    `is_learned` where a trained parameter is among these.
-    `origin` is how a mask was computed (`selections.py`), as long as nothing has been written.
-    `bounds` are those of integers, where the trace knows them (`wide_integers.py`).
-    `stored` is the value that was last stored for all its readers, `is_whole` says that floats
-    need not be, being whole numbers (`stored_tensors.py`).
+    `owner` names the other user of the storage, in words for a write's error; "" if there is no
+    other. `input_free` holds where the value follows from parameters, buffers and constants alone,
+    and `is_learned` where a trained parameter is among these. `origin` is the computation of a mask
+    (`selections.py`), until the first write to it. `bounds` are those of integers, where the trace
+    knows them (`wide_integers.py`). `stored` is the value that was last stored for all its readers,
+    `is_whole` says that floats need not be, being whole numbers (`stored_tensors.py`).
     """
 
     __slots__ = (
@@ -157,7 +156,7 @@ class Cell:
 
 
 class GraphNode:
-    """The `grad_fn` of a tensor: there is one, and nothing of torch's graph behind it."""
+    """The `grad_fn` of a tensor: a placeholder without a torch graph."""
 
     def __getattr__(self, name: str) -> Any:
         raise UnsupportedTorchError(
@@ -260,7 +259,7 @@ class JaxTensor(torch.Tensor):
         return twin
 
     def become(self, other: "JaxTensor") -> None:
-        """Takes over what `other` stands for; the caller has given both the same shape."""
+        """Takes over the value of `other`; the caller has given both the same shape."""
         self.meta, self.cell, self.view_of = other.meta, other.cell, other.view_of
         self.cell_const, self.recipe, self.cache = other.cell_const, other.recipe, None
 
@@ -279,7 +278,8 @@ class JaxTensor(torch.Tensor):
             error = UnsupportedTorchError(
                 f"{func} in a thread that forward starts; call it in forward's own thread"
             )
-            trace.refusals.append(error)  # Python prints what ends a thread, and goes on
+            trace.refusals.append(error)  # Python prints an exception that ends a thread, and goes
+            # on
             raise error
         raise UnsupportedTorchError(
             f"{func} met a tensor of a traced module outside JaxModule.apply; "
@@ -366,7 +366,7 @@ class JaxTensor(torch.Tensor):
             if (trace := running_trace()) is not None:
                 trace.make_leaf(self)
             self.is_marked_leaf = True
-        # A parameter's, an input's or a leaf's gradient ends; others have none to begin with.
+        # A parameter's, an input's or a leaf's gradient ends; other tensors have no gradient.
         has_gradient = self.needs_grad or self.is_frozen or self.is_marked_leaf
         self.is_frozen = not requires_grad and has_gradient
         self.needs_grad = requires_grad
@@ -391,7 +391,7 @@ class JaxTensor(torch.Tensor):
     def _version(self) -> int:  # type: ignore[override]
         if self.cell in running_trace().state:
             raise UnsupportedTorchError(
-                "_version of a parameter or buffer counts writes outside of forward too; keep a "
+                "_version of a parameter or buffer also counts writes outside of forward; keep a "
                 "number of your own in a buffer"
             )
         return self.cell.version
@@ -428,8 +428,8 @@ class JaxTensor(torch.Tensor):
             self.home = None
             home.viewed_by(self.views)
             return
-        # From here on both see what is written into either; gradients go to this tensor's own.
-        # An input's gradient is asked for by JAX: torch's requires_grad says nothing of it.
+        # From here on both see writes into either; gradients go to this tensor's own. An input's
+        # gradient is asked for by JAX: torch's requires_grad does not show it.
         differentiable = self.dtype.is_floating_point or self.dtype.is_complex
         old = before.array() if differentiable and before.cell_const is None else None
         view = View(

@@ -6,7 +6,7 @@ from torch import nn
 
 
 def tensors_made(module: nn.Module, known: Container[str]) -> str | None:
-    """The fault where a call made parameters or buffers that nobody trains, keeps or saves.
+    """The error for a call that made parameters or buffers, which would be lost.
 
     Args:
       module: after the call.

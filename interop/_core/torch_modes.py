@@ -1,4 +1,4 @@
-"""The modes through which torch hands what the module's code does to a `Trace`."""
+"""The modes through which torch reports the operations of the module's code to a `Trace`."""
 
 from collections.abc import Callable
 from typing import Any

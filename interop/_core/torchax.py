@@ -1,9 +1,9 @@
 """The only file that touches torchax: its table of aten lowerings, without its global state.
 
-Of its lowerings jaxsr takes what neither it nor torch has (`torchax_operators.py`). Its tensor
-type, modes and environment are not used: they lose in-place writes through views, ignore `no_grad`
-and draw random numbers from a baked-in key. `dispatch.py` runs the lowerings instead and checks
-every result against torch.
+jaxsr takes those of its lowerings that neither jaxsr nor torch has (`torchax_operators.py`). Its
+tensor type, modes and environment are not used: they lose in-place writes through views, ignore
+`no_grad` and draw random numbers from a baked-in key. `dispatch.py` runs the lowerings instead and
+checks every result against torch.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """The operators that jaxsr takes from torchax: all whose lowering is torchax's.
 
-`benchmarks/conformance/torchax_operators.py` counts how much of what is tested runs each.
+`benchmarks/conformance/torchax_operators.py` counts how many of the tests run each.
 """
 
 _NAMES = """

@@ -1,4 +1,4 @@
-"""One run of a module's code on JAX: its tensors, and what other files ask of it.
+"""One run of a module's code on JAX: its tensors, and its interface for other files.
 
 Tensors stand for JAX arrays, constants, and tensors that the module's code brings.
 """
@@ -28,7 +28,8 @@ from jaxsr.interop.errors import MissingKeyError, UnsupportedTorchError
 class Trace(ABC):
     """One run of `apply`: its random key, its tensors, and who computes its operators.
 
-    `Dispatcher` (`dispatch.py`) is what runs; this is what lowerings and everything below it know.
+    `Dispatcher` (`dispatch.py`) is the implementation; lowerings and everything below it know only
+    this interface.
     """
 
     dispatch_mode: TorchDispatchMode

@@ -79,8 +79,8 @@ def updated(p: jax.Array, new: jax.Array, dim: int, window: slice) -> jax.Array:
     """`p` with a window along `dim` replaced by `new`.
 
     CPU programs join the parts before, within and after the window. XLA would write the window in
-    place, and read `p` for `new` in the same loop: `y[1:] = y[:-1]` beside a reshape makes every
-    row the first (openxla/xla#49176).
+    place, and read `p` for `new` in the same loop: `y[1:] = y[:-1]` together with a reshape makes
+    every row the first (openxla/xla#49176).
     """
     start, stop, step = window.indices(p.shape[dim])
     place = (slice(None),) * dim + (window,)
@@ -160,7 +160,7 @@ def _strided_views(parent: JaxTensor, metas: Metas) -> list[View]:
 
 
 def without_grad(view: View) -> View:
-    """The same window as a detached alias, which is also what a view taken under no_grad is."""
+    """The same window as a detached alias, as is a view taken under no_grad."""
     read, write = view.read, view.write
     if write is None:
         return View(view.parent, lambda p: stop_gradient(read(p)), None, detached=True)

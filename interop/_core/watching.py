@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 Watch = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], AbstractContextManager[object]]
-"""Gets the module that runs and its arguments; what it returns is entered around the run."""
+"""Takes the module that runs and its arguments; returns a context for the run."""
 
 # Per thread and per context: another thread's traces stay unobserved.
 _WATCH: ContextVar[Watch | None] = ContextVar("jaxsr_interop_watch", default=None)

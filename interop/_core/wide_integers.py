@@ -1,8 +1,8 @@
 """int64 results that int32 may not hold, while JAX's x64 mode is off.
 
 int64 is carried by int32. Where the bounds of an arithmetic result (`integer_bounds.py`) leave it,
-the result is an array of 64 bits in the same program; what its numbers are reduced to (`% size`,
-`clamp`, a comparison) is carried by int32 again, and so is what they index.
+the result is an array of 64 bits in the same program; the numbers that result from reducing it (`%
+size`, `clamp`, a comparison) are carried by int32 again, and so are the values that they index.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -101,7 +101,7 @@ def _why_no_topology(name: str, known: str, error: Exception) -> str:
 
 @contextlib.contextmanager
 def quiet_libtpu() -> Generator[None]:
-    """Keeps libtpu from asking for a Cloud machine's description, and from saying it found none.
+    """Keeps libtpu from asking for a Cloud machine's description, and from reporting its absence.
 
     Several processes may compile at once. The environment is libtpu's only interface; it reads it
     when it is first loaded.

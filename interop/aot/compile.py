@@ -1,4 +1,4 @@
-"""Compiles a jitted function ahead of time, without the device, and reports what XLA says.
+"""Compiles a jitted function ahead of time, without the device, and reports XLA's figures.
 
     topology = load_topology("v5e:2x4")
     mesh = make_mesh(8, topology.devices)
@@ -6,10 +6,10 @@
     ahead = compile_ahead(jax.jit(step), arguments, topology, name="step")
     print(ahead.memory.share, ahead.collectives, ahead.roofline.seconds)
 
-The real compiler runs, out of libtpu or JAX's CUDA plugin, so "does it compile, does it fit, what
-does it communicate" are facts. Times are a roofline: what peak rates would allow, an estimate,
-not measured. For GPUs XLA chooses kernels by running them on the device: without it, products get
-default tiles, and what cuDNN and cuBLAS take for workspace is not counted.
+The real compiler runs, out of libtpu or JAX's CUDA plugin, so whether a program compiles and fits,
+and its communication, are facts. Times are a roofline, an estimate from peak rates, not measured.
+For GPUs XLA chooses kernels by running them on the device: without it, products get default tiles,
+and the workspace of cuDNN and cuBLAS is not counted.
 """
 
 import re
@@ -54,8 +54,8 @@ class Memory:
     available: int
     """Limit of the compiler on this device."""
     peak: int | None = None
-    """XLA's own figure of what is in use at once, to compare: some of its compilers leave the code
-    out of it. None where this jaxlib has none."""
+    """XLA's own figure of the memory in use at once, for comparison: some of its compilers leave
+    the code out of it. None if this jaxlib does not report it."""
 
     @property
     def total(self) -> int:
@@ -122,7 +122,7 @@ class Ahead:
     compiled: Any = None
     """JAX's compiled program, to be saved; it cannot run here."""
     text: str = field(default="", repr=False)
-    """The optimised program; empty where this jaxlib cannot read what the compiler made."""
+    """The optimised program; empty if this jaxlib cannot read the compiler's output."""
 
     @property
     def compiles(self) -> bool:
@@ -211,7 +211,7 @@ def compile_lowered(
     training: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> Ahead:
-    """`compile_ahead` of what `jax.jit(function).lower(*arguments)` returned."""
+    """`compile_ahead` for the result of `jax.jit(function).lower(*arguments)`."""
     report: JsonObject = {
         "name": name,
         "topology": topology.name,
@@ -245,7 +245,7 @@ def compile_lowered(
     report |= {"memory": memory, "collectives": collectives(text), "text": text}
     if topology.device.platform == "cuda":
         program = read_program(compiled, text)
-        # Unlike libtpu, XLA's CUDA compiler refuses nothing for its size.
+        # Unlike libtpu, XLA's CUDA compiler does not refuse programs for their size.
         error = _too_large(memory) if memory.share > 1 else None
         return Ahead(
             **report,
@@ -284,7 +284,7 @@ def _too_large(memory: Memory) -> str:
 
 
 def readable(error: BaseException) -> str:
-    """A compiler's error as one sentence: what, how much, and a workaround where there is one."""
+    """A compiler's error as one sentence: the fault, the amount, and any workaround."""
     text = " ".join(str(error).split())
     workaround = LESS_MEMORY
     need = re.search(r"total memory required for ([\w ]+) \((.*?)\) exceeds available HBM", text)

@@ -1,4 +1,4 @@
-"""Reads what a compiled CUDA program says: arithmetic, memory traffic, whose kernels run.
+"""Reads figures from a compiled CUDA program: arithmetic, memory traffic, whose kernels run.
 
 XLA's own cost analysis counts everything but the calls of cuDNN and cuBLAS, which are counted here
 from their shapes. A loop's body counts once. The workspace of these libraries is only known
@@ -83,7 +83,7 @@ def read_program(compiled: Any, text: str) -> GpuProgram:
 
 
 def _xla_costs(compiled: Any) -> Mapping[str, float]:
-    """XLA's count of everything but library calls, which is what the CPU's client gives."""
+    """XLA's count of everything but library calls, from the CPU's client."""
     import jax
     from jaxlib import _jax  # pyright: ignore[reportPrivateUsage]
 

@@ -53,7 +53,7 @@ class Gpu:
     """Peak of float32 products at JAX's default precision; 0 likewise."""
     float32_tflops: float
     link_gbps: float
-    """To the GPUs of a host, both directions: NVLink, or PCI Express where there is none."""
+    """To the GPUs of a host, both directions: NVLink, otherwise PCI Express."""
     network_gbps: float
     """Rate of one GPU to other hosts, both directions, as NVIDIA's own servers are built."""
     links: int = 0
@@ -207,7 +207,7 @@ def gpu_devices(name: str) -> tuple[Gpu, Sequence[Any], int]:
     """The GPU of `h100:8` or `h100:2x8`, JAX's compile-only devices, and the hosts.
 
     Raises:
-      InputError: the size is none, or JAX's CUDA plugin is missing or of another version.
+      InputError: the size is not valid, or JAX's CUDA plugin is missing or of another version.
     """
     gpu = GPUS[name.partition(":")[0]]
     sides = name.partition(":")[2].split("x")
@@ -234,7 +234,7 @@ def gpu_devices(name: str) -> tuple[Gpu, Sequence[Any], int]:
 def skip_library_check() -> None:
     """Lets JAX's CUDA plugin load without NVIDIA's libraries, on a machine without their driver.
 
-    It refuses to otherwise, with a traceback on every start of JAX. Compiling needs none of them.
+    It refuses to otherwise, with a traceback on every start of JAX. Compiling needs no device.
     """
     if importlib.util.find_spec("jax_cuda13_plugin") and not os.path.exists("/dev/nvidiactl"):
         os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")

@@ -1,4 +1,4 @@
-"""Reads what a compiled program's text says: communication; of a TPU's also padding and cycles.
+"""Reads figures from a compiled program's text: communication; on TPUs also padding and cycles.
 
 The text is XLA's optimised HLO, one program for every device, so all figures are per device.
 An instruction inside a loop counts once.
@@ -34,7 +34,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class Padding:
-    """Arrays in a device's memory, without and with what fills their last tiles."""
+    """Arrays in a device's memory, without and with the padding of their last tiles."""
 
     logical_bytes: int
     padded_bytes: int
@@ -110,10 +110,10 @@ def padding(program: str) -> Padding:
 
 
 def cycles(program: str) -> int:
-    """The compiler's estimate for the main computation, and for what it calls by a condition.
+    """The compiler's estimate for the main computation, and for its conditional calls.
 
-    Of two branches the one taken when the condition holds counts: in `jaxsr.ops` that is the one
-    for finite values. Good for comparing programs, not for predicting time.
+    Of two branches, the one for a true condition counts: in `jaxsr.ops` it handles finite values.
+    Good for comparing programs, not for predicting time.
     """
     pattern = r'"estimated_cycles":"(\d+)"'
     return sum(int(n) for body in counted(program) for n in re.findall(pattern, body))
@@ -199,12 +199,12 @@ def _convolutions(called: Mapping[str, str], computation: str) -> Iterator[tuple
 
 
 def parse_instructions(body: str) -> Iterator[tuple[str, ...]]:
-    """(name, result, operation, what follows its parenthesis) of each line."""
+    """(name, result, operation, text after its parenthesis) of each line."""
     return (match.groups() for line in body.splitlines() if (match := _INSTRUCTION.match(line)))
 
 
 def parse_operands(rest: str) -> list[str]:
-    """Names, out of what follows an instruction's parenthesis."""
+    """Names, from the text after an instruction's parenthesis."""
     return re.findall(r"%([\w.\-]+)", rest.split("), ", maxsplit=1)[0])
 
 

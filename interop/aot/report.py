@@ -1,4 +1,4 @@
-"""The ahead-of-time report for people and for programs: a table, what would help, JSON."""
+"""The ahead-of-time report for people and for programs: a table, advice, JSON."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -31,7 +31,7 @@ def advice(ahead: Ahead) -> list[str]:
     if not ahead.text:
         lines.append(
             "this jaxlib cannot read the program that libtpu made: communication, padding and "
-            "cycles are not counted, and the bytes are XLA's own count, of fast memory too"
+            "cycles are not counted, and the bytes are XLA's own count, including fast memory"
         )
     if ahead.padding.factor > _WIDE_PADDING:
         lines.append(
@@ -124,7 +124,7 @@ def _device_figures(ahead: Ahead) -> JsonObject:
 
 
 def show(reports: Sequence[Ahead]) -> None:
-    """Prints a table with a column for each program, and what would help."""
+    """Prints a table with a column for each program, and advice."""
     from rich.console import Console
     from rich.table import Table
 

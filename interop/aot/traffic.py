@@ -1,6 +1,6 @@
 """Bytes between a TPU's main memory and the rest of the chip, read from a compiled program's text.
 
-XLA's own "bytes accessed" counts what moves inside the chip as well, and a cache that gets one
+XLA's own "bytes accessed" also counts bytes moved inside the chip, and counts a cache that gets one
 more entry in place as if it were written anew.
 """
 
@@ -33,7 +33,7 @@ def main_memory_bytes(program: str) -> int:
     """Bytes that a program reads from and writes to main memory.
 
     Arrays that the compiler keeps in fast memory (a memory space in their layout) count only where
-    they are copied in or out. Of an update in place only the update counts, of slices what is cut.
+    they are copied in or out. For an update in place only the update counts, for slices the result.
     A loop's body counts once; of two branches the one taken when the condition holds, which in
     `jaxsr.ops` is the one for finite values.
     """
@@ -65,7 +65,7 @@ def _traffic(body: str, called: Mapping[str, str]) -> int:
         arrays = list(parse_arrays(result))
         made[name] = arrays
         if operation in _MOVED:
-            # From one memory to another: what is written and what it is read from, whole or not.
+            # From one memory to another: the array written and the array read, whole or not.
             total += min(a.bytes for a in arrays[:2]) * sum(a.in_hbm for a in arrays[:2])
         if operation in _NO_TRAFFIC or operation.endswith(("-start", "-done")):
             continue

@@ -32,7 +32,8 @@ _FOLLOWERS: dict[str, Callable[..., object]] = {
     "logistic": lambda out, y: torch.sigmoid(y, out=out),
     "add": lambda out, y, other: torch.add(y, other, out=out),
 }
-"""Write what follows a convolution into its place in XLA's memory, in one pass. `y` may lie there.
+"""Write the operations after a convolution into their place in XLA's memory, in one pass. `y` may
+lie there.
 
 oneDNN does the same within its convolution, but makes zeros of the NaN that meet a ReLU.
 """

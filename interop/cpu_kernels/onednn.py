@@ -1,9 +1,9 @@
 """oneDNN's convolutions by its C interface, where a library of its own is installed.
 
-torch calls the same kernels, but gives them memory of its own: what a program of XLA's wants in
-its memory costs a copy, and each call an allocation. `pip install onednn-cpu-gomp` (the extra
-`cpu`) brings oneDNN as a library with the interface that torch hides. With the same kernels the
-results are torch's to the bit.
+torch calls the same kernels, but gives them memory of its own: each call then costs an allocation,
+and a copy into the memory of XLA's program. `pip install onednn-cpu-gomp` (the extra `cpu`) brings
+oneDNN as a library with the interface that torch hides. With the same kernels the results are
+torch's to the bit.
 
 float32, channels last in memory; `convolve` says where torch has to compute. References: oneDNN's
 developer guide, `dnnl.h` of version 3.
@@ -202,8 +202,8 @@ class _Handle:
 def _once(make: Callable[[], _Handle]) -> Callable[[], _Handle]:
     """The result of `make` at its first call.
 
-    Two devices begin at the same moment. Of two engines `functools.cache` forgets one, which is
-    destroyed under what was made with it.
+    Two devices begin at the same moment. `functools.cache` would forget one of two engines, and
+    destroy it while its objects are in use.
     """
     lock = threading.Lock()
     made: list[_Handle] = []

@@ -81,8 +81,8 @@ def _rows(rows: int, width: int, *, name: str = "rows", step: int | None = None)
       step: floats of x between inputs, whose tokens lie side by side. None: x has a token's inputs
         side by side.
 
-    `ld` floats lie between inputs; so many bytes `ahead` of what is read lies what the thread's
-    next task reads. A task reads a part of each of a panel's lines, which the processor does not
+    `ld` floats lie between inputs. The input of the thread's next task is so many bytes `ahead` of
+    this one's. A task reads a part of each of a panel's lines, which the processor does not
     foresee.
     """
     v = f"<{width} x float>"

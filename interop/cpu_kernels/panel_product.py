@@ -1,12 +1,11 @@
 """Products of a few tokens with a matrix in panels, compiled for this processor by LLVM.
 
-XLA's CPU kernels read a float32 matrix well for one token and badly for several, and unpack
-levels of four bits element by element. The kernels here read each panel of 64 outputs once, for
-any number of tokens, and unpack levels in registers. They need `llvmlite`, which compiles
-`panel_kernels` in half a second, or once where a folder keeps the code. There is no Python in a
-call. Sums run in float32 in the order of the inputs. With a float32 matrix a token has the same
-bits whatever is multiplied with it; for more than two tokens levels are unpacked first, which
-rounds otherwise.
+XLA's CPU kernels read a float32 matrix well for one token and badly for several, and unpack levels
+of four bits element by element. The kernels here read each panel of 64 outputs once, for any number
+of tokens, and unpack levels in registers. They need `llvmlite`, which compiles `panel_kernels` in
+half a second, or once where a folder keeps the code. Calls do not enter Python. Sums run in float32
+in the order of the inputs. With a float32 matrix a token has the same bits whatever is multiplied
+with it; for more than two tokens levels are unpacked first, which rounds otherwise.
 
 - `NAMES["float"]`: x (M, I), up to three matrices (P, I, 64), float32.
 - `NAMES["attention"]`, `NAMES["attention_few"]`: see `attention`.
@@ -57,7 +56,7 @@ def register(folder: Path | None = None) -> None:
     """Compiles the kernels for the programs of this process.
 
     Args:
-      folder: where their machine code is kept for later processes. None keeps none.
+      folder: where their machine code is kept for later processes. None: not stored.
     """
     threads = threads_per_call()
     if threads not in _engines:  # which own the code
@@ -151,7 +150,7 @@ def _words(levels: Tensor, bits: int, each: int) -> Tensor:
 
 
 def unpacked(levels: Tensor, tables: Tensor, *, inputs: int) -> Tensor:
-    """The matrix (I, O) of what `pack` returns, O a multiple of 64."""
+    """The matrix (I, O) of a result of `pack`, O a multiple of 64."""
     each = inputs // levels.shape[1]
     bits = 32 // each
     parts = torch.stack([levels >> bits * place for place in range(each)], 2) & 2**bits - 1
@@ -181,7 +180,7 @@ def product(x: jax.Array, *panels: jax.Array) -> jax.Array:
 def attention(
     q: jax.Array, k: jax.Array, v: jax.Array, sees: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """`softmax(q kᵀ) v` over the keys that each query sees; 0 where it sees none.
+    """`softmax(q kᵀ) v` over the keys that each query sees; 0 for a query that sees no key.
 
     Args:
       q: (N, M, H, D), float32, with the scale in it; D a multiple of 32.
@@ -249,7 +248,7 @@ def packed(x: jax.Array, levels: jax.Array, tables: jax.Array) -> jax.Array:
 def _called(
     name: str, results: list[jax.ShapeDtypeStruct], x: jax.Array, *weights: jax.Array, inputs: int
 ) -> jax.Array:
-    """The first result of a kernel, which checks nothing itself and needs a token."""
+    """The first result of a kernel, which does no checks itself and needs a token."""
     if x.dtype != jnp.float32 or x.shape[-1] != inputs:
         raise ValueError(f"x must be float32 with {inputs} inputs, got {x.dtype}{x.shape}")
     if not x.size:

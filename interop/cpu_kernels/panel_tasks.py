@@ -1,6 +1,6 @@
-"""How XLA's threads share a product: what XLA calls, and the tasks that it gives them.
+"""How XLA's threads share a product: the function that XLA calls, and the tasks that it gives them.
 
-A handler gives tasks to XLA's threads and computes some itself until none is left. A task is some
+A handler gives tasks to XLA's threads and computes some itself until all are done. A task is some
 outputs for all tokens: a body of `panel_kernels`. Words of the call's frame, of its buffers and of
 XLA's table of functions are as in `cpu_calls`.
 """
@@ -150,7 +150,7 @@ def _matrices() -> str:
 
 
 def handler(kind: Any, threads: int, width: int, schedule_word: int) -> str:
-    """XLA calls it: it gives tasks to XLA's threads, and computes panels until none is left."""
+    """XLA calls it: it gives tasks to XLA's threads, and computes panels until all are done."""
     schedule, word = 8 * schedule_word, _WORD
     text, fields = _job_of(kind, width)
     values = dict.fromkeys(_POINTERS, "null") | dict.fromkeys(_NUMBERS, "0")

@@ -68,7 +68,7 @@ def _blocks(
     geometry: Geometry,
     padding: Sequence[int],
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Windows of images, a view (n, *sides, *kernel, C), and what meets them, (n, *sides, O).
+    """Windows of images, a view (n, *sides, *kernel, C), and their partners, (n, *sides, O).
 
     Whole images together, or parts of one image along its first side.
     """

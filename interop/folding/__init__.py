@@ -1,5 +1,5 @@
 """Lane folding: columns of narrow images side by side in the lanes of a TPU.
 
-`policy` says what is folded, `rules` how each operator is computed then, `layout` what a folded
-image is. `rules.FoldingRewriter` is what a trace calls.
+`policy` decides which operators are folded, `rules` how each is then computed; `layout` defines a
+folded image. A trace calls `rules.FoldingRewriter`.
 """

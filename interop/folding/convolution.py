@@ -30,9 +30,9 @@ again where one without is needed."""
 FEW = 8
 """Pairs of input and output channels up to which a folded kernel is made by a product."""
 PIECES = 3
-"""Parts from which on the gradients of a kernel of one pixel are made part by part. Of SPAN's four
-that saves 0.9 of 20 M cycles; MSHNet joins two, for another convolution to read as well, and would
-take 2 of 64 M more, and 220 MiB."""
+"""Parts from which on the gradients of a kernel of one pixel are made part by part. For SPAN's four
+convolutions that saves 0.9 of 20 M cycles; MSHNet joins two, for another convolution to read as
+well, and would take 2 of 64 M more, and 220 MiB."""
 
 
 def convolve_folded(
@@ -167,8 +167,8 @@ def _joined(
 ) -> jax.Array:
     """`run(pieces side by side, kernel)`, whose gradients are made piece by piece.
 
-    A kernel of one pixel computes little for what it moves: the gradient of the whole would be
-    written side by side and cut apart again.
+    A kernel of one pixel computes little for the memory that it moves: the gradient of the whole
+    would be written side by side and cut apart again.
     """
     stops = np.cumsum([piece.shape[3] for piece in pieces])[:-1]
 
@@ -223,7 +223,7 @@ def folded_kernel(
             p.swapaxes(2, 3).reshape(height, len(distance), -1, out_fold * outputs) for p in pieces
         ]
         return jnp.concatenate(pieces, axis=2), -first
-    # A copy of every tap for each pair of columns, of which one tap or none is kept. Copies and
+    # A copy of every tap for each pair of columns, of which at most one is kept. Copies and
     # comparisons, because a TPU has no quick way to move weights about within tiles.
     taps = weight.transpose(3, 2, 1, 0)
     taps = jnp.concatenate([p for p in cut(taps, parts, axis=2) for _ in range(fold)], axis=2)

@@ -1,7 +1,7 @@
 """Operations on folded images that take one element at a time.
 
 For the gradient two things are recomputed, not stored: maps of one channel repeated for all
-channels, and images that can be computed from what is stored in any case.
+channels, and images that can be computed from arrays that are stored in any case.
 """
 
 import dataclasses
@@ -63,7 +63,7 @@ def pointwise(
     kwargs: dict[str, Any],
     meta: torch.Tensor,
 ) -> Folded | Shuffled | None:
-    """The rule of all such operations: images in one layout, and what broadcasts against them."""
+    """The rule of all such operations: images in one layout, and arrays that broadcast."""
     entry = resolve(func)
     if entry.kind not in LANEWISE or entry.function is None:
         return None
@@ -75,8 +75,8 @@ def pointwise(
     result = _on_shuffled(lowered, tensors, shape, args, kwargs)
     if result is not None:
         return result
-    # What is held now: a write may replace it before anybody asks for it without offset.
-    # By position, not identity: the order of what a gradient keeps is part of the program.
+    # The present value: a write may replace it before the value without offset is needed. By
+    # position, not identity: the order of a gradient's stored values is part of the program.
     position: dict[int, int] = {}
     for tensor in tensors:
         position.setdefault(id(tensor), len(position))
@@ -175,7 +175,7 @@ def _in_lanes(value: Any, like: Folded) -> jax.Array | _Map:
     if isinstance(value, Folded):
         if value.channels == like.channels:
             return _laid_out(value, like).array
-        # What made it is known here alone.
+        # Its origin is known only here.
         same_layout = (value.fold, value.offset) == (like.fold, like.offset)
         return _Map(value if same_layout else aligned(value))
     if value.ndim == 0:
@@ -203,7 +203,7 @@ def _with_maps(
     """`run`, with maps repeated for each channel.
 
     A gradient repeats them anew: kept as they are here, they would be as large as the image. So it
-    makes those of the `images` which have a recipe.
+    makes the `images` that have a recipe.
     """
 
     recipes = {k: image.recipe for k, image in images.items() if image.recipe is not None}

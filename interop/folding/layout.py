@@ -9,10 +9,10 @@ arrays side by side. After a concatenation there are several such parts.
 Where f does not divide W the last group is padded with columns of any finite values; `cleaned`
 makes them zero before they could reach a real one.
 
-The first group may begin with such columns too: `offset` of them. A 3 × 3 kernel over groups of
+The first group may also begin with such columns: `offset` of them. A 3 × 3 kernel over groups of
 two columns reads four columns for a group of results. Where results are grouped like the input,
-these lie in three groups, and half of what is multiplied is zeros; where they are grouped one
-column further left or right, they fill two.
+these lie in three groups, and half of the factors are zeros; where they are grouped one column
+further left or right, they fill two.
 """
 
 import dataclasses
@@ -57,7 +57,8 @@ class Folded(DeferredArray):
     offset: int = 0
     """Columns before the image's first in its group."""
     maker: "Maker | None" = dataclasses.field(default=None, compare=False, repr=False)
-    """How it was made, for what needs it in another layout. JAX's transformations drop it."""
+    """How it was made, for operations that need it in another layout. JAX's transformations drop
+    it."""
     recipe: "Recomputation | None" = dataclasses.field(default=None, compare=False, repr=False)
     """For a gradient that recomputes it instead of storing it. Dropped likewise."""
 
@@ -166,10 +167,10 @@ class Maker:
     """How an image was made.
 
     Args:
-      aligned: makes it without offset, moving nothing.
-      arranged: what a convolution leaves here. Called with a function that reorders the outputs of
-        its weight, and with parts, it makes the same in that order, without offset. Returns it
-        without the bias, and the bias in that order, or None.
+      aligned: makes it without offset, if no pixel has to move.
+      arranged: the arrangement that a convolution leaves. Called with a function that reorders the
+        outputs of its weight, and with parts, it makes the same in that order, without offset.
+        Returns it without the bias, and the bias in that order, or None.
       sources: of the images it was made of, pixel by pixel.
     """
 
@@ -420,7 +421,7 @@ def largest_pixel(x: Folded, *, batch: bool) -> jax.Array:
 
 
 def shifted(x: Folded, by: int, *, offset: int | None = None) -> Folded:
-    """The image whose column m is column m + `by`; zero where there is none.
+    """The image whose column m is column m + `by`; zero beyond the edge.
 
     A convolution over groups with ones and zeros, which is exact: pieces of lanes cut out and put
     elsewhere would fill no tile of a TPU, neither here nor in the gradient.

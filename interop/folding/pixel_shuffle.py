@@ -76,7 +76,7 @@ class Shuffled(DeferredArray):
         """(N, C, H·factor, W·factor).
 
         A network's output has few channels, and moves at far fewer cycles as rows first and then as
-        columns. Where there is a gradient that is no cheaper, and it goes the way of `settled`.
+        columns. With a gradient that is not cheaper, so `settled` computes it.
         """
         if self.array.shape[3] > LANES:
             return unfold(self.settled())
@@ -105,7 +105,7 @@ class Shuffled(DeferredArray):
         return len(shape) in (3, 4) and tuple(shape[-3:]) == (self.channels, 1, 1)
 
     def in_lanes(self, array: jax.Array) -> jax.Array:
-        """An array that `fits`, to be put beside `array`."""
+        """An array that `fits`, to be concatenated with `array`."""
         if array.size == 1:
             return array.reshape(())
         return jnp.tile(array.ravel(), self.places)
@@ -126,7 +126,7 @@ def convolve_shuffled(
     keeps = all(side == 2 * pad + 1 for side, pad in zip(sides, padding, strict=True))
     if not keeps or outputs * x.places > LANES:
         return None
-    # Of each pair of places in a group and another one, the tap between them, or none.
+    # For each pair of places in a group and another one, the tap between them, if there is one.
     taps, reach = [], []
     extents = (x.factor, x.fold * x.factor)
     for positions, extent, pad in zip(x.rows_and_columns(), extents, padding, strict=True):

@@ -72,7 +72,7 @@ class LaneFolding:
         columns = self.fold_of(outputs) * stride
         if current is not None:
             if current * inputs > LANES and current * outputs > 2 * LANES:
-                # Wider than the lanes on both sides, what is added is multiplication by zero.
+                # If both sides are wider than the lanes, folding only adds multiplications by zero.
                 return self._fitting(max(self.fold_of(inputs), self.fold_of(outputs)), width)
             further = columns > current and columns * inputs <= _MOVED
             return self._fitting(columns, width) if further else current
@@ -121,7 +121,7 @@ def choose_folding(choice: Choice, device: Any) -> LaneFolding | None:
 
 
 def _folds(device: Any) -> Mapping[int, int]:
-    """The table of a device's chip; a TPU that has none is named in a warning."""
+    """The table of a device's chip; a warning names a TPU without a table."""
     chip = chip_of(device.device_kind)
     if chip is not None and chip.name in FOLDS:
         return FOLDS[chip.name]

@@ -63,7 +63,7 @@ def enlarge(
 
 
 def _phases(taps: Taps, factor: int) -> list[dict[int, np.ndarray]]:
-    """For each of `factor` pixels made of one: what of which neighbour, pixel by pixel."""
+    """For each of the `factor` pixels made of one: weights of its neighbours, pixel by pixel."""
 
     def weights(phase: int) -> dict[int, np.ndarray]:
         weight = taps.weight[phase::factor]

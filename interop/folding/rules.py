@@ -230,7 +230,7 @@ def _first_largest_jvp(
     primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]
 ) -> tuple[jax.Array, jax.Array]:
     best, index = _first_largest(primals)
-    # XLA would keep what the comparisons gave, a byte for each, instead of one.
+    # XLA would keep the results of the comparisons, a byte for each, instead of one.
     index = jax.lax.optimization_barrier(index)
     total = tangents[0]
     for k, tangent in enumerate(tangents[1:], 1):
@@ -314,7 +314,7 @@ def _enlarging(method: str, aligns: bool) -> Rule:
             array = resize_images(image.array, size, scales, method, align, axes=(1, 2))
             return Folded(array, image.parts, size[1], 1)
         if not isinstance(image, Folded):
-            # Wide images enter here where the result is what folding is for.
+            # Wide images enter here if the result is narrow enough to gain from folding.
             ratio = size[1] // image.shape[3]
             is_wide = folding.fold_of(image.shape[1]) == 1
             if ratio < 2 or not is_wide or ratio * image.shape[1] > WIDE_LANES:

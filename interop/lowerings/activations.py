@@ -126,8 +126,8 @@ def glu(x: jax.Array, dim: int = -1) -> jax.Array:
 
 
 def _gelu_slope(x: jax.Array, _: jax.Array) -> jax.Array:
-    # 1 - erf(-x), not 1 + erf(x): XLA would keep what both have in common from the forward pass to
-    # the backward pass in memory, several arrays as large as x. Its fusions are faster.
+    # 1 - erf(-x), not 1 + erf(x): XLA would keep common parts of both in memory between the forward
+    # and the backward pass, several arrays as large as x. Its fusions are faster.
     cdf = 0.5 * (1 - lax.erf(-x * math.sqrt(0.5)))
     return cdf + x * (jnp.exp(-0.5 * x * x) / math.sqrt(2 * math.pi))
 
@@ -146,7 +146,7 @@ _log_sigmoid = with_partials(
 
 @lowers(aten.log_sigmoid_forward.default)
 def log_sigmoid(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """And what torch's backward takes from it. It is smooth at 0, where its terms are not."""
+    """The function and the values that torch's backward needs; smooth at 0, unlike its terms."""
     wide = widened(x)
     return _log_sigmoid(wide).astype(x.dtype), jnp.exp(-jnp.abs(lax.stop_gradient(x)))
 

@@ -1,4 +1,4 @@
-"""Moments of each channel, and values of channels at every pixel: what normalisations consist of.
+"""Moments of each channel, and values of channels at every pixel: the parts of normalisations.
 
 `affine` and `dots`, `spread` and `channel_sums` are each other's transpose. So a gradient asks for
 all its sums over pixels at once, and on CPUs torch computes them (`interop/cpu_kernels`): XLA's

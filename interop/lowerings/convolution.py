@@ -367,7 +367,7 @@ def general_convolution(
     rhs = tuple(rhs_dilation or (1,) * n)
     padding = [(int(low), int(high)) for low, high in padding]
 
-    # Of a stride, the input gradient is dilated by it, and padded by as much as this one lacks.
+    # The input gradient is dilated by the stride, and padded by as much as this one lacks.
     strided = [i for i in range(n) if (taps[i], stride[i], rhs[i], padding[i][0]) == (2, 2, 1, 1)]
     if 0 < len(strided) < n:
         zeros = [(0, 0, 0)] * x.ndim

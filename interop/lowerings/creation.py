@@ -53,7 +53,7 @@ def new_empty(
 def new(
     x: jax.Array, size: Sequence[int], value: ArrayLike, *, dtype: torch.dtype | None
 ) -> jax.Array:
-    """An array of one number, in the dtype of `x` where none is given."""
+    """An array of one number; its dtype defaults to that of `x`."""
     return jnp.full(size, value, x.dtype if dtype is None else to_jax_dtype(dtype))
 
 

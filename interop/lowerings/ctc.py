@@ -95,8 +95,8 @@ def ctc_loss(
 
 
 _Labels = tuple[jax.Array, jax.Array, jax.Array]
-"""Targets, input lengths and target lengths. As arguments, not in a closure: of a jitted function
-the derivative is traced when what a closure held is gone."""
+"""Targets, input lengths and target lengths. Arguments, not a closure: the derivative of a jitted
+function is traced when the values of a closure are gone."""
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))

@@ -135,7 +135,7 @@ def sgn(x: jax.Array) -> jax.Array:
     if x.dtype == jnp.bool_:
         return x
     if not jnp.iscomplexobj(x):
-        return (x > 0).astype(x.dtype) - (x < 0).astype(x.dtype)  # 0 of NaN and of -0, too
+        return (x > 0).astype(x.dtype) - (x < 0).astype(x.dtype)  # NaN and -0 also give 0
     size = jnp.abs(x)
     return jnp.where(size == 0, 0, x / jnp.where(size == 0, 1, size))
 

@@ -28,11 +28,11 @@ Comparison = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def equal(x: jax.Array, y: jax.Array) -> jax.Array:
-    """x == y, of what both are in their own dtype.
+    """x == y, for both in their own dtype.
 
-    XLA computes bfloat16 in float32, and rounds only what it writes to memory. A maximum that was
-    written is equal to none of the products that it was found among, where these are made again:
-    its gradient would be divided by a count of zero.
+    XLA computes bfloat16 in float32, and rounds only results that it writes to memory. A maximum
+    that was written is equal to none of the products that it was found among, where these are made
+    again: its gradient would be divided by a count of zero.
     """
     return rounded(x) == rounded(y)
 
@@ -72,7 +72,7 @@ def sharing(
     Args:
       array: the elements.
       largest: finds the largest, or the smallest.
-      spread: of an array like the result, what broadcasts against the elements.
+      spread: makes an array like the result broadcast against the elements.
       total: sums over the elements for each of the results, in float32 at least.
     """
 
@@ -296,7 +296,7 @@ def topk(
         order = lax.stop_gradient(jnp.where(is_nan(rows), -jnp.inf, -rows))
         indices = lax.top_k(order, k)[1]
         values = jnp.take_along_axis(rows, indices, -1)
-    else:  # the negative of the least integer is none
+    else:  # the negative of the least integer overflows
         values, indices = lax.top_k(~rows, k)
         values = ~values
     return jnp.moveaxis(values, -1, dim), jnp.moveaxis(indices, -1, dim)

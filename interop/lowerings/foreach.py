@@ -17,7 +17,7 @@ _FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "norm": lambda x, ord=2, dtype=None: torch.linalg.vector_norm(x, ord, dtype=dtype),
     "zero": torch.zeros_like,
 }
-"""Those that torch has under another name, or with other arguments."""
+"""Operators that torch has under another name, or with other arguments."""
 
 
 def _one_by_one(name: str, function: Callable[..., torch.Tensor]) -> None:

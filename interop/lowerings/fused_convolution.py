@@ -1,9 +1,10 @@
-"""A convolution with what is done to each of its pixels afterwards, as one operation.
+"""A convolution with later operations on each of its pixels, as one operation.
 
 `with_followers` finds them in a program: a convolution, its bias, and an activation or a sum with
-another array, where nothing else reads what lies between. On CPUs torch then writes the result in
-one pass, instead of two or three over arrays larger than a cache. Elsewhere, and in derivatives, it
-is the operations that it was made of. For inference: a gradient needs what lies between.
+another array, if no other operation reads the intermediate results. On CPUs torch then writes the
+result in one pass, instead of two or three over arrays larger than a cache. Elsewhere, and in
+derivatives, it is the operations that it was made of. For inference: a gradient needs the
+intermediate results.
 """
 
 import collections
@@ -35,7 +36,7 @@ FOLLOWERS: dict[str, Callable[..., jax.Array]] = {
 
 
 def with_followers(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The same program, its convolutions fused with what follows them."""
+    """The same program, with convolutions and their followers fused."""
     jaxpr, readers = closed.jaxpr, readers_of(closed)
     eqns: list[JaxprEqn | None] = list(jaxpr.eqns)
     for i, convolution in enumerate(jaxpr.eqns):

@@ -1,4 +1,4 @@
-"""Functions for inference, their convolutions fused with what lies around them."""
+"""Functions for inference, with convolutions fused with their neighbours."""
 
 import functools
 from collections.abc import Callable
@@ -14,7 +14,7 @@ ResultT = TypeVar("ResultT")
 
 
 def fused(function: Callable[..., ResultT]) -> Callable[..., ResultT]:
-    """The same function, its convolutions fused with what precedes and what follows them."""
+    """The same function, with convolutions fused with the operations before and after them."""
 
     @functools.wraps(function)
     def run(*args: Any) -> ResultT:

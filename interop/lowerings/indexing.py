@@ -143,7 +143,7 @@ def _setitem(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> None:
 def _rows(weight: jax.Array, index: jax.Array) -> jax.Array:
     if index.size != 1:
         return weight[index]
-    # XLA reads one row with a slice. Of a table split over GPUs it then gathers the whole table,
+    # XLA reads one row with a slice. From a table split over GPUs it then gathers the whole table,
     # while each device looks up its share of two rows.
     twice = jnp.concatenate([index.reshape(1), index.reshape(1)])
     return weight[twice][:1].reshape(*index.shape, *weight.shape[1:])
@@ -187,7 +187,7 @@ def gather(x: jax.Array, dim: int, index: jax.Array, *, sparse_grad: bool = Fals
     del sparse_grad
     if not x.ndim or not index.size:
         return jnp.broadcast_to(x.reshape(-1)[:1], index.size).reshape(index.shape)
-    # torch counts none from the end here.
+    # torch does not count from the end here.
     return x.at[_places(dim, index)].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
@@ -345,7 +345,7 @@ def masked_scatter(x: jax.Array, mask: jax.Array, source: jax.Array) -> jax.Arra
 def _overwritten(x: jax.Array, values: jax.Array, write: _Write, add: _Write) -> jax.Array:
     """`write(x, values)` with torch's gradient, the transpose of a sum.
 
-    It is read where values were written, also of those that a later one of the same index replaced.
+    It is read where values were written, even if a later write to the same index replaced them.
     """
 
     x, values = jnp.asarray(x), jnp.asarray(values)  # outside of jit they may be literals
@@ -434,10 +434,10 @@ def _places(dim: int, index: jax.Array) -> tuple[jax.Array, ...]:
 def _scatter_prod(
     x: jax.Array, dim: int, index: jax.Array, source: jax.Array, include_self: bool
 ) -> jax.Array:
-    """Products; the gradient of an element is the product of the others, zeros among them too.
+    """Products; the gradient of an element is the product of the others, even if there are zeros.
 
-    Zeros are multiplied apart: one is their sum, and of two the product is half of what the square
-    of the sum has more than the squares.
+    Zeros are multiplied apart: one is their sum; the product of two is half the difference of the
+    sum's square and the squares.
     """
     source, place = _scattered(source, dim, index)
     source = source.astype(x.dtype)

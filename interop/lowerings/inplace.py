@@ -47,7 +47,7 @@ _OVERLOADS = {
 def _reshape_in_place(
     trace: Trace, func: torch._ops.OpOverload, args: tuple, kwargs: dict
 ) -> JaxTensor:
-    """A new shape for the same tensor object: it becomes a view of what it was."""
+    """A new shape for the same tensor object: it becomes a view of its old value."""
     target = args[0]
     if target.views:
         raise UnsupportedTorchError(

@@ -29,7 +29,7 @@ def layer_norm(
 ) -> tuple[JaxTensor, ...]:
     """Later readers of the input also read the stored array."""
     x: JaxTensor = args[0] if args else kwargs["input"]
-    # A transposed view is what convolutions made, whose results are stored anyway.
+    # A transposed view comes from convolutions, whose results are stored anyway.
     is_stream = (
         x.meta.untyped_storage().nbytes() // x.element_size() == x.numel() >= _LEAST_STORED
         and x.meta.is_contiguous()

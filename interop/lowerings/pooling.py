@@ -98,7 +98,7 @@ def _avg_pool(
     for size, k, s, p in zip(x.shape[-ndim:], kernel, stride, padding, strict=True):
         starts = np.arange(_windows(size, k, s, p, 1, ceil_mode)) * s - p
         sides.append((p, max(0, int(starts[-1]) + k - size)))
-        # In ceil mode a window may reach over the padding; what is there counts in no way.
+        # In ceil mode a window may extend beyond the padding; those positions do not count.
         first, last = (starts, size + p) if count_include_pad else (np.maximum(starts, 0), size)
         sizes = sizes[..., None] * (np.minimum(starts + k, last) - first)
     lead = (1,) * (x.ndim - ndim)

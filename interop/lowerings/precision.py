@@ -5,6 +5,6 @@ from jax import lax
 
 
 def matmul_precision() -> lax.Precision | None:
-    """As for JAX's own products, what was set while the program was traced."""
+    """As for JAX's own products, the setting at the time of tracing."""
     precision = jax.config.jax_default_matmul_precision
     return None if precision is None else lax.Precision(precision)

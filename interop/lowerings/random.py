@@ -116,7 +116,7 @@ def _random_in_place(
             func(torch.empty(0, dtype=target.dtype), *args[1:], **kwargs)  # or torch's own error
     dtype = to_jax_dtype(target.dtype)
     value = _draw(func, trace.next_key(), tuple(target.shape), dtype, args, kwargs)
-    # A draw has no gradient to what it overwrites.
+    # A draw has no gradient to the values that it overwrites.
     trace.write(target, value, False)
     return target
 

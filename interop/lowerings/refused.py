@@ -1,7 +1,7 @@
 """Refusals: operators and torch functions that JAX would compute differently, and workarounds.
 
-Also what torch itself computes, of known values only, and torchax's lowerings that are not used.
-A new refusal is one line of a table here.
+Also lists operators that torch itself computes, of known values only, and torchax's lowerings that
+are not used. A new refusal is one line of a table here.
 """
 
 import torch

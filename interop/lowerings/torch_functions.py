@@ -182,7 +182,7 @@ def _rrelu_of(
 
 
 def _linear_cross_entropy(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
-    """Without `options`: by chunks torch computes gradients in forward, of what requires them."""
+    """Without `options`: with chunks, torch computes required gradients in forward."""
     if kwargs.get("options") is None:
         return func(*args, **kwargs)
     dtype = (args[0] if args else kwargs["input"]).dtype

@@ -2,8 +2,8 @@
 
 jaxlib 0.10 solves them with LAPACK, each call on a thread of XLA's pool, which then waits for
 matrices that it queued in the same pool. Where as many calls run side by side as the pool has
-threads (two layers, or two simulated devices on two cores), none ever ends. This rule
-applies to every JAX program of the process, and differentiates as JAX's primitive does.
+threads (two layers, or two simulated devices on two cores), all wait for ever. This rule applies to
+every JAX program of the process, and differentiates as JAX's primitive does.
 """
 
 import jax

@@ -1,4 +1,4 @@
-"""`torch.view_copy`, `as_strided_copy` and the like: copies of what the view of that name shows."""
+"""`torch.view_copy`, `as_strided_copy` and the like: copies of the view of that name."""
 
 from collections.abc import Callable
 from typing import Any

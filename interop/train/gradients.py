@@ -1,8 +1,8 @@
 # pyright: reportUnknownMemberType=false
 """Loss and gradient of one player of a phase, on one batch or summed over its slices.
 
-A phase's `share` runs once; each player differentiates its own loss, and through what is shared
-where `Player.through_shared` says so. The protocol is `jaxsr.interop.train.objective`.
+A phase's `share` runs once; each player differentiates its own loss, and through the shared results
+if `Player.through_shared` says so. The protocol is `jaxsr.interop.train.objective`.
 """
 
 import functools
@@ -269,7 +269,7 @@ class PhaseGradients:
         return buffers | self._cast(self._frozen(buffers))
 
     def _with_frozen(self, new: Arrays, old: Arrays) -> Arrays:
-        """The buffers after a call, with frozen parameters as they were: their casts are none.
+        """The buffers after a call, without the casts of frozen parameters, which are not updates.
 
         Raises:
           UnsupportedTorchError: the call wrote one, such as a teacher's moving average, in a dtype

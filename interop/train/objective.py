@@ -6,8 +6,8 @@ parameters and buffers, the torch engine directly. It imports torch only.
 
 One step of a phase, in both engines:
 
-1. `shared = getattr(objective, phase.share)(batch)` runs once. It is what the players' losses have
-   in common, usually the generator's output.
+1. `shared = getattr(objective, phase.share)(batch)` runs once. It computes the common part of the
+   players' losses, usually the generator's output.
 2. Each player in turn: `loss, metrics = getattr(objective, player.loss)(shared, batch)`, then one
    optimiser step on the parameters of `player.network` alone. A player that does not learn through
    `shared` sees it detached; later players see the earlier ones' updated parameters.
@@ -98,8 +98,8 @@ def check_objective(objective: Objective) -> None:
             except AttributeError as error:
                 names = ", ".join(name for name, _ in objective.named_children())
                 raise InputError(
-                    f"the phase {phase.name!r} of {kind} trains {player.network!r}, which is no "
-                    f"network of it; it has {names or 'none'}"
+                    f"the phase {phase.name!r} of {kind} trains {player.network!r}, which {kind} "
+                    f"does not have; its networks are {names or 'none'}"
                 ) from error
             if not any(p.requires_grad for p in network.parameters()):
                 raise InputError(
@@ -110,7 +110,7 @@ def check_objective(objective: Objective) -> None:
 
 
 def refuse_write(objective: object, method: str, name: str | None) -> None:
-    """Refuses a method that wrote into what a later method of the step reads.
+    """Refuses a method that wrote into tensors that a later method of the step reads.
 
     Args:
       objective: the objective, for the error.
@@ -128,7 +128,7 @@ def refuse_write(objective: object, method: str, name: str | None) -> None:
 
 
 def checked_loss(result: Any, method: str) -> tuple[Any, dict[str, Any]]:
-    """A player's loss and what it reports, of either engine.
+    """A player's loss and its metrics, of either engine.
 
     Args:
       result: of the player's method.
@@ -147,8 +147,8 @@ def checked_loss(result: Any, method: str) -> tuple[Any, dict[str, Any]]:
         )
     if not isinstance(reported, Mapping):
         raise InputError(
-            f"{method} of the objective returned {type(reported).__name__} beside the loss; return "
-            "a dictionary of scalars to log"
+            f"{method} of the objective returned {type(reported).__name__} with the loss; return a "
+            "dictionary of scalars to log"
         )
     figures = dict(cast(Mapping[str, Any], reported))
     if taken := [name for name in STEP_METRICS if name in figures]:

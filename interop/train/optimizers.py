@@ -25,8 +25,7 @@ from jaxsr.interop.train.packing import norm
 class Elementwise(optax.GradientTransformationExtraArgs):
     """An optimiser to which it does not matter how its elements are shared out among arrays.
 
-    It updates each by itself, or by what all of them have in common, as clipping by the global norm
-    does.
+    It updates each by itself, or by a common value of all, as clipping by the global norm does.
     """
 
 
@@ -67,7 +66,7 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
 
 
 def _of_optax(name: str) -> tuple[Any, list[str]]:
-    """A function of optax as `optax:lion` names it, and its parameters; none where it has none."""
+    """A function of optax by its name `optax:lion`, and its parameters, which may be empty."""
     where, _, attribute = name.partition(":")
     function: Any = getattr(importlib.import_module(where), attribute, None)
     return function, list(inspect.signature(function).parameters) if callable(function) else []
@@ -151,7 +150,7 @@ def make_optimizer(
 
 
 def _counting() -> optax.GradientTransformation:
-    """Changes nothing; its state is what `updates_done` reads."""
+    """Changes nothing; `updates_done` reads its state."""
     return optax.scale_by_schedule(lambda count: 1.0)
 
 

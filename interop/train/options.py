@@ -16,21 +16,21 @@ _OF_OPTAX = r"optax(\.contrib)?:[a-z]\w*"
 
 
 def _one_of(known: tuple[str, ...], default: str) -> Any:
-    """A field of one of these names, which shells complete, or of one of optax by the pattern."""
+    """Field for one of these names, which shells complete, or for a name of optax."""
     pattern = f"^({'|'.join(known)}|{_OF_OPTAX})$"
     return field(default=default, metadata={"names": known, "pattern": pattern})
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """An optimiser, its schedule and its clipping; both engines build theirs from it."""
+    """Optimiser, schedule and clipping, for both engines."""
 
     optimizer: str = _one_of(OPTIMIZERS, "adamw")
-    """Update rule: adam, adamw, sgd or adagrad, as torch.optim defines it; or in JAX one of optax
-    by its name: optax:lion, optax.contrib:muon."""
+    """Update rule: adam, adamw, sgd or adagrad, as in torch.optim; or, in JAX, a rule of optax by
+    its name: optax:lion, optax.contrib:muon."""
     optimizer_args: str = ""
-    """Arguments of a rule of optax as a JSON object: {"b2": 0.98}. The rule gets lr, and
-    weight_decay where it takes one."""
+    """Arguments of an optax rule, as a JSON object: {"b2": 0.98}. The rule gets lr, and
+    weight_decay if it takes it."""
     lr: float = number(1e-4, above=0)
     """Peak learning rate."""
     betas: tuple[float, float] = number((0.9, 0.999), least=0, below=1)
@@ -46,24 +46,25 @@ class OptimizerConfig:
     nesterov: bool = False
     """SGD with Nesterov's momentum."""
     schedule: str = _one_of(SCHEDULES, "constant")
-    """Learning rate over the run: constant; a half cosine down to `final_lr`, or exponential; times
-    `gamma` at each of `milestones` (multistep); constant, then straight down over the last
-    `decay_share` of the run (wsd); or one of optax by its name: optax:cosine_onecycle_schedule."""
+    """Learning rate over the run: constant; cosine or exponential, falling to --final-lr;
+    multistep, multiplied by --gamma at each of --milestones; wsd, constant, then linear to
+    --final-lr over the last --decay-share of the run; or a schedule of optax by its name:
+    optax:cosine_onecycle_schedule."""
     schedule_args: str = ""
-    """Arguments of a schedule of optax as a JSON object: {"pct_start": 0.2}. Its peak or first
-    value is lr, and it lasts as long as the run, where these arguments state nothing else."""
+    """Arguments of an optax schedule, as a JSON object: {"pct_start": 0.2}. Unless they say
+    otherwise, its peak or first value is --lr, and it lasts as long as the run."""
     warmup_steps: int = number(0, least=0)
     """Updates over which the learning rate rises linearly from 0."""
     final_lr: float = number(0.0, least=0)
     """Learning rate at the end of cosine, exponential and wsd."""
     milestones: tuple[float, ...] = number((), above=0)
-    """multistep: updates, or below 1 shares of the run."""
+    """With multistep: numbers of updates or, below 1, shares of the run."""
     gamma: float = number(0.5, above=0, most=1)
-    """multistep: factor of the learning rate at each milestone."""
+    """With multistep: factor of the learning rate at each milestone."""
     decay_share: float = number(0.2, above=0, most=1)
-    """wsd: part of the run over which the learning rate falls."""
+    """With wsd: share of the run over which the learning rate falls."""
     clip_norm: float | None = number(None, above=0)
-    """Largest global norm of one network's gradient. Default: gradients are left alone."""
+    """Largest global norm of one network's gradient. Default: no clipping."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -106,7 +107,7 @@ def _check_named(option: str, name: str, known: tuple[str, ...], arguments: str)
 
 
 def json_object(option: str, text: str) -> dict[str, Any]:
-    """The values of an option that is a JSON object; empty text has none.
+    """Parses an option that is a JSON object; empty text gives no values.
 
     Raises:
       InputError: it is not a JSON object.
@@ -122,19 +123,19 @@ def json_object(option: str, text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class StepConfig:
-    """Options of the step beyond the objective."""
+    """Options of the step, in addition to the objective."""
 
     batch_norm: Literal["global", "local"] = "global"
     """Statistics over the global batch, or over each device's rows."""
     accumulate: int = number(1, least=1)
-    """Slices a batch is cut into; gradients are averaged over them before the update."""
+    """Number of slices of a batch; gradients are averaged over them before the update."""
     ema: float = number(0.0, least=0, below=1)
-    """Decay of the moving average of the exported network's parameters; 0 keeps none."""
+    """Decay of the moving average of the exported network's parameters; 0 turns it off."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Dtype that the players' networks compute in; parameters, losses and updates stay float32."""
+    """Dtype of the networks' computation; parameters, losses and updates stay float32."""
     lane_folding: Literal["auto", "on", "off"] = "auto"
-    """Narrow convolutions with columns folded into a TPU's lanes; auto: on TPUs, and channels last
-    on CPUs."""
+    """Fold columns into a TPU's lanes in narrow convolutions. auto: on TPUs; on CPUs, channels
+    last."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -148,10 +149,10 @@ class StepConfig:
         return self.batch_norm == "local" or (self.dtype != "float32" and model_devices == 1)
 
     def check_fits(self, mesh: Mapping[str, int]) -> None:
-        """Refuses a mesh of these sizes where the step cannot run on it.
+        """Refuses a mesh of these sizes if the step cannot run on it.
 
         Raises:
-          ValueError: local BatchNorm with parameters that are split.
+          ValueError: local BatchNorm with split parameters.
         """
         split = {axis: size for axis, size in mesh.items() if axis != "data" and size > 1}
         if self.batch_norm == "local" and split:

@@ -52,7 +52,7 @@ class Packing:
     structure: Any
     """Structure of the tree, as `jax.tree` has it."""
     small: dict[int, jax.ShapeDtypeStruct]
-    """The packed leaves by number; nothing is packed where there are none."""
+    """The packed leaves by number; if empty, nothing is packed."""
 
     @classmethod
     def of(cls, tree: PyTree, mesh: Mesh) -> "Packing":

@@ -12,7 +12,7 @@ device normalises with its own rows, and one all-reduce a player averages gradie
 statistics and metrics together. In that mode a loss must be a mean over samples, as
 `jaxsr.interop.train.objective` asks; the other does not care.
 
-Gradients are summed over the devices in float32. Left to itself XLA sums those of bfloat16 networks
+Gradients are summed over the devices in float32. By default XLA sums gradients of bfloat16 networks
 in bfloat16, so these run under `shard_map` in both modes, `global` with BatchNorm's statistics
 exchanged in every layer. Parameters split over `fsdp` are the exception: there XLA partitions, and
 sums in bfloat16, as it does with those split over `tensor`.
@@ -49,7 +49,7 @@ _wrap_key = cast(Callable[[jax.Array], jax.Array], jax.random.wrap_key_data)  # 
 
 
 class TrainState(flax.struct.PyTreeNode):
-    """All that a run consists of, as one checkpoint holds it.
+    """The complete state of a run, saved as one checkpoint.
 
     Attributes:
       step: steps done.
@@ -180,7 +180,8 @@ def convert(
 def _refuse_tied_networks(model: JaxModule, networks: set[str]) -> None:
     """Refuses trained parameters that a player's network shares with modules outside it.
 
-    A player's optimiser moves what has the network's name, and a tied parameter has only one.
+    A player's optimiser moves parameters with the network's name, and a tied parameter has only one
+    name.
     """
     for alias, name in model.aliases.items():
         for network in networks:
@@ -223,9 +224,9 @@ def _player_networks(objective: Objective) -> set[str]:
 class TrainStep:
     """One step of a phase, `step(state, batch) -> (state, metrics)`; jit it, donating the state.
 
-    Metrics are scalars by `network/name`: the loss, what the loss reports, `grad_norm` before
-    clipping, `update_norm`, `param_norm` before the update, `lr` where a schedule is given, and for
-    every operation that takes indices one that is out of range, or 0 (`index_rule`).
+    Metrics are scalars by `network/name`: the loss, the metrics that the loss reports, `grad_norm`
+    before clipping, `update_norm`, `param_norm` before the update, `lr` where a schedule is given,
+    and for every operation that takes indices one that is out of range, or 0 (`index_rule`).
 
     Raises:
       ValueError: local BatchNorm on a mesh that splits parameters.
@@ -391,7 +392,7 @@ def _is_sound(metric: str, value: jax.Array) -> jax.Array:
 def _per_device(
     update: Callable[..., Any], mesh: Mesh, *, local_statistics: bool
 ) -> Callable[..., Any]:
-    """Runs `update` on each device's rows, with what joins the devices' results.
+    """Runs `update` on each device's rows, with collectives that join the devices' results.
 
     Args:
       update: takes the state's parts, the batch, the key, `average` and `worst`.

@@ -2,7 +2,7 @@
 """The same training step in plain PyTorch, on CPU or CUDA, eager or compiled.
 
 It takes the objective, the phases, the optimiser configuration and the prepared batches that
-`jaxsr.interop.train.step` takes, so that the two differ in nothing but who computes.
+`jaxsr.interop.train.step` takes, so that the two differ only in the engine.
 """
 
 import contextlib
@@ -181,7 +181,7 @@ class TorchStep:
         except NonFiniteError:
             undo()
             raise
-        except (IndexError, RuntimeError):  # what torch raises for indices, among much else
+        except (IndexError, RuntimeError):  # torch raises it for indices, among much else
             undo()
             self._check_indices(phase_name, batch)
             raise
@@ -204,7 +204,7 @@ class TorchStep:
             return
 
     def _snapshot(self, phase_name: str) -> Callable[[], None]:
-        """Copies what a step may change before a later player's loss fails; returns the way back.
+        """Copies the state that a step may change before a loss fails; returns a way to restore it.
 
         The last player's parameters are not among it: they move after every check.
         """
@@ -244,7 +244,7 @@ class TorchStep:
             for index in range(slices):
                 rows = {name: value[index::slices] for name, value in tensors.items()}
                 common = self._computed(phase.share, rows) if shared is None else shared
-                # A player's own containers, so that no loss finds what another put there.
+                # A player's own containers, so that no loss sees another's entries.
                 common = pytree.tree_map_only(
                     Tensor, _same if player.through_shared else Tensor.detach, common
                 )
@@ -323,7 +323,7 @@ class TorchStep:
     def _count_unused(self, network: str, parameter: nn.Parameter) -> None:
         """Counts an update for a parameter that no loss reached, and that torch leaves alone.
 
-        optax counts those of a network, should another phase use it.
+        optax counts the updates of a network, in case another phase uses it.
         """
         state = self._optimizers[network].state[parameter]
         if not state:
@@ -373,7 +373,7 @@ class TorchStep:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Takes over what `state` returned."""
+        """Replaces the state by a result of `state`."""
         self.step = int(state["step"])
         self.updates_done = {n: int(c) for n, c in state["updates_done"].items()}
         tensors = {n: torch.from_numpy(np.array(a)) for n, a in state["tensors"].items()}
@@ -412,7 +412,7 @@ class TorchStep:
 
 
 def _all_names(module: nn.Module) -> Iterator[str]:
-    """Names of parameters and buffers, all of those that share a tensor."""
+    """Names of parameters and buffers, including all names of a shared tensor."""
     yield from (name for name, _ in module.named_parameters(remove_duplicate=False))
     yield from (name for name, _ in module.named_buffers(remove_duplicate=False))
 

@@ -14,12 +14,12 @@ class BackendSpec:
     engine: Literal["jax", "torch"] = "jax"
     """Engine that computes."""
     platform: Literal["auto", "tpu", "cuda", "cpu"] = "auto"
-    """Platform; `auto` takes the first that the engine finds: TPU (JAX only), CUDA, CPU."""
+    """Platform; auto takes the first that the engine finds: TPU (JAX only), CUDA, CPU."""
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
     """Dtype of weights, activations and cache. float64 is for torch alone, as a reference."""
     precision: Literal["default", "high", "highest", "bfloat16"] = "highest"
-    """Precision of float32 products; `default` lets TPUs multiply in bfloat16 and GPUs in TF32, the
-    likeliest reason why two platforms differ. `bfloat16` (JAX) emulates a TPU on any platform."""
+    """Precision of float32 products. default lets TPUs multiply in bfloat16 and GPUs in TF32, the
+    likeliest reason why two platforms differ. bfloat16 (JAX) emulates a TPU on any platform."""
 
     def __post_init__(self) -> None:
         check_literals(self)

@@ -81,7 +81,7 @@ class Call:
     settings: str = ""
     """The other arguments, as text."""
     source: str = ""
-    """File and line of the model's code that makes the call; empty where it has none."""
+    """File and line of the model's code that makes the call; empty if unknown."""
     program: Replay | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -116,7 +116,7 @@ class Call:
         plain = ("order", "step", "path", "operation", "nth", "settings")
         return cls(
             **{name: row[name] for name in plain},
-            source=str(row.get("source", "")),  # traces of 0.3 and before have none
+            source=str(row.get("source", "")),  # traces of 0.3 and before lack it
             operands=tuple(
                 Operand(kind, name, tuple(shape), dtype)
                 for kind, name, shape, dtype in row["operands"]

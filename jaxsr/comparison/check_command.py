@@ -24,7 +24,7 @@ def run(config: CheckConfig) -> int:
     from jaxsr.runtime.setup import configure_jax
 
     set_status(f"loading {config.model}")
-    configure_jax(config.compile_cache)  # none by default: compiling is timed
+    configure_jax(config.compile_cache)  # no cache by default: compiling is timed
     select_platform(config.platform, simulated_devices=config.devices)
     warnings.simplefilter("ignore")  # of the user's libraries; the page stays one screen
     loaded, (args, kwargs) = load(config)

@@ -60,8 +60,8 @@ def find_fault(
       lane_folding: as for `to_jax`.
 
     Returns:
-      The operation; where none is wrong or can be run alone, the innermost submodule that is wrong,
-      or the module itself.
+      The operation. If no single operation is wrong or can be run alone: the innermost submodule
+      that is wrong, or the module itself.
     """
     quantity = row.name.split()[-1]
     try:

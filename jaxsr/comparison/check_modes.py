@@ -117,7 +117,7 @@ class TorchRuns:
                 for group in _GROUPS:
                     distance = distances(getattr(self.exact, group), getattr(near, group))
                     noise = self._noise[group]
-                    # An infinite distance, as beside a pole, would excuse anything.
+                    # An infinite distance, as near a pole, would excuse any error.
                     finite = {n: v for n, v in distance.items() if math.isfinite(v)}
                     noise |= {n: max(v, noise.get(n, 0.0)) for n, v in finite.items()}
         return self._noise
@@ -154,7 +154,7 @@ class TorchRuns:
 
 
 def attempt(name: str, check: Callable[[], CheckRow], *, required: bool = True) -> CheckRow:
-    """The row that `check` gives; its error is a row too."""
+    """The row that `check` returns; its errors become rows, too."""
     try:
         return check()
     except UserError as error:
@@ -177,7 +177,7 @@ class ModeRows:
 
     rows: list[CheckRow]
     forward: Program | None = None
-    """None where the gradient's program computed the outputs too."""
+    """None if the gradient's program also computed the outputs."""
     gradient: Program | None = None
 
     @property
@@ -195,8 +195,8 @@ def compare_mode(
       jax_runs: the converted module.
       torch_runs: the same mode in torch.
       prefix: of the rows' names.
-      separate: compile forward alone too. Otherwise outputs and buffers are those of the gradient's
-        program where there is one.
+      separate: also compile forward alone. Otherwise outputs and buffers are those of the
+        gradient's program where there is one.
     """
     train = torch_runs.train
     result = ModeRows(rows=[])

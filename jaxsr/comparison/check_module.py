@@ -71,7 +71,7 @@ def check(
       gradients: also check gradients of parameters and inputs.
       vmap: also check `jax.vmap` over the batch.
       mesh: also check a mesh of so many devices; 1 skips that.
-      speed_s: seconds of timing for each program and engine. 0 times nothing, and compares the
+      speed_s: seconds of timing for each program and engine. 0 measures no times, and compares the
         outputs of the gradient's program.
       modules: record the error of every submodule.
       lane_folding: check the program that `to_jax` makes with it.

@@ -9,28 +9,28 @@ from jaxsr.runtime.options import AotOptions, LaneFolding, LaneFoldingOptions, M
 
 @dataclass(frozen=True, kw_only=True)
 class CheckConfig(ModelOptions, LaneFoldingOptions, AotOptions):
-    """Checks that a torch model computes the same in JAX, and what it costs.
+    """Checks that a torch model computes the same in JAX, and measures its cost.
 
-    A class, a library's NAME and a configuration without --weights, and the name of a family of
-    jaxsr, get random weights.
+    Weights are random for a family's name, and for a class, a library's NAME or a configuration
+    without --weights.
     """
 
     input: tuple[str, ...] = ()
     """Inputs as [NAME=][DTYPE:]SIZES[:LIMIT]: 1,3,224,224 or ids=int64:2,16:1000, whole numbers
     below LIMIT. Default: those of the model's library or family."""
     forward_only: bool = False
-    """Leave gradients out."""
+    """Skip gradients."""
     eval_only: bool = False
-    """Leave training mode out."""
+    """Skip training mode."""
     json: bool = False
     """Print one JSON object instead of tables."""
     html: Path | None = None
     """Also write a page with every submodule, coloured by its error, to this file."""
     mesh: str = "2"
-    """Devices of the mesh that is checked, simulated on a CPU; 1 skips that check."""
+    """Number of devices of the mesh to check, simulated on a CPU; 1 skips this check."""
     lane_folding: LaneFolding = "auto"
     """on: check the program whose narrow images are folded into a TPU's lanes. auto, off: the plain
-    program; with aot, auto folds where that chip gains from it."""
+    program; with --aot, auto folds if that chip gains from it."""
 
     def __post_init__(self) -> None:
         if self.engine == "torch":

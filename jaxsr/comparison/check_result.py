@@ -109,7 +109,7 @@ class CheckResult:
 
     @property
     def ok(self) -> bool:
-        """Whether everything required was computed, and nothing differs."""
+        """Whether everything required was computed, and agrees."""
         return self.status == "ok"
 
     @property

@@ -28,13 +28,13 @@ class TraceOptions(BackendSpec, WorkloadOptions):
     """One run to record."""
 
     granularity: Literal["module", "operation"] = "operation"
-    """Record every torch function, or the outputs of every module."""
+    """operation: record every torch function. module: record the outputs of every module."""
     alone: bool = False
-    """In JAX, run every operation by itself instead of the program that users run."""
+    """In JAX, run each operation separately instead of the compiled program."""
     keep: tuple[str, ...] = ()
-    """Patterns of `module:operation` whose tensors are stored whole: `model.layers.3.*:*`."""
+    """Patterns of module:operation whose tensors are stored whole: model.layers.3.*:*."""
     tokens_of: Path | None = None
-    """Feed the tokens of this trace instead of the greedy ones, so that the two stay comparable."""
+    """Feed the tokens of this trace instead of the greedy ones, so that both stay comparable."""
     out: Path = Path("runs/trace")
     """Folder for the trace."""
 
@@ -54,25 +54,25 @@ class EnginesOptions(WorkloadOptions):
     """Two runs to compare."""
 
     a: str = "torch,platform=cpu"
-    """First side: `torch` or `jax`, then dtype=, platform=, precision= as needed; or the folder of
-    a trace with whole tensors (trace --keep '*'), of another machine say."""
+    """First side: torch or jax, then dtype=, platform=, precision= as needed; or the folder of a
+    trace with whole tensors (trace --keep '*'), for example from another machine."""
     b: str = "jax"
     """Second side."""
     model_b: str | None = None
-    """Another model for the second side, of the same family and sizes; quantised weights of
-    language models count as the numbers that they stand for. Default: the same."""
+    """Another model for the second side, of the same family and sizes. Quantised weights of
+    language models are compared by the values that they represent. Default: the same model."""
     quantize_b: Literal["int8", "int4"] | None = None
-    """Quantise the weights of the second side's language model, which then are those numbers."""
+    """Quantise the weights of the second side's language model."""
     reference: bool = False
-    """Also run torch in float64: shows which side is more accurate."""
+    """Also run torch in float64, which shows the more accurate side."""
     within: str = ""
-    """Take local errors only inside this module."""
+    """Compute local errors only inside this module."""
     gradients: bool = False
-    """Also compare the gradients of every operation, and those of the whole step with float64."""
+    """Also compare the gradients of every operation, and those of the whole step with float64's."""
     train: bool = False
-    """In training mode: batch statistics, and the same random numbers on both sides."""
+    """Use training mode: batch statistics, and the same random numbers on both sides."""
     save_traces: bool = False
-    """Store both traces, in `first` and `second`."""
+    """Store both traces, in the folders first and second."""
     out: Path = Path("runs/compare-engines")
     """Folder for comparison.json, comparison.html and the suspects' tensors."""
 
@@ -98,7 +98,7 @@ class TracesOptions:
     """Two recorded runs to compare."""
 
     folders: tyro.conf.Positional[tuple[Path, Path]]
-    """Folders of the two traces."""
+    """Folders of the two traces, such as runs/trace and runs/trace-tpu."""
     out: Path = Path("runs/compare-traces")
     """Folder for comparison.json and comparison.html."""
 

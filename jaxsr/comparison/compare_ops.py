@@ -1,4 +1,4 @@
-"""The precision comparison of kernels: every library against every other, on the same pictures.
+"""The precision comparison of kernels: every library against every other, on the same images.
 
 Within one method and dtype all pairs are compared. A library without bfloat16 stands in that group
 with its float32 result, so that bfloat16 is judged against something exact.
@@ -31,7 +31,7 @@ PUBLISHED = {
     "seconds_cached_tpu_v6e": 0.0282,
     "seconds_cached_b200": 0.0004,
 }
-"""The figures that the default run stands beside; "mean" was published as a median."""
+"""The figures that the default run is compared with; "mean" was published as a median."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def difference_on(scale: str, first: np.ndarray, second: np.ndarray) -> Differen
 
 @dataclass(frozen=True)
 class Timing:
-    """One library's times for the first picture, in seconds."""
+    """One library's times for the first image, in seconds."""
 
     first: float
     """Trace and compile included, where the library does that."""
@@ -98,13 +98,13 @@ class Group:
     """For each pair of names the difference on each scale."""
     absent: tuple[str, ...]
     results: dict[str, list[np.ndarray]] = field(repr=False)
-    """Results on 0…255, picture by picture."""
+    """Results on 0…255, image by image."""
 
 
 def compare_ops(
     options: OpsOptions, pictures: Sequence[np.ndarray], *, progress: Callable[[str], None]
 ) -> list[Group]:
-    """Runs every library on every picture and compares the results in pairs.
+    """Runs every library on every image and compares the results in pairs.
 
     Args:
       options: the operations and libraries to compare.
@@ -184,7 +184,7 @@ def verdict(options: OpsOptions, groups: Sequence[Group]) -> str:
 
 
 def against_published(options: OpsOptions, groups: Sequence[Group]) -> list[str]:
-    """How this run's figures stand beside the published ones; empty for another comparison.
+    """Compares this run's figures with the published ones; empty for another comparison.
 
     The published recipe resizes in float32, rounds to uint8 and compares with OpenCV's uint8.
     """
@@ -227,7 +227,7 @@ def against_published(options: OpsOptions, groups: Sequence[Group]) -> list[str]
 
 
 def as_json(options: OpsOptions, groups: Sequence[Group], pictures: JsonObject) -> JsonObject:
-    """Everything but the pictures, for a file."""
+    """Everything but the images, for a file."""
     import jax
 
     device = jax.devices()[0]

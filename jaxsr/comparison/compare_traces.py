@@ -32,7 +32,7 @@ from jaxsr.interop.annotations import JsonObject
 
 
 def check_comparable(first: JsonObject, second: JsonObject, *, names: tuple[str, str]) -> None:
-    """Refuses traces whose comparison would mean nothing.
+    """Refuses traces whose comparison would be meaningless.
 
     Raises:
       ValueError: other models, inputs, granularity or samples.
@@ -114,7 +114,7 @@ def compare_traces(
       first: sets the scale of every difference.
       second: compared with it.
       rows: of `align_traces`, if they are known already.
-      local_checked: whether the rows have local errors; stored traces have none.
+      local_checked: whether the rows have local errors; those of stored traces lack them.
       exact: the same run in float64.
       progress: called with a line on each stage.
     """

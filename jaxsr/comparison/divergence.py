@@ -51,7 +51,7 @@ def find_faults(
 def origins(
     rows: list[OperationRow], count: Callable[[OperationRow], tuple[int, int]]
 ) -> list[OperationRow]:
-    """The operations whose results have elements of a kind that none of their operands has.
+    """The operations whose results have elements of a kind that their operands lack.
 
     Args:
       rows: all operations.
@@ -149,8 +149,8 @@ def _structure_text(rows: list[OperationRow], position: int) -> str:
     for row in unpaired:
         sides[row.first is None].append(row.call.operation)
     parts = [f"the second side lacks {first_of(sides[0], 4)}"] if sides[0] else []
-    parts += [f"the second side has {first_of(sides[1], 4)} besides"] if sides[1] else []
-    return "; ".join((*parts, "what follows is off"))
+    parts += [f"the second side has {first_of(sides[1], 4)} in addition"] if sides[1] else []
+    return "; ".join((*parts, "later results are off"))
 
 
 def _local_text(row: OperationRow) -> str:

@@ -30,7 +30,7 @@ _CALLS = {
     known.custom_vjp_call_p: "call_jaxpr",
     known.remat_p: "jaxpr",
 }
-"""Primitives that only run a program of theirs, and the parameter that holds it."""
+"""Primitives that only run an inner program, and the parameter that contains it."""
 _LOOPS = (known.scan_p, known.while_p, known.cond_p)
 
 

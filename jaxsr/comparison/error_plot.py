@@ -131,7 +131,7 @@ def _path(
 def _blocks(
     axes: _Axes, rows: Sequence[OperationRow], name_of: Callable[[str], str]
 ) -> tuple[list[Mark], list[Mark]]:
-    """A stripe for every second block, and the names of those that have room."""
+    """A stripe for every second block, and the names of blocks with enough room."""
     spans: list[tuple[str, int, int]] = []
     for place, row in enumerate(rows):
         name = name_of(row.call.path)

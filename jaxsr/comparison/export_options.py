@@ -14,22 +14,22 @@ Device = Literal["cpu", "cuda", "rocm", "tpu"]
 class ExportConfig(ModelOptions):
     """Writes a torch model as one file that runs without torch: StableHLO for JAX, or ONNX.
 
-    The file holds the weights. Before it takes its name, another process runs it without torch and
-    without jaxsr, and the results are compared with torch's.
+    The file contains the weights. Another process first runs it without torch and jaxsr, and
+    compares the results with torch's.
     """
 
     out: Path
     """The file to write, such as net.stablehlo or net.onnx."""
     format: Literal["stablehlo", "onnx"] | None = None
-    """stablehlo is for jax.export.deserialize; onnx comes from torch's own exporter. Default: onnx
-    if the name of out ends in .onnx, otherwise stablehlo."""
+    """stablehlo is for jax.export.deserialize; onnx is made by torch's exporter. Default: onnx if
+    the name in --out ends in .onnx, otherwise stablehlo."""
     input: tuple[str, ...] = ()
     """Inputs as [NAME=][DTYPE:]SIZES[:LIMIT]: 1,3,224,224 or ids=int64:2,16:1000. Default: those of
     the model's library or family."""
     platforms: tuple[Device, ...] = ("cpu", "cuda", "tpu")
-    """Where the StableHLO program runs."""
+    """Platforms on which the StableHLO program can run."""
     fixed_batch: bool = False
-    """Keep the batch of the inputs. Default: the program takes a batch of any size."""
+    """Fix the batch size to that of the inputs. Default: the program takes a batch of any size."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -42,5 +42,5 @@ class ExportConfig(ModelOptions):
 
     @property
     def file_format(self) -> Literal["stablehlo", "onnx"]:
-        """The chosen format, or the one that the file's ending gives."""
+        """The chosen format, or the format of the file's extension."""
         return self.format or ("onnx" if self.out.suffix.lower() == ".onnx" else "stablehlo")

@@ -362,7 +362,7 @@ def find_device(platform: str) -> Any:
     """The first device of a platform.
 
     Raises:
-      DeviceError: there is none, or JAX was built without it.
+      DeviceError: there is no such device, or JAX was built without it.
     """
     try:
         return jax.devices(None if platform == "auto" else platform)[0]

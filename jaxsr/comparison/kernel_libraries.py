@@ -1,8 +1,8 @@
 """The libraries whose kernels are compared, behind one call each.
 
 `*_resize` gives a library's own call on its own arrays; the benchmarks race the same calls. A
-`Contender` wraps a call for a single RGB picture `(height, width, 3)` of 0…255. Timing a run covers
-the kernel alone: pictures are converted and moved to the device beforehand, and the device is
+`Contender` wraps a call for a single RGB image `(height, width, 3)` of 0…255. Timing a run covers
+the kernel alone: images are converted and moved to the device beforehand, and the device is
 waited for.
 """
 
@@ -30,7 +30,7 @@ class Contender:
     rule: str
     """A note on its result, where that is not the plain meaning of the method."""
     load: Callable[[np.ndarray], Any]
-    """uint8 picture to the library's own array."""
+    """uint8 image to the library's own array."""
     run: Callable[[Any], Any]
     """The kernel; returns once the result is there."""
     fetch: Callable[[Any], np.ndarray]
@@ -99,7 +99,7 @@ def torchvision_resize(method: str, size: Size, antialias: bool) -> Callable[[An
 def _torchvision() -> Any:
     try:
         return importlib.import_module("torchvision.transforms.v2")
-    except Exception as error:  # it fails in many ways beside a torch that it was not built for
+    except Exception as error:  # it fails in many ways with a torch that it was not built for
         raise UnavailableError(f"does not import ({str(error).splitlines()[0]})") from error
 
 
@@ -325,7 +325,7 @@ def mask_crop_contenders(options: OpsOptions, dtype: str) -> dict[str, Callable[
 
 
 def ellipse(height: int, width: int) -> np.ndarray:
-    """A mask a fifth as high and wide as the picture, off its centre; uint8."""
+    """A mask a fifth as high and wide as the image, off its centre; uint8."""
     y, x = np.ogrid[:height, :width]
     inside = ((y - height * 0.45) / (height / 10)) ** 2 + ((x - width * 0.4) / (width / 10)) ** 2
     return (inside <= 1).astype(np.uint8)
@@ -361,7 +361,7 @@ def make_contenders(
     Args:
       options: the operation and its settings.
       method: of interpolation, of a resize.
-      dtype: of the pictures.
+      dtype: of the images.
     """
     makers = {
         "resize": lambda: resize_contenders(options, method, dtype),

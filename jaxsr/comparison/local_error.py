@@ -147,7 +147,7 @@ class LocalErrorObserver:
 
         try:
             sides = gradients(first, inputs), gradients(self._second, inputs)
-        except Exception:  # torch has no gradient of some operations, JAX none of others
+        except Exception:  # torch lacks the gradient of some operations, JAX that of others
             return None
         pairs = enumerate(zip(*sides, strict=True))
         both = [k for k, (a, b) in pairs if a is not None and b is not None]
@@ -212,7 +212,7 @@ class LocalErrorObserver:
         try:
             before = trial.outputs if self._first is not None else trial.run(side, trial.inputs)
             rounding = _difference(before, trial.run(side, moved)).worst
-        except Exception:  # an operation that allows only certain values tells nothing this way
+        except Exception:  # this does not work for an operation that allows only certain values
             return 0.0
         if not math.isfinite(rounding):
             return 0.0
@@ -267,8 +267,8 @@ def measure_local_errors(
 
     Args:
       workload: the model and its inputs.
-      first: gives the inputs of every operation; a trace those of what it has whole.
-      second: is judged.
+      first: gives the inputs of every operation; a trace gives those that it stored whole.
+      second: the side that is judged.
       rows: the operations of both.
       tokens: fed after each step.
       reference: torch in float64: shows which side is more accurate.

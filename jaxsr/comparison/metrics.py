@@ -25,7 +25,8 @@ class ErrorMetrics:
     result: int = 0
     """Number of the result, of a call's several ones."""
     worst_at: int = -1
-    """Flat place of the element that differs most, or of the first that is unlike; -1 for none."""
+    """Flat index of the element that differs most, or of the first that is unlike; -1 if all are
+    equal."""
     worst_pair: tuple[float, float] = (0.0, 0.0)
     """Its value on either side."""
 

@@ -198,7 +198,7 @@ class StatisticsObserver:
     The arrays of a call are `out0`, `out1`, …, and `in0`, … where `keep` names it.
 
     Args:
-      value: a tensor's value as an array, or None where it has none.
+      value: a tensor's value as an array, or None if it has no value.
       keep: `fnmatch` patterns of `path:operation` whose operands are wanted as well.
     """
 
@@ -223,7 +223,7 @@ class StatisticsObserver:
         self.records.append(self.record(call, arrays))
 
     def record(self, call: Call, arrays: dict[str, np.ndarray]) -> Record:
-        """The record of a call: figures, none where a value could not leave the program."""
+        """The record of a call; without figures if a value could not leave the program."""
         results = [arrays.get(f"out{k}") for k in range(len(call.results))]
         figures = tuple(describe(value) for value in results if value is not None)
         kept = matches(call, self._keep)

@@ -90,9 +90,9 @@ def report_of(
 def _draw_pairs(groups: Sequence[Group]) -> bytes:
     """PNG with one row for every pair that holds jaxsr.
 
-    It shows the middle of the first picture as the first library made it; where the two differ
-    there (brighter is more; white is the largest difference over the whole picture); and how often
-    each difference occurs over all pictures, on a logarithmic scale.
+    It shows the middle of the first image as the first library made it; where the two differ
+    there (brighter is more; white is the largest difference over the whole image); and how often
+    each difference occurs over all images, on a logarithmic scale.
     """
     pairs = [(g, pair) for g in groups for pair in g.pairs if pair[0].startswith("jaxsr")]
     figure = new_figure(11.0, 3.6 * max(len(pairs), 1))

@@ -15,12 +15,12 @@ Dtype = Literal["uint8", "float32", "bfloat16"]
 
 @dataclass(frozen=True, kw_only=True)
 class OpsOptions(CheckedOptions):
-    """Kernels of jaxsr, torch, torchvision, OpenCV, Pillow, SciPy, jax.image: precision, time."""
+    """Compares precision and time of kernels of jaxsr and other libraries of image operations."""
 
     operation: Operation = "resize"
     """The operation that the libraries compute."""
     images: Path | None = None
-    """Folder of images. Default: photos that are included in the installation."""
+    """Folder of images. Default: included photos."""
     limit: int = number(4, least=1)
     """Maximum number of images, in order of their names."""
     size: tuple[int, int] = number((1080, 640), least=1)
@@ -32,13 +32,13 @@ class OpsOptions(CheckedOptions):
     dtypes: tuple[Dtype, ...] = ("uint8", "float32", "bfloat16")
     """Dtypes of the images."""
     antialias: bool = False
-    """Stretch the filter when shrinking, where a library leaves the choice."""
+    """Use antialiasing when shrinking, in the libraries that make it optional."""
     convention: Literal["torch", "opencv", "pillow", "matlab"] = "torch"
     """Library whose rules jaxsr follows."""
     runs: int = number(5, least=5)
     """Timed runs after the first one."""
     platform: Platform = "auto"
-    """Where jaxsr and jax.image compute; the other libraries run on the CPU."""
+    """Platform of jaxsr and jax.image; the other libraries run on the CPU."""
     out: Path = Path("runs/compare-ops")
     """Folder for comparison.json and comparison.png."""
 

@@ -40,7 +40,7 @@ class RecordedTrace:
     outputs: list[np.ndarray] = field(repr=False)
     """Each step's image or logits, whole."""
     tokens: list[int]
-    """Fed after each step; empty where the network chooses none."""
+    """Tokens fed after each step; empty if the network chooses no tokens."""
     weights: dict[str, tuple[str, Figures]] = field(repr=False)
     """Digest of the bytes, and figures, of every parameter and buffer."""
 

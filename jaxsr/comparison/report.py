@@ -1,6 +1,6 @@
-"""The output of all commands of this package: one layout, as text and as one HTML page.
+"""The output of all commands of this package, as text and as one HTML page.
 
-The verdict comes first. The page needs nothing else: no script, no font, no network.
+The verdict comes first. The page needs no script, font or network.
 """
 
 import io
@@ -12,7 +12,9 @@ from functools import partial
 from typing import Any, Literal
 
 WIDTH = 100
-"""Columns where the output is a file or a pipe, which has no width."""
+"""Columns of the text if the output is a file or a pipe, which has no width."""
+_LONGEST_WORD = 20
+"""Longest word of a table, in characters, that a narrow terminal leaves whole."""
 
 Style = Literal["ok", "differs", "failed", "refused", "skipped", ""]
 _COLOURS = {"ok": "green", "differs": "bold red", "failed": "bold red", "refused": "yellow",
@@ -21,7 +23,7 @@ _COLOURS = {"ok": "green", "differs": "bold red", "failed": "bold red", "refused
 
 @dataclass(frozen=True)
 class Mark:
-    """A place of the drawing, and the text there."""
+    """A position in the drawing, and its text."""
 
     kind: str
     x: float
@@ -32,17 +34,17 @@ class Mark:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """Everything in pixels of a drawing (`error_plot.py`)."""
+    """Content of a drawing in pixels (`error_plot.py`)."""
 
     title: str
     ticks: list[Mark]
     bands: list[Mark]
-    """A stripe for every second block."""
+    """Stripes for every second block."""
     labels: list[Mark]
     steps: list[Mark]
-    """Where a step begins."""
+    """Positions where steps begin."""
     lines: list[tuple[str, str]]
-    """Class and path of each."""
+    """Class and path of each line."""
     dots: list[Mark]
     first: Mark | None
     """The first finding."""
@@ -55,9 +57,9 @@ class Line:
     cells: Sequence[str]
     style: Style = ""
     colour: str = ""
-    """CSS colour of a swatch in front of it."""
+    """CSS colour of the swatch before the line."""
     depth: int = 0
-    """Steps by which it is indented."""
+    """Steps of indentation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +69,10 @@ class Table:
     title: str
     headings: Sequence[str]
     left: Sequence[int]
-    """Columns that are aligned left."""
+    """Columns that are left-aligned."""
     lines: Sequence[Line]
     shown: Sequence[int] | None = None
-    """Lines that the text shows; none leaves the table to the page. Default: all."""
+    """Lines that the text shows; if empty, only the page has the table. Default: all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +84,10 @@ class Report:
     headline: str
     """The verdict, in one sentence."""
     lines: Sequence[str]
-    """The compared sides and the lines above the tables."""
+    """The compared sides and other lines above the tables."""
     tables: Sequence[Table]
     findings: Sequence[str] = ()
-    """Each with its place; the headline has the first already."""
+    """Findings with their places; the first is also in the headline."""
     notes: Sequence[str] = ()
     sides: Sequence[tuple[str, dict[str, str]]] = ()
     """For the page: a box with the facts of each side."""
@@ -98,7 +100,7 @@ _MOST_FINDINGS = 5
 
 
 def print_report(report: Report, *, file: io.TextIOBase | None = None) -> None:
-    """Prints it as text; in colour on a terminal."""
+    """Prints the report as text, in colour on a terminal."""
     from rich.console import Console
     from rich.table import Table as Grid
 
@@ -116,8 +118,15 @@ def print_report(report: Report, *, file: io.TextIOBase | None = None) -> None:
         title = table.title + (f" ({left_out} smaller ones left out)" if left_out else "")
         grid = Grid(title=title, title_justify="left", box=None, pad_edge=False)
         for column, heading in enumerate(table.headings):
-            justify, overflow = ("left" if column in table.left else "right"), "fold"
-            grid.add_column(heading, justify=justify, overflow=overflow)  # type: ignore[arg-type]
+            texts = [heading, *(line.cells[column] for line in shown)]
+            word = max(len(part) for text in texts for part in text.split() or [""])
+            grid.add_column(
+                heading,
+                justify="left" if column in table.left else "right",
+                overflow="fold",
+                no_wrap=word == max(map(len, texts)) and word <= _LONGEST_WORD,
+                min_width=word if word <= _LONGEST_WORD else None,
+            )
         for line in shown:
             grid.add_row(*line.cells, style=_COLOURS.get(line.style))
         console.print(grid)
@@ -130,14 +139,14 @@ def print_report(report: Report, *, file: io.TextIOBase | None = None) -> None:
 
 
 def as_text(report: Report) -> str:
-    """The report as plain text."""
+    """Returns the report as plain text."""
     buffer = io.StringIO()
     print_report(report, file=buffer)
     return buffer.getvalue().rstrip()
 
 
 def html_page(report: Report) -> str:
-    """The page's source."""
+    """Returns the source of the page."""
     from jinja2 import Environment, PackageLoader
 
     environment = Environment(loader=PackageLoader("jaxsr.comparison", "."), autoescape=True)
@@ -145,12 +154,12 @@ def html_page(report: Report) -> str:
 
 
 def number(value: float) -> str:
-    """An error, in two digits."""
+    """Formats an error in two digits."""
     return "0" if value == 0 else f"{value:.1e}" if math.isfinite(value) else "∞"
 
 
 def finite(value: Any) -> Any:
-    """Plain data as JSON can say it, which has no infinity and no NaN."""
+    """Replaces infinity and NaN, which JSON lacks."""
     if isinstance(value, dict):
         return {key: finite(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):

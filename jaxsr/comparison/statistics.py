@@ -26,7 +26,7 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """One tensor in a few numbers. NaN where there is no element to take them of."""
+    """One tensor in a few numbers. NaN for an empty array."""
 
     count: int
     """Elements."""

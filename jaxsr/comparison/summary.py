@@ -312,7 +312,7 @@ def _result_text(row: OperationRow) -> str:
 
 
 def local_text(row: OperationRow) -> str:
-    """A local error, or why there is none."""
+    """A local error, or the reason that it is missing."""
     if row.local is None:
         return "–"
     return "not comparable" if row.local.problem else number(row.local.error.worst)

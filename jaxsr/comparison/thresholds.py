@@ -37,8 +37,8 @@ of one random draw."""
 
 TOTAL_FACTOR = 16.0
 """Units per √depth of the total error: independent errors of all operations before add up like the
-root of their number, and layers amplify them. Of 11,731 operations of SmolLM2-135M in float32, not
-one reaches 60 % of the limit set by this and the next factor."""
+root of their number, and layers amplify them. No operation of 11,731 of SmolLM2-135M in float32
+reaches 60 % of the limit set by this and the next factor."""
 
 AMPLIFIED = 128.0
 """Units that layers may make of the first few errors, before the root has become large: instance
@@ -49,7 +49,7 @@ NEVER_ROUNDING = 0.25
 
 
 def roundoff_of(dtypes: Sequence[str]) -> float:
-    """Rounding error of the coarsest floating dtype named; 0 where none is."""
+    """Rounding error of the coarsest floating dtype named; 0 if there is none."""
     return max((ROUNDOFF.get(name, 0.0) for name in dtypes), default=0.0)
 
 
@@ -126,7 +126,7 @@ _MOVES = (
 
 
 def moves_only(operation: str) -> bool:
-    """Whether an operation rounds nothing (casts aside): it moves, selects or compares numbers."""
+    """Whether an operation does not round (casts aside): it moves, selects or compares numbers."""
     return operation in _MOVES
 
 

@@ -42,7 +42,7 @@ class TokenStep:
     def tie(self) -> bool:
         """Whether the tokens differ only because both sides score the two almost equally.
 
-        Where a logit may move by m, the order of two of them tells nothing within 2 m. m is the
+        Where a logit may move by m, the order of two of them is uncertain within 2 m. m is the
         change of the logits, as far as rounding explains it: a fault makes no tie.
         """
         margin = max(self.first_margin, self.second_margin)

@@ -41,7 +41,7 @@ class RunResult:
     gradients: Arrays = field(default_factory=dict)
     """Gradients of trainable parameters by name, and of inputs as `∂ NAME`."""
     buffers: Arrays = field(default_factory=dict)
-    """After the run, only those that floats or integers can be compared in."""
+    """Buffers after the run, as far as they can be compared as floats or integers."""
     draws: int = 0
     """Random draws that the run made."""
     is_seeded: bool = False
@@ -120,7 +120,7 @@ def widened(module: nn.Module) -> nn.Module:
     """A copy of the module whose float32 state is float64."""
     twin = copy_module(module)
     registered = [t for t in (*twin.parameters(), *twin.buffers()) if t.dtype in _WIDE]
-    # One storage for all that shared one; the old ones are kept, so that none gets their number.
+    # One storage for all that shared one; the old ones are kept, so that their ids are not reused.
     wide: dict[int, tuple[torch.UntypedStorage, torch.Tensor]] = {}
     for tensor in registered:
         storage = tensor.untyped_storage()

@@ -41,7 +41,7 @@ class Rollout:
     def __init__(self, inputs: Inputs) -> None:
         self._next: Inputs | None = inputs
         self.tokens: list[int] = []
-        """Chosen so far; empty for networks that choose none."""
+        """Tokens chosen so far; empty for networks that choose no tokens."""
 
     def inputs(self) -> Inputs | None:
         """Arguments of the next step, host arrays; None when the run is over."""
@@ -133,7 +133,7 @@ def first_array(outputs: PyTree) -> Any:
     """The first array of a network's output, a list, dictionary or dataclass among others.
 
     Raises:
-      InputError: there is none.
+      InputError: there is no such model.
     """
     arrays = named_leaves(outputs, (np.ndarray, torch.Tensor)).values()
     for array in arrays:

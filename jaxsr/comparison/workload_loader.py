@@ -1,4 +1,4 @@
-"""From a user's words to a workload: which network, which weights, which picture or prompt."""
+"""From a user's words to a workload: which network, which weights, which image or prompt."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -134,7 +134,7 @@ def _decoded(path: Path) -> np.ndarray:
 
 
 def _picture(options: WorkloadOptions) -> np.ndarray:
-    """The middle of the picture, uint8 (size, size, 3)."""
+    """The middle of the image, uint8 (size, size, 3)."""
     from jaxsr.data.photos import open_photos
 
     size = options.size

@@ -20,7 +20,7 @@ from jaxsr.interop.install import install_extra
 
 _LMDB = "data.mdb"
 COMPRESSED_ENDINGS = (".tgz", ".gz", ".bz2", ".xz", ".zst", ".zip", ".7z", ".rar")
-"""Endings of archives of whose files none is in reach without unpacking those before it."""
+"""Extensions of archives whose files cannot be reached without unpacking the earlier ones."""
 
 _Part = Callable[[int, int], bytes]
 """Bytes of a file from an offset on, at most so many."""
@@ -113,7 +113,7 @@ def _in_tar(path: Path, listing: Listing) -> list[tuple[str, _Part, int]]:
         with tarfile.open(path, "r:") as archive:  # plain: of a compressed one, no part is in reach
             members = archive.getmembers()
             _check_end(path, archive.offset)
-    # Besides TarError, numbers that are none and sizes below 0 are a ValueError.
+    # In addition to TarError, invalid numbers and sizes below 0 raise a ValueError.
     except (tarfile.TarError, OSError, ValueError, OverflowError) as error:
         raise InputError(
             f"{path} cannot be read as a tar file ({one_line(error)}); make it again, without "

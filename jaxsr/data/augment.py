@@ -16,7 +16,7 @@ Two ways, in the order that each is applied:
   and down, and its axes swapped, each with p = 0.5.
 
 Departure: Pillow rounds to whole levels after each pass of the resize and of each box blur; here
-nothing is rounded, and the image is a network's input before it is a picture again.
+nothing is rounded, and the image becomes a network's input without further rounding.
 """
 
 from collections.abc import Callable, Mapping
@@ -78,7 +78,7 @@ def make_augmentation(
       zoom: for `patch`: each image is scaled by a factor between 1/zoom and zoom.
       contrast: differences from a crop's mean are multiplied by 1 ± contrast, and up to half of
         contrast, as a share of 255, is added to all levels; 0 leaves them as they are.
-      normalisation: mean and deviation of the network's three channels, of images in 0…1.
+      normalisation: mean and standard deviation of the network's three channels, for images in 0…1.
 
     Returns:
       `prepare(batch, key)`, which gives `image`, float32 (b, 3, crop, crop), normalised, and
@@ -165,7 +165,7 @@ def draw_patch(
     aimed = _each(keys, _AIM, jax.random.bernoulli) & (pixels > 0)
     if zoom > 1:
         pixel = (2 * pixel + 1) * scaled // (2 * size)
-    # Of the corners whose crop holds the pixel, each is equally likely.
+    # All corners whose crop contains the pixel are equally likely.
     room = jnp.maximum(scaled - crop, 0)
     least, most = jnp.clip(pixel - crop + 1, 0, room), jnp.clip(pixel, 0, room)
     around = _corner_between(keys, least, most)
@@ -208,7 +208,7 @@ def place(
       size: height and width of each image on its canvas.
       placement: how to cut, scale and blur each image.
       crop: side of the results.
-      blur: whether any radius may be above 0; without, the blur costs nothing.
+      blur: whether any radius may be above 0; if not, the blur is free.
 
     Returns:
       The image in levels 0…255 and the mask, 0 or 1; both black outside the image.
@@ -246,7 +246,7 @@ def change_light(
 def normalise(
     levels: Float[Array, "b c h w"], normalisation: Normalisation
 ) -> Float[Array, "b 3 h w"]:
-    """Levels 0…255 less the mean, over the deviation, of images in 0…1; gray becomes 3 channels."""
+    """Normalises levels 0…255 by mean and standard deviation of 0…1; gray becomes 3 channels."""
     mean, deviation = (jnp.asarray(v, jnp.float32)[:, None, None] for v in normalisation)
     return (levels / 255 - mean) / deviation
 

@@ -1,8 +1,8 @@
 """Plans which images a network computes together, and on which canvas: few programs, full batches.
 
-Every shape of a batch is one more program to compile, which takes as long as dozens of pictures on
-a CPU and thousands on an accelerator. Where the network takes pictures of several sizes on one
-canvas, these sizes are rounded up to a short ladder, and canvases that few pictures need give way
+Every shape of a batch is one more program to compile, which takes as long as dozens of images on
+a CPU and thousands on an accelerator. Where the network takes images of several sizes on one
+canvas, these sizes are rounded up to a short ladder, and canvases that few images need give way
 to larger ones as long as the pixels spent cost less than the program saved.
 """
 
@@ -25,11 +25,11 @@ class Together:
 
     canvas: Size
     numbers: tuple[int, ...]
-    """The pictures in it, by their place in the list."""
+    """The images in it, by their place in the list."""
     rows: int
     """Rows of the batch; those beyond its images are filled up."""
     mixed: bool
-    """Whether some pictures that share this shape of batch are smaller than the canvas."""
+    """Whether some images that share this shape of batch are smaller than the canvas."""
 
 
 def plan(
@@ -40,13 +40,13 @@ def plan(
     shared: bool = False,
     program_px: int = 1 << 21,
 ) -> list[Together]:
-    """Batches that hold every picture once.
+    """Batches that hold every image once.
 
     Args:
-      sizes: of the pictures as the network takes them.
+      sizes: of the images as the network takes them.
       batch: the most rows of a batch, a multiple of `multiple`.
       multiple: devices that rows are split over.
-      shared: whether pictures of several sizes can lie on one canvas.
+      shared: whether images of several sizes can lie on one canvas.
       program_px: pixels that can be computed in the time that a program takes to compile.
     """
     canvases = _canvases(sizes, program_px) if shared else list(sizes)
@@ -61,8 +61,8 @@ def plan(
         most = min(batch, _up(fit, multiple))
         for start in range(0, len(numbers), most):
             part = tuple(numbers[start : start + most])
-            # In powers of two, so that a picture alone is not computed `batch` times over, and no
-            # two lists of pictures need many different programs.
+            # In powers of two, so that an image alone is not computed `batch` times over, and no
+            # two lists of images need many different programs.
             rows = min(_up(1 << (len(part) - 1).bit_length(), multiple), most)
             batches.append(Together(canvas, part, most if start else rows, group_sizes != {canvas}))
     return batches
@@ -80,7 +80,7 @@ def _canvases(sizes: Sequence[Size], program_px: int) -> list[Size]:
     place = {cell: index for index, cell in enumerate(distinct)}
     side = np.array(distinct, np.int64).reshape(-1, 2)
     count = np.bincount([place[cell] for cell in cells], minlength=len(distinct))
-    into = np.arange(len(distinct))  # the canvas that each cell's pictures lie on by now
+    into = np.arange(len(distinct))  # the canvas that each cell's images lie on by now
     while len(side) > 1:
         both = np.maximum(side[:, None], side[None])
         area = side.prod(axis=1)

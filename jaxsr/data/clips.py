@@ -1,4 +1,4 @@
-"""Clips of videos to train on: frames that follow each other, of folders with a picture a frame.
+"""Clips of videos to train on: frames that follow each other, of folders with an image a frame.
 
 `clip0/000.png`, `clip0/001.png`, … as REDS and Vimeo-90K have them; the folders may lie in tar
 files. A video becomes such a folder by `ffmpeg -i a.mp4 a/%06d.png`.

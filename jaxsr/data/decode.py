@@ -1,13 +1,12 @@
-"""Decodes image files to 8-bit RGB arrays, or says what is wrong with them.
+"""Decodes image files to 8-bit RGB arrays, or describes their fault.
 
-Which decoder reads what is decided as `picture_file` says; OpenCV also reads formats that Pillow
-does not know.
+`picture_file` decides which decoder reads a file; OpenCV also reads formats that Pillow does not
+know.
 
-What becomes of a picture that is not 8-bit RGB: EXIF orientation is applied; 16 bits are rounded to
-8 (65535 to 255); gray is repeated into three channels; palettes are looked up; transparency is
-laid over white, as viewers show it; CMYK is converted without its colour profile, and other
-profiles are ignored too; of an animation the first frame is taken. Floating-point samples must lie
-in 0…1.
+Images that are not 8-bit RGB are converted: EXIF orientation is applied; 16 bits are rounded to 8
+(65535 to 255); gray is repeated into three channels; palettes are looked up; transparency is laid
+over white, as viewers show it; CMYK is converted without its colour profile, and other profiles are
+ignored, too; the first frame of an animation is used. Floating-point samples must lie in 0…1.
 """
 
 import io
@@ -38,8 +37,8 @@ from jaxsr.data.picture_file import (
 from jaxsr.data.picture_limits import too_large
 from jaxsr.errors import one_line
 
-# A file with one of these endings claims to be a picture: if it is none, that is an error. Files
-# with other endings (labels, checksums, readmes) are pictures only if their content says so.
+# A file with one of these extensions claims to be an image: if it is not, that is an error. Files
+# with other endings (labels, checksums, readmes) are images only if their content says so.
 _ENDINGS = """
 apng avif bmp dds dib exr gif hdr heic heif icns ico j2k jfif jp2 jpe jpeg jpg jpx jxl mpo pbm pcx
 pfm pgm pic png pnm ppm psd qoi ras sgi sr tga tif tiff webp
@@ -61,7 +60,7 @@ _SIGNATURES = (
 
 
 def claims_to_be_picture(path: Path) -> bool:
-    """Whether `path` should be read as a picture, by its ending or else by its first bytes."""
+    """Whether `path` should be read as an image, by its ending or else by its first bytes."""
     if path.suffix.lower() in PICTURE_ENDINGS:
         return True
     with path.open("rb") as file:
@@ -74,14 +73,14 @@ def claims_to_be_picture(path: Path) -> bool:
 def decode_rgb(
     path: Path, *, cut: Callable[[Image.Image], Image.Image] = lambda image: image
 ) -> UInt8[np.ndarray, "h w 3"]:
-    """Reads a picture file as 8-bit RGB, as the module's docstring says.
+    """Reads an image file as 8-bit RGB, as the module's docstring says.
 
     Args:
       path: of the file.
-      cut: makes a part of the upright picture, where no more is needed: all else is not converted.
+      cut: makes a part of the upright image, where no more is needed: all else is not converted.
 
     Raises:
-      UnreadablePicture: not a picture, truncated, or of a kind that has no RGB form.
+      UnreadablePicture: not an image, truncated, or of a kind that has no RGB form.
       ChangedFileError: `cut` raised it.
       OSError: the file cannot be opened.
     """
@@ -132,11 +131,11 @@ def decode_rgb(
 
 
 def orientation_of(path: Path) -> int:
-    """EXIF's orientation of a picture that `decode_rgb` reads, which that applies."""
+    """EXIF's orientation of an image that `decode_rgb` reads, which that applies."""
     try:
         with Image.open(path) as image:
             return int(image.getexif().get(ORIENTATION, 1))
-    except UnidentifiedImageError:  # OpenCV's formats have none
+    except UnidentifiedImageError:  # OpenCV's formats have no such tag
         return 1
 
 
@@ -144,7 +143,7 @@ def picture_size(path: Path) -> tuple[int, int]:
     """Height and width after EXIF orientation, from the header alone where Pillow knows the format.
 
     Raises:
-      UnreadablePicture: not a picture. A truncated one passes, as only its header is read.
+      UnreadablePicture: not an image. A truncated one passes, as only its header is read.
       OSError: the file cannot be opened.
     """
     if path.stat().st_size == 0:

@@ -1,6 +1,6 @@
-"""Damage of cameras and files to the small picture: blur, noise and JPEG, in random order.
+"""Damage of cameras and files to the small image: blur, noise and JPEG, in random order.
 
-Pictures from the web went through this twice: resized and sharpened after the first time, and
+Images from the web went through this twice: resized and sharpened after the first time, and
 saved again (the second order of Wang et al. 2021, Real-ESRGAN, arXiv:2107.10833).
 
 Images are NCHW in levels 0…255: uint8, rounded after each kind as a file would hold it, or float32
@@ -23,7 +23,7 @@ from jaxsr.ops.resize import resize
 
 _AXES = (-2, -1)
 _FACTORS = (0.5, 0.7, 0.85, 1.0)
-"""A picture that is damaged again was shrunk by one of these and enlarged back."""
+"""An image that is damaged again was shrunk by one of these and enlarged back."""
 _SHARPEN, _SHARPEN_BLUR = 1.5, 1.0
 """Maximum strength of its unsharp mask, and the mask's standard deviation in pixels."""
 _LEAVE_OUT, _CHOICE, _AGAIN = range(3, 6)  # folded into a sample's key
@@ -32,11 +32,11 @@ _LEAVE_OUT, _CHOICE, _AGAIN = range(3, 6)  # folded into a sample's key
 def degrade(
     levels: Num[Array, "b c h w"], keys: Array, degradation: Degradation
 ) -> Num[Array, "b c h w"]:
-    """Damages each picture by every kind once or twice, in an order of its own.
+    """Damages each image by every kind once or twice, in an order of its own.
 
     Args:
       levels: uint8, or floating point in levels 0…255.
-      keys: of `jax.random`, one for each picture.
+      keys: of `jax.random`, one for each image.
       degradation: the kinds and their strengths.
     """
     if not degradation.kinds:
@@ -77,7 +77,7 @@ def _damaged_once(image: Array, keys: Array, degradation: Degradation) -> Array:
 
     def one_kind(image: Array, choice: Array) -> tuple[Array, None]:
         # Every kind is computed and one taken: under vmap a branch would compute all as well, and
-        # small pictures cost little beside a network.
+        # small images cost little compared with a network.
         chosen = [_of_each(choice == index) for index in range(len(kinds))]
         return jnp.select(chosen, [damaged(image, index) for index in range(len(kinds))]), None
 
@@ -87,7 +87,7 @@ def _damaged_once(image: Array, keys: Array, degradation: Degradation) -> Array:
 
 
 def _passed_on(image: Array, keys: Array) -> Array:
-    """The pictures as somebody shows them who got them: resized, often sharpened."""
+    """The images as somebody shows them who got them: resized, often sharpened."""
     size = image.shape[-2:]
     draw = jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, _CHOICE), (3,)))(keys)
     factor = jnp.floor(draw[:, 1] * len(_FACTORS))
@@ -110,7 +110,7 @@ def _bicubic(image: Array, size: tuple[int, ...]) -> Array:
 
 
 def _of_each(values: Array) -> Array:
-    """One value for each picture, to be joined with the pictures."""
+    """One value for each image, to be joined with the images."""
     return values[:, None, None, None]
 
 

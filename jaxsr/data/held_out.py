@@ -1,4 +1,4 @@
-"""The part held out for validation, by the hash of each name: more data move none of the old."""
+"""The part held out for validation, by the hash of each name: new data do not move old files."""
 
 import hashlib
 import os

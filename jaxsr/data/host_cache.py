@@ -30,7 +30,7 @@ class PixelCache:
     def __init__(
         self, limit_bytes: int | None = None, *, scratch_folder: Path | None = None
     ) -> None:
-        """Keeps nothing yet.
+        """Begins empty.
 
         Args:
           limit_bytes: bound on the arrays' bytes; None takes a quarter of the free memory.
@@ -52,7 +52,7 @@ class PixelCache:
         self._scratch = _ScratchFile(scratch_folder) if scratch_folder is not None else None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Another process gets one that keeps nothing: the bound is on all of the machine."""
+        """Another process gets an empty cache of size 0: the bound is for the whole machine."""
         return PixelCache, (0,)
 
     def get(self, key: Hashable) -> np.ndarray | None:

@@ -376,8 +376,8 @@ def find_list(folder: Path, split: SplitName | Path, lists: str | None = None) -
     """The list file of a split.
 
     Raises:
-      FileNotFoundError: there is none.
-      ValueError: there are several and nothing says which.
+      FileNotFoundError: there is no such file.
+      ValueError: there are several, and none is named.
     """
     if isinstance(split, Path) and split.is_file():
         return split
@@ -475,7 +475,7 @@ def _subfolder(folder: Path, names: Sequence[str]) -> Path:
 
 
 def _index(folder: Path, suffixes: Sequence[str]) -> dict[str, list[Path]]:
-    """All picture files by name, those with a suffix behind the plain ones."""
+    """All image files by name, those with a suffix behind the plain ones."""
     files = sorted(p for p in folder.iterdir() if p.suffix.lower() in PICTURE_ENDINGS)
     index: dict[str, list[Path]] = {}
     for suffix in suffixes:

@@ -1,10 +1,10 @@
 """How a detector's images are prepared: in the form that its network was trained on.
 
-Pictures are uint8 (height, width, 3), logits float32 (height, width), in one of two forms:
+Images are uint8 (height, width, 3), logits float32 (height, width), in one of two forms:
 
-- `base`: the picture resized to base × base (Pillow's bilinear, as the papers evaluate), the logits
+- `base`: the image resized to base × base (Pillow's bilinear, as the papers evaluate), the logits
   of that size;
-- `native`: the picture as it is, black added at the right and bottom up to a multiple of 32 pixels
+- `native`: the image as it is, black added at the right and bottom up to a multiple of 32 pixels
   (`multiple`) and cut off again, as BasicIRSTD does.
 """
 
@@ -32,19 +32,19 @@ class InputForm:
     """Form of the input that a network was trained on."""
 
     mean: tuple[float, ...] = IMAGENET[0]
-    """Mean of each channel, of pictures in 0…1."""
+    """Mean of each channel, of images in 0…1."""
     deviation: tuple[float, ...] = IMAGENET[1]
     """Standard deviation of each channel."""
     gray: bool = False
     """Whether colours become luma first, in all three channels."""
     base: int = 256
-    """Side in pixels that pictures are resized to."""
+    """Side in pixels that images are resized to."""
     evaluate: Form = "base"
-    """Whether pictures are resized, or taken as they are."""
+    """Whether images are resized, or taken as they are."""
     channels: Literal[1, 3] = 3
     """Channels of the network's input; 1 is luma, normalised as the first of the three."""
     multiple: int = 32
-    """Pixels that the sides of native pictures are padded to multiples of."""
+    """Pixels that the sides of native images are padded to multiples of."""
 
     def __post_init__(self) -> None:
         check_literals(self)
@@ -61,7 +61,7 @@ class InputForm:
 
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> "InputForm":
-        """The form in a weights file's metadata, the paper's where it says none."""
+        """The form in a weights file's metadata; by default, the paper's."""
         fields: dict[str, Any] = dict(description.get("input", {}))
         for name in ("mean", "deviation"):
             if name in fields:
@@ -69,7 +69,7 @@ class InputForm:
         return cls(**fields)
 
     def prepare(self, image: UInt8[np.ndarray, "h w 3"]) -> Float32[np.ndarray, "c H W"]:
-        """A picture as the network wants it."""
+        """An image as the network wants it."""
         height, width = image.shape[:2]
         if self.gray or self.channels == 1:
             image = np.repeat(to_gray(image)[..., None], 3, axis=-1)
@@ -84,13 +84,13 @@ class InputForm:
         return np.pad(planes, ((0, 0), (0, rows - height), (0, columns - width)))
 
     def size(self, size: Size) -> Size:
-        """Height and width that `prepare` gives a picture of this size."""
+        """Height and width that `prepare` gives an image of this size."""
         if self.evaluate == "base":
             return self.base, self.base
         return size[0] + -size[0] % self.multiple, size[1] + -size[1] % self.multiple
 
     def mask(self, mask: UInt8[np.ndarray, "h w"]) -> UInt8[np.ndarray, "H W"]:
-        """A mask at the size of the logits: nearest where pictures are resized."""
+        """A mask at the size of the logits: nearest where images are resized."""
         if self.evaluate == "native":
             return mask
         nearest = Image.Resampling.NEAREST
@@ -99,7 +99,7 @@ class InputForm:
     def probability(
         self, image: UInt8[np.ndarray, "h w 3"], logits: Float32[np.ndarray, "H W"]
     ) -> Float32[np.ndarray, "h w"]:
-        """Probability of a target at each of a picture's own pixels, from its logits."""
+        """Probability of a target at each of an image's own pixels, from its logits."""
         # Half of the hyperbolic tangent does not overflow as an exponential does.
         likely = (0.5 + 0.5 * np.tanh(0.5 * logits)).astype(np.float32)
         if self.evaluate == "base":

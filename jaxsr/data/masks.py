@@ -1,4 +1,4 @@
-"""Reads mask files of any mode as one channel of 0 and 1, or says what is wrong with them.
+"""Reads mask files of any mode as one channel of 0 and 1, or describes their fault.
 
 A mask has one value for its background, 0, and at most one other for its targets, 1 or 255 in most
 data sets. Modes 1, L, I, I;16 and F are taken as they are; of RGB, palettes and transparency the
@@ -44,12 +44,12 @@ def read_mask(path: Path, *, threshold: int | None = None) -> Mask:
     """Reads a mask.
 
     Args:
-      path: the picture.
+      path: the image.
       threshold: values above it are targets; None admits masks of two values, and those whose
         edges alone are gray.
 
     Raises:
-      UnreadablePicture: not a picture, truncated, of two colours that are both not black, of two
+      UnreadablePicture: not an image, truncated, of two colours that are both not black, of two
         values that are both not above the threshold, or, without a threshold, gray.
       OSError: the file cannot be opened.
     """
@@ -73,7 +73,7 @@ def read_mask(path: Path, *, threshold: int | None = None) -> Mask:
     if threshold is not None:
         if 0 < target <= threshold and ((values == 0) | (values == target)).all():
             raise UnreadablePicture(
-                f"a mask of 0 and {target:g}, of which none is above the threshold {threshold}"
+                f"a mask of 0 and {target:g}, whose values are not above the threshold {threshold}"
             )
         return Mask((values > threshold).astype(np.uint8), False, orientation)
     gray = np.unique(values[(values != 0) & (values != target)][:_MOST_LISTED])
@@ -90,7 +90,7 @@ def read_mask(path: Path, *, threshold: int | None = None) -> Mask:
 
 
 def _has_soft_edges(values: np.ndarray) -> bool:
-    """Whether few pixels are neither background nor target: other gray pictures are not masks."""
+    """Whether few pixels are neither background nor target: other gray images are not masks."""
     if not np.issubdtype(values.dtype, np.integer) or values.min() < 0:
         return False
     target = values.max()
@@ -117,7 +117,7 @@ def _one_channel(image: Image.Image) -> np.ndarray:
 
 
 def _two_colours(colours: np.ndarray) -> str | None:
-    """Names of two colours, where there are no others, none is black, and one is not gray."""
+    """Names of two colours, if there are no others, neither is black, and one is not gray."""
     codes = colours.astype(np.int64) @ (65536, 256, 1)
     one, other = int(codes.min()), int(codes.max())
     if one in (0, other) or not ((codes == one) | (codes == other)).all():

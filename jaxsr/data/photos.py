@@ -1,8 +1,8 @@
 """Photos to train or validate on: found, checked before the first step, read and kept in memory.
 
-A photo is `uint8 (height, width, 3)`, RGB, upright; `decode.py` says what becomes of other kinds.
-Without a folder the photos are those that scikit-image and scikit-learn ship in their wheels:
-`BUILT_IN_TRAINING` and `BUILT_IN_VALIDATION`, which show different scenes.
+A photo is `uint8 (height, width, 3)`, RGB, upright; `decode.py` describes the conversion of other
+kinds. Without a folder the photos are those that scikit-image and scikit-learn ship in their
+wheels: `BUILT_IN_TRAINING` and `BUILT_IN_VALIDATION`, which show different scenes.
 """
 
 import dataclasses
@@ -179,8 +179,8 @@ class Photos:
     def split(self, held_out: float) -> "tuple[Photos, Photos]":
         """Parts the photos into those to train on and those held out, by their names alone.
 
-        A name's SHA-256 decides, so that photos added later move none of the old ones; with few
-        photos at least one is held out. Byte-equal copies stay on one side. Near copies, such as
+        A name's SHA-256 decides, so that photos added later do not move old ones; with few photos
+        at least one is held out. Byte-equal copies stay on one side. Near copies, such as
         neighbouring frames of a film, are not recognised: give such data a `--val` folder.
 
         Args:
@@ -294,11 +294,11 @@ def open_photos(
     threads: int | None = None,
     cache: PixelCache | None = None,
 ) -> Photos:
-    """Finds every picture below `folder` and checks each, before anything is trained.
+    """Finds every image below `folder` and checks each, before anything is trained.
 
-    Pictures in tar files and LMDBs are found as well (`archives.py`).
+    Images in tar files and LMDBs are found as well (`archives.py`).
 
-    Hidden files and files that neither are named nor look like a picture are passed over.
+    Hidden files and files that neither are named nor look like an image are passed over.
 
     Args:
       folder: searched recursively, links followed, or one archive; None for all built-in photos.
@@ -317,7 +317,7 @@ def open_photos(
 
     Raises:
       FileNotFoundError: there is no such folder.
-      ValueError: no picture in it, or (under "error") bad files among them.
+      ValueError: no image in it, or (under "error") bad files among them.
     """
     if crop < 1:
         raise InputError(f"crop must be at least 1 pixel, got {crop}")

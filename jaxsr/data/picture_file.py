@@ -34,14 +34,14 @@ ENDINGS = {
 """File endings of each format that is written, the usual one first."""
 
 READ_ONLY_ENDINGS = (".bmp", ".gif", ".avif")
-"""Endings of formats that pictures are read from, and written as PNG."""
+"""Endings of formats that images are read from, and written as PNG."""
 
 ORIENTATION = 0x0112
 """EXIF's and TIFF's tag of the orientation, 1 to 8."""
 
 
 class UnreadablePicture(InputError):
-    """The file cannot be decoded whole as a picture; the message is the reason, a short phrase."""
+    """The file cannot be decoded whole as an image; the message is the reason, a short phrase."""
 
 
 class ChangedFileError(UserError, RuntimeError):
@@ -49,10 +49,10 @@ class ChangedFileError(UserError, RuntimeError):
 
 
 def read_file(path: Path, *, max_pixels: int = MAX_PIXELS) -> bytes:
-    """The content of a regular file no larger than a picture may be.
+    """The content of a regular file no larger than an image may be.
 
     Raises:
-      UnreadablePicture: a FIFO, a device or such, empty, or larger than any picture.
+      UnreadablePicture: a FIFO, a device or such, empty, or larger than any image.
       OSError: the file cannot be opened.
     """
     if isinstance(path, ArchivedFile):

@@ -1,4 +1,4 @@
-"""How large a picture may be, judged from its header before anything is decoded or allocated."""
+"""How large an image may be, judged from its header before anything is decoded or allocated."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ _OPENCV_LIMIT = "OPENCV_IO_MAX_IMAGE_PIXELS"
 
 
 def too_large(size: tuple[int, int], *, max_pixels: int = MAX_PIXELS) -> str | None:
-    """The reason to refuse a picture of (height, width), or None."""
+    """The reason to refuse an image of (height, width), or None."""
     height, width = size
     if height < 1 or width < 1:
         return f"{width}×{height} pixels claimed"
@@ -27,6 +27,6 @@ def max_file_bytes(max_pixels: int = MAX_PIXELS) -> int:
 
 
 def limit_opencv(max_pixels: int = MAX_PIXELS) -> None:
-    """Makes OpenCV judge headers too; it reads the limit once, when it is imported."""
+    """Makes OpenCV judge headers as well; it reads the limit once, when it is imported."""
     if "cv2" not in sys.modules:
         os.environ.setdefault(_OPENCV_LIMIT, str(max_pixels))

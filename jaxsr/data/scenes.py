@@ -278,7 +278,7 @@ def _blurred(level: np.ndarray, weight: float) -> np.ndarray:
 
 def _sensor_noise(draw: _Draws, side: int, amount: float) -> np.ndarray:
     noise = amount * draw.normals(side, side)
-    if draw.chance(0.4):  # as scaled or compressed pictures have it
+    if draw.chance(0.4):  # as scaled or compressed images have it
         noise = 1.6 * _blurred(noise, draw.between(0.1, 0.3))
     if draw.chance(0.25):
         noise = noise + draw.between(0, 3) * draw.normals(side)

@@ -1,4 +1,4 @@
-"""Finds the pictures and videos that a command line names, and where their results go."""
+"""Finds the images and videos that a command line names, and where their results go."""
 
 import glob
 import tempfile
@@ -12,7 +12,7 @@ from jaxsr.data.picture_file import ENDINGS, READ_ONLY_ENDINGS
 from jaxsr.errors import FileAccessError, counted, first_of
 
 SEARCHED_ENDINGS = frozenset((*READ_ONLY_ENDINGS, *(e for each in ENDINGS.values() for e in each)))
-"""Endings of files that are taken for pictures in a folder."""
+"""Endings of files that are taken for images in a folder."""
 _VIDEO_ENDINGS = "mp4 m4v mov mkv webm avi ts mts m2ts mpg mpeg vob flv 3gp ogv"
 VIDEO_ENDINGS = frozenset(f".{ending}" for ending in _VIDEO_ENDINGS.split())
 
@@ -29,7 +29,7 @@ def unread_kind(path: Path) -> str | None:
 
 @dataclass(frozen=True)
 class Source:
-    """A picture or video file."""
+    """An image or video file."""
 
     path: Path
     """Where it is."""
@@ -50,13 +50,13 @@ class Inputs:
     problems: list[tuple[str, str]] = field(default_factory=list)
     """(input, reason) for each input that could not be read."""
     ignored: int = 0
-    """Files in folders whose names are not those of pictures or videos."""
+    """Files in folders whose names are not those of images or videos."""
     passed_over: list[str] = field(default_factory=list)
     """Inputs that were not opened, and why: FIFOs, links to folders that are searched anyway,
     results."""
 
     def why_empty(self) -> str:
-        """Why nothing was found, for an error."""
+        """Reason that no file was found, for an error."""
         problems = [f"{name}: {reason}" for name, reason in self.problems]
         return "; ".join(problems + self.notes()) or "the folders are empty"
 

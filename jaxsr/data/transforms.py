@@ -11,10 +11,10 @@ partner, and their shares, by the sample's place in its batch.
 - Restoration (`scale` 1): `low` has the size of `high` and lost detail, see `DetailLoss`.
 - Either may then be damaged as photos are, see `degradation.py`.
 
-Low-resolution pictures reach a network as 8-bit files, so by default everything before the scaling
-to that range is uint8, and resizing is the integer arithmetic of torch's uint8 images, which is
-Pillow's too. A network trained without (`eight_bit=False`: float32 without rounding) sees fractions
-of a level that no file has. Integers also make `low` the same to the bit on every device.
+Low-resolution images reach a network as 8-bit files, so by default everything before the scaling to
+that range is uint8, and resizing is the integer arithmetic of torch's uint8 images, which is also
+Pillow's. A network trained without (`eight_bit=False`: float32 without rounding) sees fractions of
+a level that no file has. Integers also make `low` the same to the bit on every device.
 """
 
 from collections.abc import Callable, Mapping
@@ -51,7 +51,8 @@ class DetailLoss:
     factors: tuple[int, ...] = (2,)
     """Each sample is shrunk by one of these, drawn uniformly, and enlarged back, both bicubic."""
     noise: float = 0.0
-    """Gaussian noise: its deviation is drawn per sample from 0 to this many levels of 255."""
+    """Gaussian noise: its standard deviation is drawn per sample from 0 to this many levels of
+    255."""
 
     def __post_init__(self) -> None:
         if not self.factors or min(self.factors) < 1:
@@ -174,7 +175,7 @@ def make_preparation(
 
 
 def turn(image: UInt8[Array, "b c s s"], bits: Array, *, quarters: bool) -> UInt8[Array, "b c s s"]:
-    """Mirrors and turns each square picture by its own lowest bits.
+    """Mirrors and turns each square image by its own lowest bits.
 
     Bit 0 mirrors left and right; with `quarters`, bit 1 mirrors up and down and bit 2 swaps rows
     and columns, which together reach all eight positions of a square.

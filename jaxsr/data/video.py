@@ -112,7 +112,7 @@ def video_size(path: Path, *, max_pixels: int = MAX_PIXELS) -> tuple[tuple[int, 
 
 
 def main_stream(container: Any) -> Any:
-    """The video's stream: the first that is not a cover picture.
+    """The video's stream: the first that is not a cover image.
 
     Raises:
       UnreadableVideo: there is none.
@@ -173,7 +173,7 @@ class Reading:
             yield frame
 
     def shortage(self) -> str | None:
-        """The part missing at the file's end, after all was read; None where nothing is."""
+        """The part missing at the file's end, after all was read; None if unknown."""
         container, rate = self._container, self._stream.average_rate
         # Formats whose header lacks the length derive it from the data present.
         if container.format.name in ("mpeg", "mpegts", "mpegvideo", "h264", "hevc", "ogg"):
@@ -236,7 +236,7 @@ def add_encoder(
       out: container of `write_video`.
       stream: of the source; codec, pixel format, colour tags, rate and time base are taken over.
       size: height and width in pixels.
-      codec: an encoder for colour pictures instead of the source's codec and pixel format.
+      codec: an encoder for colour images instead of the source's codec and pixel format.
     """
     coded = stream.codec_context
     preferred = codec or _ENCODERS.get(coded.name)
@@ -306,7 +306,7 @@ def _differing_samples(stream: Any, result: Any) -> list[str]:
 
 
 def keep_notes(out: Any, container: Any, encoder: Any, frame: Any) -> list[str]:
-    """Copies everything but the frames of a video; returns a list of what is dropped.
+    """Copies everything but the frames of a video; returns a list of the parts that it drops.
 
     Args:
       out: container of `write_video`, before its first packet.
@@ -334,7 +334,7 @@ def keep_notes(out: Any, container: Any, encoder: Any, frame: Any) -> list[str]:
 
 
 def copy_streams(out: Any, container: Any) -> tuple[dict[int, Any], list[str]]:
-    """Streams other than the video's, to be copied; and a list of what is dropped or not restored.
+    """Streams other than the video's, to be copied; and a list of streams dropped or not restored.
 
     Returns:
       Streams of `out` by the number of the one that each copies.

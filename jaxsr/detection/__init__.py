@@ -1,1 +1,1 @@
-"""Using a trained detector: finding targets in pictures, and testing it on a split."""
+"""Using a trained detector: finding targets in images, and testing it on a split."""

@@ -51,7 +51,7 @@ def run(config: DetectConfig) -> int:
 
 
 def _size_lists(config: DetectConfig) -> list[list[Size]]:
-    """Sizes that the command plans together: those of all pictures, those of a video's batches."""
+    """Sizes that the command plans together: those of all images, those of a video's batches."""
     sources = find_inputs(config).sources
     lists = [measure(source for source in sources if not source.is_video)[1]]
     for source in sources:

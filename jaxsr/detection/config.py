@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import tyro
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DetectorOptions(ModelOptions, LaneFoldingOptions, ComputeOptions):
-    """Which network, and how images are sized."""
+    """The network, and the size of its images."""
 
     model_required: ClassVar[bool] = False
 
@@ -25,18 +25,18 @@ class DetectorOptions(ModelOptions, LaneFoldingOptions, ComputeOptions):
     threshold: float = number(0.5, least=0, below=1)
     """Probability above which a pixel belongs to a target."""
     size: Form | None = None
-    """Resize images to base × base, or take their native size. Default: as trained."""
+    """Resize images to --base × --base, or use their native size. Default: as trained."""
     base: int | None = number(None, most=2**14)
-    """Side in pixels for size=base. Default: as trained."""
+    """Side in pixels for --size base. Default: as trained."""
     batch: int = number(8, most=2**14)
-    """Images that are computed at once."""
+    """Images to compute at once."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_batch(self.batch)
 
     def detector(self) -> "Detector":
-        """Loads the network; JAX's platform must be fixed already; see `load_detector`."""
+        """Loads the network, see `load_detector`; JAX's platform must be set already."""
         if self.model is None:
             print("weights: jaxsr's own, trained on drawn scenes alone; --model names others")
         from jaxsr.detection.detector import load_detector
@@ -61,24 +61,24 @@ class DetectConfig(DetectorOptions, AotOptions):
     inputs: tyro.conf.Positional[tuple[str, ...]] = ()
     """Images, videos, folders and globs."""
     least_px: int = number(1, least=1)
-    """Targets of fewer pixels are left out."""
+    """Leave out targets of fewer pixels."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateConfig(DetectorOptions):
-    """IoU, nIoU, precision, recall, F1, Pd, Fa and ROC of a detector on a split."""
+    """Computes IoU, nIoU, precision, recall, F1, Pd, Fa and ROC of a detector on a split."""
 
     out: Path = Path("evaluated")
     """Folder for the results."""
-    data: tyro.conf.Positional[Path]
-    """Folder of the data set."""
+    data: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="DATA")]]
+    """Folder of the data set, such as data/NUAA-SIRST."""
     split: str = "test"
-    """test, train, or the file of a list of names."""
+    """test, train, or a file with a list of names."""
     lists: str | None = None
-    """Folder of the split lists within the data set, where it has several."""
+    """Folder of the split lists within the data set, if it has several."""
     mask_threshold: int | None = None
-    """Gray level above which a mask pixel is target. Default: masks must be binary."""
+    """Gray level above which a mask pixel belongs to a target. Default: masks must be binary."""
     distance_px: float = 3.0
-    """A target is found if a prediction's centroid lies nearer than this."""
+    """A target counts as found if a prediction's centroid is nearer than this."""
     curve_points: int = number(10, most=10**6)
-    """Thresholds of the ROC."""
+    """Number of thresholds of the ROC."""

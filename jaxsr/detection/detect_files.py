@@ -1,9 +1,9 @@
-"""The work behind `python -m jaxsr.detect`: pictures and videos in, masks, overlays and tables out.
+"""The work behind `python -m jaxsr.detect`: images and videos in, masks, overlays and tables out.
 
 For `FOLDER/NAME.png` the output folder gets `masks/FOLDER/NAME.png` and `overlays/FOLDER/NAME.png`
-at the picture's own size; for a video `masks/NAME/000000.png`, … (lossless, as a mask must be) and
+at the image's own size; for a video `masks/NAME/000000.png`, … (lossless, as a mask must be) and
 `overlays/NAME.mp4`, its frames at their own times. `targets.csv` has a row for each target and
-`targets.json` an entry for each picture or frame, found something or not.
+`targets.json` an entry for each image or frame, found something or not.
 """
 
 import errno
@@ -73,7 +73,7 @@ def run(config: DetectConfig) -> int:
 
 
 def find_inputs(config: DetectConfig) -> Inputs:
-    """The files that the configuration names; says what it leaves out.
+    """The files that the configuration names; prints those that it leaves out.
 
     Raises:
       InputError: there are none.
@@ -89,7 +89,7 @@ def find_inputs(config: DetectConfig) -> Inputs:
 
 
 def measure(sources: Iterable[Source]) -> tuple[list[Source], list[tuple[int, int]]]:
-    """The pictures that can be read, and their heights and widths; names the others."""
+    """The images that can be read, and their heights and widths; names the others."""
     readable: list[Source] = []
     sizes: list[tuple[int, int]] = []
     for source in sources:
@@ -107,7 +107,7 @@ class _Session:
         self.findings: list[Findings] = []
 
     def pictures(self, sources: list[Source]) -> int:
-        """All pictures, those of like sizes together; returns how many could not be read."""
+        """All images, those of like sizes together; returns how many could not be read."""
         readable, sizes = measure(sources)
         broken: set[int] = set()
 
@@ -118,7 +118,7 @@ class _Session:
                     raise UnreadablePicture("of another size than its header says")
                 return image
             except (OSError, UnreadablePicture) as error:
-                # The header was whole. Its place in the batch goes to a black picture.
+                # The header was whole. Its place in the batch goes to a black image.
                 complain(str(readable[number].path), str(error))
                 broken.add(number)
                 return np.zeros((*sizes[number], 3), np.uint8)

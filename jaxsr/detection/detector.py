@@ -1,7 +1,7 @@
-"""A detector over pictures of any sizes, a full batch at a time: pictures in, logits out.
+"""A detector over images of any sizes, a full batch at a time: images in, logits out.
 
-Pictures of many sizes share a few compiled programs where the network takes them on one canvas, as
-MSHNet does; another network needs one for each size. `jaxsr.data.input_form` says how pictures are
+Images of many sizes share a few compiled programs where the network takes them on one canvas, as
+MSHNet does; another network needs one for each size. `jaxsr.data.input_form` says how images are
 prepared. A weights file that jaxsr exported says how it was trained; for others the paper's way is
 assumed.
 """
@@ -33,14 +33,14 @@ _PROGRAM_PX_ELSEWHERE = 1 << 26
 
 
 class Detector:
-    """Runs a detector's network over pictures of any sizes."""
+    """Runs a detector's network over images of any sizes."""
 
     def __init__(self, runner: Runner, form: InputForm | None = None, *, batch: int = 8) -> None:
         """Args:
         runner: of the network, (n, 3, H, W) to logits (n, 1, H, W). One that takes `size_B2` as
-          `MSHNet.forward` does gets pictures of several sizes together, where it compiles.
+          `MSHNet.forward` does gets images of several sizes together, where it compiles.
         form: the form of the images that the network was trained on. Default: the paper's way.
-        batch: pictures at once, a multiple of the runner's devices.
+        batch: images at once, a multiple of the runner's devices.
         """
         self.form, self.batch = form or InputForm(), batch
         # torch is eager: a new size costs nothing, a larger canvas would.
@@ -49,7 +49,7 @@ class Detector:
         self._program_px = _PROGRAM_PX.get(runner.platform, _PROGRAM_PX_ELSEWHERE)
 
     def plan(self, sizes: Iterable[Size]) -> list[Together]:
-        """Which pictures to run together, from all their heights and widths.
+        """Which images to run together, from all their heights and widths.
 
         Batches are full where sizes allow, and their shapes few.
         """
@@ -68,13 +68,13 @@ class Detector:
 
         Args:
           together: the batch.
-          images: the pictures that it names.
+          images: the images that it names.
 
         Raises:
           InputError: from the function that it returns: the network gives no such logits.
         """
         prepared = [self.form.prepare(image) for image in images]
-        # Rows without a picture repeat the first.
+        # Rows without an image repeat the first.
         planes = np.zeros((together.rows, len(prepared[0]), *together.canvas), np.float32)
         sizes = np.zeros((together.rows, 2), np.int32)
         for row in range(together.rows):
@@ -110,7 +110,7 @@ class Detector:
 
         Args:
           batches: result of `plan`.
-          read: the picture of a number, or a tuple that begins with it.
+          read: the image of a number, or a tuple that begins with it.
         """
         started: deque[tuple[Together, list, Callable[[], list[np.ndarray]]]] = deque()
         for together in batches:
@@ -126,7 +126,7 @@ class Detector:
     def logits(
         self, images: Sequence[UInt8[np.ndarray, "_ _ 3"]]
     ) -> Iterator[Float32[np.ndarray, "_ _"]]:
-        """Logits of each picture, in order, at the size that `form` says."""
+        """Logits of each image, in order, at the size that `form` says."""
         results: dict[int, np.ndarray] = {}
         batches = self.plan(image.shape[:2] for image in images)
         for together, _, logits in self.run(batches, images.__getitem__):
@@ -136,7 +136,7 @@ class Detector:
     def probabilities(
         self, images: Sequence[UInt8[np.ndarray, "_ _ 3"]]
     ) -> Iterator[Float32[np.ndarray, "_ _"]]:
-        """Probability of a target at each of the pictures' own pixels, 0…1."""
+        """Probability of a target at each of the images' own pixels, 0…1."""
         for image, logits in zip(images, self.logits(images), strict=True):
             yield self.form.probability(image, logits)
 

@@ -1,6 +1,6 @@
-"""Targets in a picture: boxes and centroids, a mask, an overlay.
+"""Targets in an image: boxes and centroids, a mask, an overlay.
 
-Coordinates are in the picture's pixels, from its top left. A box is its first column, first row,
+Coordinates are in the image's pixels, from its top left. A box is its first column, first row,
 width and height. A centroid is the mean of its pixels' indices: (10.0, 4.0) is the middle of
 a pixel.
 """
@@ -36,7 +36,7 @@ class Target:
 
 @dataclass(frozen=True, eq=False)
 class Findings:
-    """All targets of one picture or frame."""
+    """All targets of one image or frame."""
 
     name: str
     frame: int | None
@@ -54,7 +54,7 @@ class Findings:
         return [self.source | asdict(target) for target in self.targets]
 
     def as_dict(self) -> JsonObject:
-        """Plain data for JSON; a picture without targets has an empty list."""
+        """Plain data for JSON; an image without targets has an empty list."""
         height, width = self.mask.shape
         targets = [asdict(target) for target in self.targets]
         return self.source | {"height": height, "width": width, "targets": targets}
@@ -68,10 +68,10 @@ def find_targets(
     least_px: int = 1,
     frame: int | None = None,
 ) -> Findings:
-    """The targets in a picture's probabilities.
+    """The targets in an image's probabilities.
 
     Args:
-      name: of the picture, for the tables.
+      name: of the image, for the tables.
       probability: at each of its pixels.
       threshold: pixels above it belong to targets.
       least_px: components of fewer pixels are left out.
@@ -101,7 +101,7 @@ def find_targets(
 
 
 def overlay(image: UInt8[np.ndarray, "h w 3"], findings: Findings) -> UInt8[np.ndarray, "h w 3"]:
-    """The picture with targets tinted and boxed, a few pixels clear of them."""
+    """The image with targets tinted and boxed, a few pixels clear of them."""
     inside = findings.mask[..., None] > 0
     tinted = np.where(inside, 0.5 * image + 0.5 * _TINT, image).astype(np.uint8)
     canvas = np.ascontiguousarray(tinted)

@@ -1,4 +1,4 @@
-"""`python -m jaxsr.doctor`: checks this machine, and says what to do about what is wrong."""
+"""`python -m jaxsr.doctor`: checks this machine, and gives a remedy for each fault."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

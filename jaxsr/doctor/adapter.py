@@ -17,7 +17,7 @@ from jaxsr.interop.install import install_extra
 _TOLERANCE = 2e-5
 _BROKEN = (
     f"install the versions that jaxsr asks for ({install_extra(None)}); docs/conformance.md says "
-    "what is known, pytest tests/interop tells more"
+    "which are known to work, pytest tests/interop tests yours"
 )
 
 

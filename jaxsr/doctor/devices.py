@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.install import install_extra
 from jaxsr.runtime.xla_flags import without_ynn_flag
 
-# A TPU takes up to half a minute to start; beyond this somebody else holds it.
+# A TPU takes up to half a minute to start; beyond this another process uses it.
 _TIMEOUT_S = 120
 
 _PROBE = """
@@ -57,7 +58,7 @@ def check_devices(platform: str) -> Iterator[Finding]:
     """Devices that JAX starts on, and hardware that it does not see."""
     device, why = probe(platform)
     if device is None:
-        yield Finding(f"platform {platform}", "fail", why, _why(platform, why))
+        yield Finding(f"platform {platform}", "fail", _shortened(why), _advice(platform, why))
         return
     memory = f", {device['memory'] / 2**30:.1f} GiB each" if device["memory"] else ""
     detail = f"{device['count']} × {device['kind']} ({device['platform']}){memory}"
@@ -69,19 +70,24 @@ def check_devices(platform: str) -> Iterator[Finding]:
     yield _host_memory()
 
 
-def _why(platform: str, why: str) -> str:
+def _shortened(why: str) -> str:
+    """Returns the first sentence of JAX's error, without its type and its general advice."""
+    return re.sub(r"^\w+Error: (Unable to initialize backend '\w+': )?|\. .*| \(set .*", "", why)
+
+
+def _advice(platform: str, why: str) -> str:
     from jaxsr.interop.distributed import has_tpu
 
     if platform == "tpu" and not has_tpu():
         return "this machine shows no TPU (/dev/accel0, /dev/vfio/0): use --platform cpu or auto"
     if "no answer" in why:
         return (
-            "another process may hold the device (on a TPU: lsof /dev/accel* /dev/vfio/*), or on a "
+            "another process may use the device (on a TPU: lsof /dev/accel* /dev/vfio/*), or on a "
             "pod slice the other hosts have not been started: run the command on all of them"
         )
     if "lockfile" in why or "already in use" in why:
         return (
-            "another process holds the TPU: end it (lsof /dev/accel* /dev/vfio/* names it); "
+            "another process uses the TPU: end it (lsof /dev/accel* /dev/vfio/* names it); "
             "if there is none, remove /tmp/libtpu_lockfile"
         )
     if platform in ("tpu", "cuda"):

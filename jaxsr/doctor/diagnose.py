@@ -50,7 +50,7 @@ def _is_news(finding: Finding) -> bool:
 
 
 def _print_right(sections: dict[str, list[Finding]], config: DoctorConfig) -> None:
-    """How many checks of the last section found nothing, where they are not listed."""
+    """Number of checks of the last section that passed, if they are not listed."""
     findings = list(sections.values())[-1] if sections else []
     right = [finding for finding in findings if not _is_news(finding)]
     if config.verbose or not right:

@@ -72,8 +72,8 @@ def load_snapshot(
 
     Raises:
       FileNotFoundError: no such file.
-      ValueError: it is no such file, damaged, of another format or model, or its arrays cannot be
-        those of this model.
+      ValueError: it is not such a file, is damaged, of another format or model, or its arrays do
+        not fit this model.
     """
     arrays, notes = read_weights(Path(path))
     if notes.get("format") != FORMAT:

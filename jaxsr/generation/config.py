@@ -20,56 +20,60 @@ class GenerateConfig(SamplingOptions, AotOptions):
     """Generates text with a causal language model, on JAX or on torch."""
 
     prompt: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Texts to go on from."""
+    """Prompts to continue."""
     model: Path
     """Hugging Face folder (config.json, safetensors, tokenizer.json), .gguf file, or a name on the
-    hub: ORG/NAME, ORG/NAME@REVISION, hf:ORG/NAME:FILE.gguf."""
+    hub such as HuggingFaceTB/SmolLM2-135M; also ORG/NAME@REVISION and hf:ORG/NAME:FILE.gguf."""
     implementation: Literal["auto", "own", "transformers"] = "auto"
-    """`own`: jaxsr's networks for Llama and Qwen3. `transformers`: the code of the model's own
-    family. `auto`: own where there is one."""
+    """own: jaxsr's networks for Llama and Qwen3. transformers: the code of the model's own family.
+    auto: own, if the family has one."""
     draft_model: Path | None = None
-    """A smaller model with the same tokenizer, folder or .gguf file. It proposes tokens, of which
-    the model checks several in one forward; greedy tokens stay the same."""
+    """A smaller model with the same tokenizer, a folder or .gguf file. It proposes several tokens,
+    which the model checks in one forward pass; greedy tokens stay the same."""
     prompts: Path | None = None
-    """File of prompts, one per line: .txt, or .jsonl with `prompt`, `text` or `messages`, and where
-    wanted a `seed`. With --out FILE.jsonl a run that was killed goes on where it stopped."""
+    """File of prompts, one per line: .txt, or .jsonl with prompt, text or messages, and optionally
+    a seed. With --out FILE.jsonl a killed run continues where it stopped."""
     tokenizer: Path | None = None
     """Folder or tokenizer.json to use instead of the model's own."""
     raw: bool = False
-    """Feed prompts as they are, without the model's chat template."""
+    """Pass prompts unchanged, without the model's chat template."""
     system: str | None = None
-    """System message put before every prompt; needs the chat template."""
+    """System message before every prompt; needs the chat template."""
     model_sampling: bool = False
-    """Choose tokens as the model's generation_config.json says; options of the command take
+    """Choose tokens as the model's generation_config.json says; options on the command line take
     precedence."""
     batch_size: tuple[int, ...] = number((1,), most=4096)
-    """Prompts that run together; the next takes the place of one that ends. Several values run
-    everything once with each."""
+    """Number of prompts that run together; when one ends, the next takes its place. With several
+    values, everything runs once with each."""
     stop: tuple[str, ...] = ()
-    """Further ends of an output: texts, special tokens by name, or token ids."""
+    """Further stops of an output: texts, special tokens by name, or token ids."""
     ignore_eos: bool = False
-    """Go on after the model's own end tokens."""
+    """Continue after the model's own end tokens."""
     deterministic: bool = False
     """Make each output independent of batch size, position, padding, mesh and other prompts, bit
     for bit: every prompt runs alone, in shapes of its own, on one device."""
     padding: Literal["right", "left"] = "right"
     """Side on which the shorter prompts of a batch are padded; the tokens are the same."""
     quantize: Literal["int8", "int4"] | None = None
-    """Quantise the blocks' weights on loading; computation stays in `dtype`."""
+    """Quantise the blocks' weights when they are loaded; --dtype remains that of the
+    computation."""
     packed: Literal["exact", "fast", "off"] = "exact"
-    """Products with a GGUF file's weights. `exact`: from their blocks. `off`: unpacked on loading,
-    which takes up to eight times the memory. `fast` is deprecated: it is `exact`."""
+    """Products with a GGUF file's weights. exact: from the packed blocks. off: weights are unpacked
+    on loading, which takes up to eight times the memory. fast is a deprecated name of exact."""
     stream: Literal["auto", "on", "off"] = "auto"
-    """Print tokens as they come; `auto`: when one prompt at a time goes to a terminal."""
+    """Print tokens as they are generated. auto: if prompts run one at a time and the output is a
+    terminal."""
     out: Path | None = None
-    """.jsonl or .csv with one row per prompt and batch size; .jsonl is written as outputs end."""
+    """.jsonl or .csv file with one row per prompt and batch size; rows of .jsonl are written as
+    outputs end."""
     warm_up: tuple[int, ...] | None = number(None, least=1, most=2**24)
-    """Compile the programs for prompts of so many tokens instead of generating; without a number
-    16. Other options are those of the runs to come."""
+    """Compile the programs for prompts of so many tokens (default: 16) instead of generating. Give
+    the other options as in later runs."""
     save_cache: Path | None = None
-    """File that the KV cache and tokens are saved to at the end (safetensors)."""
+    """Save the KV cache and tokens to this file (safetensors) at the end."""
     resume: Path | None = None
-    """Go on from such a file instead of prompts; max_new_tokens counts its tokens too."""
+    """Continue from a file of --save-cache instead of prompts; --max-new-tokens includes its
+    tokens."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -115,12 +119,12 @@ class GenerateConfig(SamplingOptions, AotOptions):
 
     @property
     def continues(self) -> bool:
-        """Whether a run that was killed goes on from its rows."""
+        """Whether a killed run continues from its rows."""
         rows = self.out is not None and self.out.suffix == ".jsonl"
         return rows and self.prompts is not None and self.save_cache is None
 
     def streams(self, batch_size: int) -> bool:
-        """Whether tokens are printed as they come.
+        """Whether tokens are printed as they are generated.
 
         Raises:
           InputError: `stream` is on, and several outputs run together.

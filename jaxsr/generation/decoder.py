@@ -39,7 +39,7 @@ class Batch:
     """A running batch: its state on the engine's device, and the settings for its next steps."""
 
     state: dict[str, Any]
-    """The cache and what belongs to it, in the engine's layout; and by row `prompt`, `outputs`,
+    """The cache and its bookkeeping, in the engine's layout; and by row `prompt`, `outputs`,
     `token`, `done`, `count`, `keys`, `filled`, `first` (None: 0), and `LOGPROBS` if asked for."""
     options: SamplingOptions
     stop_ids: tuple[int, ...]
@@ -157,7 +157,7 @@ class BatchDecoder(ABC):
 
     @abstractmethod
     def check_proposals(self, options: SamplingOptions, *, longest: int = 0) -> None:
-        """Refuses proposals of tokens that cannot be taken back, or that nobody makes.
+        """Refuses proposals of tokens that cannot be taken back, or that have no source.
 
         Args:
           options: of a run.
@@ -372,7 +372,7 @@ def end_rows(arrays: MutableMapping[str, np.ndarray], lengths: Mapping[int, int]
 
 
 def logprobs_capacity(options: SamplingOptions, vocabulary: int) -> int | None:
-    """How many of the likeliest tokens are recorded at each step; None records nothing."""
+    """How many of the likeliest tokens are recorded at each step; None: not recorded."""
     if options.logprobs is None:
         return None
     return min(max(_LEAST_TOP, 1 << max(options.logprobs - 1, 0).bit_length()), vocabulary)

@@ -1,4 +1,4 @@
-"""The draft model of a command: loaded, and held to the model's tokenizer."""
+"""The draft model of a command: loaded, and compared with the model's tokenizer."""
 
 from collections.abc import Callable
 from pathlib import Path

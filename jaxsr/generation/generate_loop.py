@@ -85,7 +85,7 @@ def _check_angles(what: str, filled: int, fed: int, config: Any) -> None:
     """Refuses a row that LongRoPE turns by other angles in its middle.
 
     Args:
-      what: the row, for the error.
+      what: description of the row, for the error.
       filled: tokens in its cache before it decodes.
       fed: tokens that decoding feeds.
       config: of the network.

@@ -18,7 +18,7 @@ def run(config: GenerateConfig) -> None:
     """Generates from the prompts of a configuration, or resumes a saved batch.
 
     Raises:
-      UserError: nothing could start.
+      UserError: the run could not start.
     """
     prompts = all_prompts(config.prompt, config.prompts, system=config.system)
     if config.resume is None and config.warm_up is None and not prompts:

@@ -32,7 +32,8 @@ from jaxsr.generation.padding import Padding, packed, padded
 # and gives each row the same bits; with more a single prompt would pay for rows that are not there.
 TILE = 4
 
-# Outputs of beams are held in a buffer of a multiple of this, so that few programs are compiled.
+# Outputs of beams are stored in a buffer of a multiple of this size, so that few programs are
+# compiled.
 _OUTPUT_STEP = 64
 
 

@@ -127,7 +127,7 @@ class JaxNetwork:
         params = {name: weights[name] for name in self._model.params}
         buffers = {name: weights[name] for name in self._model.buffers}
         with warnings.catch_warnings():
-            # Of libraries' code that counts in int64, which JAX has as int32.
+            # From libraries' code that counts in int64, which is int32 in JAX.
             warnings.filterwarnings("ignore", "Explicitly requested dtype")
             return self._model.apply(params, buffers, *args, **kwargs)[0]
 

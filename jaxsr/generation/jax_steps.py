@@ -154,7 +154,7 @@ class Steps:
             }, token_B
 
         begin = {**state["draft"], "token": jnp.minimum(state["token"], draft.vocab_size - 1)}
-        # The last proposal is fed, too: if all are right, the next step needs its entries.
+        # The last proposal is also fed: if all are right, the next step needs its entries.
         after, tokens_TB = jax.lax.scan(fed, begin, length=proposals + 1)
         return tokens_TB[:-1].T, after["cache"]
 

@@ -2,7 +2,8 @@
 
 Each equals a class of `transformers.generation.logits_process`, which the tests compare against,
 and applies in the order in which `generate` of transformers applies them. Values are arrays, not
-Python numbers, so that one compiled program serves them all; what is off costs a branch.
+Python numbers, so that one compiled program serves them all; a processor that is off costs a
+branch.
 
 Shapes: B rows, V tokens of the vocabulary, T tokens of the longest prompt, N tokens of output.
 """
@@ -235,7 +236,7 @@ def _likeliest(logits_BV: jax.Array, settings: Settings) -> jax.Array:
         # Further tokens may be as likely as the k-th: then all of them are needed.
         few = (k > 0) & (k < _CANDIDATES) & (top_BC[:, -1:] < kth_B1).all()
         least_B1, token_B1 = jax.lax.cond(few, of_candidates, of_all, logits_BV)
-    # Of equally likely tokens those with the larger ids come later in transformers' sort.
+    # In transformers' sort, equally likely tokens with larger ids come later.
     return (logits_BV > least_B1) | ((logits_BV == least_B1) & (token_V >= token_B1))
 
 

@@ -1,4 +1,4 @@
-"""How tokens are chosen and when an output ends; the same for every engine."""
+"""Options that choose tokens and end outputs, the same for every engine."""
 
 import json
 import math
@@ -12,9 +12,9 @@ from jaxsr.interop.fields import number
 from jaxsr.runtime.options import CheckedOptions
 
 Bias = tuple[tuple[int, ...], float]
-"""Token ids, and what is added to the last one's logit where the others stand before it."""
+"""Token ids, and the number added to the last one's logit if the others precede it."""
 
-# Fields of transformers' `GenerationConfig` that have the same name and meaning here.
+# Fields of transformers' `GenerationConfig` with the same name and meaning here.
 _SAME_NAMES = (
     "min_new_tokens",
     "temperature",
@@ -32,10 +32,10 @@ LESS_MEMORY = (
     "use a smaller --batch-size, fewer --num-beams, fewer tokens, --dtype bfloat16, "
     "--quantize int8, or more devices (--mesh)"
 )
-"""What takes less memory, for errors."""
+"""Advice for errors of memory."""
 
 _ONLY_DRAWN = ("temperature", "top_k", "top_p", "min_p", "typical_p")
-# Fields that change which tokens come out, with the values that change nothing.
+# Fields that change the chosen tokens, with the values that have no effect.
 _NOT_COMPUTED: Mapping[str, tuple[Any, ...]] = {
     "begin_suppress_tokens": (None, []),
     "constraints": (None,),
@@ -62,57 +62,60 @@ _NOT_COMPUTED: Mapping[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions(CheckedOptions):
-    """Checked when built.
+    """Options of sampling, checked at construction.
 
-    Names are those of transformers, and so is the order in which they apply: logit bias, penalties,
-    n-grams, minimum length; then temperature, top-k, top-p, min-p, typical-p.
+    The names are those of transformers, and so is the order in which the options apply: logit bias,
+    penalties, n-grams, minimum length; then temperature, top-k, top-p, min-p, typical-p.
     """
 
     max_new_tokens: int = number(128, least=1, most=2**24)
-    """Tokens to generate at most for each prompt."""
+    """Maximum number of tokens to generate for each prompt."""
     min_new_tokens: int = number(0, least=0)
-    """Tokens before which no stop token is chosen and no stop text ends an output."""
+    """Minimum number of tokens before a stop token or stop text ends an output."""
     temperature: float = number(0.0, least=0)
-    """Sampling temperature; 0 is greedy and disables top_k, top_p, min_p and typical_p."""
+    """Sampling temperature; 0 is greedy and disables --top-k, --top-p, --min-p and --typical-p."""
     top_k: int | None = number(None, least=1)
-    """Only this many of the likeliest tokens stay; None keeps all."""
+    """Keep only this many of the likeliest tokens. Default: keep all."""
     top_p: float | None = number(None, above=0, most=1)
-    """The likeliest tokens stay until their probabilities reach this sum; None keeps all."""
+    """Keep the likeliest tokens until their probabilities reach this sum. Default: keep all."""
     min_p: float | None = number(None, least=0, most=1)
-    """Tokens stay whose probability is at least this times the likeliest's; None keeps all."""
+    """Keep tokens with at least this share of the likeliest one's probability. Default: keep
+    all."""
     typical_p: float | None = number(None, above=0, most=1)
-    """Tokens whose information is closest to the entropy stay, up to this sum; None keeps all."""
+    """Keep the tokens whose information is closest to the entropy, up to this sum of probabilities.
+    Default: keep all."""
     repetition_penalty: float = number(1.0, above=0)
-    """Positive logits of tokens in prompt and output are divided by it, negative multiplied."""
+    """Divisor of positive logits of tokens in prompt and output, and factor of negative ones."""
     presence_penalty: float = number(0.0)
     """Subtracted from the logits of tokens in the output, as OpenAI and vLLM define it."""
     frequency_penalty: float = number(0.0)
     """Subtracted once for each time that the token is in the output."""
     no_repeat_ngram_size: int = number(0, least=0, most=2**20)
-    """Sequences of this many tokens come once in prompt and output; 0 allows repeats."""
+    """Sequences of this many tokens may not repeat in prompt and output; 0 allows repeats."""
     logit_bias: tuple[str, ...] = ()
-    """ID=VALUE: added to this token's logit, -inf bans it. ID,ID=VALUE: where the last token
-    follows the others. Or one JSON object of such pairs."""
+    """ID=VALUE adds to this token's logit; -inf bans it. With several IDs, joined by commas, it
+    applies to the last token when the others precede it. A JSON object of such pairs is also
+    accepted."""
     logprobs: int | None = number(None, least=0, most=2**20)
     """Report log-probabilities of the chosen tokens and of this many of the likeliest ones; 0
-    reports the chosen alone."""
+    reports only the chosen tokens."""
     num_beams: int = number(1, least=1, most=1024)
-    """Outputs of each prompt that run side by side, to find the likeliest as a whole; 1 is off."""
+    """Number of beams, which search for the likeliest output as a whole; 1 is off."""
     length_penalty: float = number(1.0)
     """With beams: scores are divided by the length to this power; above 0 favours long outputs."""
     early_stopping: Literal["false", "true", "never"] = "false"
-    """With beams. true: stop at num_beams ended outputs; false: when better ones are unlikely;
+    """With beams. true: stop at --num-beams ended outputs; false: when better ones are unlikely;
     never: when better ones are impossible."""
     num_return_sequences: int = number(1, least=1, most=1024)
-    """With beams: number of the best outputs to report."""
+    """With beams: number of best outputs to report."""
     prompt_lookup: int | None = number(None, least=1, most=1024)
-    """Tokens to propose at each step where prompt or output repeat themselves; greedy tokens stay
-    the same."""
+    """Number of tokens to propose at each step where prompt or output repeat themselves; greedy
+    tokens stay the same."""
     num_draft_tokens: int | None = number(None, least=1, most=1024)
-    """Tokens that the draft model proposes at each step; greedy tokens stay the same. Default: 4
-    with a draft model."""
+    """Number of tokens that the draft model proposes at each step; greedy tokens stay the same.
+    Default: 4 with --draft-model."""
     seed: int = number(0, least=-(2**31), most=2**31 - 1)
-    """Seed of the random draws; each request draws with a key made of the seed and its number."""
+    """Seed of the random draws; each request has its own key, made of the seed and its number."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -157,28 +160,28 @@ class SamplingOptions(CheckedOptions):
 
     @property
     def most_slots(self) -> int:
-        """Slots of a cache that an output may need; proposals may lie after its end."""
+        """Slots of a cache that an output may need; proposals may extend beyond its end."""
         return self.max_new_tokens + (self.proposals or 0)
 
     @property
     def draft_tokens(self) -> int | None:
-        """Tokens that a draft model proposes at each step."""
+        """Number of tokens that a draft model proposes at each step."""
         return self.num_draft_tokens
 
     @property
     def proposals(self) -> int | None:
-        """Tokens that are proposed at each step."""
+        """Number of tokens that are proposed at each step."""
         return self.prompt_lookup or self.draft_tokens
 
     @property
     def named_proposals(self) -> str:
-        """The option that they come from, for messages."""
+        """The option that asks for proposals, for messages."""
         name = "prompt_lookup" if self.draft_tokens is None else "num_draft_tokens"
         return f"{name}={self.proposals}"
 
     @property
     def plain(self) -> bool:
-        """Greedy, with no change of the logits."""
+        """Whether decoding is greedy, with the logits unchanged."""
         return (
             self.greedy
             and self.min_new_tokens == self.no_repeat_ngram_size == 0
@@ -189,7 +192,7 @@ class SamplingOptions(CheckedOptions):
 
     @cached_property
     def biases(self) -> tuple[Bias, ...]:
-        """`logit_bias` as token ids and values; of equal ids the last counts."""
+        """Returns `logit_bias` as token ids and values; the last of equal ids counts."""
         pairs: dict[tuple[int, ...], float] = {}
         for item in self.logit_bias:
             pairs |= _parsed_bias(item)
@@ -197,7 +200,7 @@ class SamplingOptions(CheckedOptions):
 
 
 def _parsed_bias(item: str) -> dict[tuple[int, ...], float]:
-    """The pairs of one value of `logit_bias`."""
+    """Parses one value of `logit_bias`."""
     if item.lstrip().startswith("{"):
         try:
             entries = [(str(ids), value) for ids, value in json.loads(item).items()]
@@ -220,14 +223,14 @@ def _parsed_bias(item: str) -> dict[tuple[int, ...], float]:
 
 
 def recommended_options(generation: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Options for choosing tokens from a model's `generation_config.json`.
+    """Reads options for choosing tokens from a model's `generation_config.json`.
 
     Args:
       generation: the file's fields.
 
     Returns:
       Fields of `SamplingOptions`, and the names of fields that change sampling but are not computed
-      here.
+        here.
     """
     drawn = bool(generation.get("do_sample"))
     values = {
@@ -259,7 +262,7 @@ def recommended_options(generation: Mapping[str, Any]) -> tuple[dict[str, Any], 
 
 
 def _stated_biases(generation: Mapping[str, Any]) -> tuple[str, ...]:
-    """Values of `logit_bias` that a `generation_config.json` asks for."""
+    """Returns values of `logit_bias` that a `generation_config.json` asks for."""
     stop = generation.get("eos_token_id")
     ends = [[token] for token in (stop if isinstance(stop, list) else [stop])]
     biases = [(ids, -math.inf) for ids in generation.get("bad_words_ids") or () if ids not in ends]

@@ -23,15 +23,17 @@ class Request:
 
 
 class PromptPool:
-    """Waiting prompts by length. The longest go first, so that rows of equal lengths run together,
-    and their caches are read no further than they need; shorter ones fill up what is fed together.
+    """Waiting prompts by length.
+
+    The longest go first, so that rows of equal lengths run together, and their caches are read no
+    further than necessary. Shorter prompts fill up a batch that is fed together.
 
     Args:
       requests: in any order.
     """
 
     def __init__(self, requests: Iterable[Request]) -> None:
-        # Of equal lengths the first number is last, and taken first.
+        # Among equal lengths the first number is last, and taken first.
         self._sorted = sorted(requests, key=_order)
 
     def __len__(self) -> int:

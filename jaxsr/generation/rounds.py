@@ -82,7 +82,7 @@ class RequestPlace:
 
 @dataclass
 class Rounds:
-    """Advances batches until their rows have ended, and fills the places of those that did."""
+    """Advances batches until their rows have ended, and fills their places."""
 
     engine: BatchDecoder
     options: SamplingOptions
@@ -115,7 +115,7 @@ class Rounds:
         rows: int,
         free: Sequence[int] = (),
     ) -> None:
-        """Advances a batch until its rows have ended and nothing waits.
+        """Advances a batch until its rows have ended and no prompt waits.
 
         Args:
           batch: of the engine, just started.

@@ -5,8 +5,8 @@ perhaps the beginning of one, which is dropped. Every row states its settings, s
 different runs never meet in one file, and has a digest of itself. The file is locked while a run
 writes it.
 
-Rows that come before their turn lie in a second file beside it, with `.early` after its name, until
-the run is complete: after a kill they count, too.
+Rows that come before their turn are in a second file next to it, with `.early` after its name,
+until the run is complete: after a kill they also count.
 """
 
 import fcntl
@@ -46,9 +46,9 @@ class RowFile:
             if is_new:  # removed, to begin anew
                 self._early_path.unlink(missing_ok=True)
             self.rows, length = self._read(path)
-            """Those that were there."""
+            """Rows that were there."""
             self.early, early_length = self._read(self._early_path)
-            """Those that were there before their turn, in any order."""
+            """Rows that were there before their turn, in any order."""
         except BaseException:
             self._file.close()
             raise
@@ -61,7 +61,7 @@ class RowFile:
 
     def _lock(self) -> None:
         try:
-            # Of the open file, so that a second one of this process is refused, too.
+            # The lock of the open file, so that a second one of this process is also refused.
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InputError(

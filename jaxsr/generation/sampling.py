@@ -59,7 +59,7 @@ def choose(
       logits_BV: float32 logits.
       keys_B2: of `request_keys`; unused when greedy.
       history: tokens of each row.
-      settings: of `settings_of`. Values, not shapes: none of them makes another program.
+      settings: of `settings_of`. Values, not shapes: they never need another program.
     """
 
     def drawn(logits_BV: jax.Array) -> jax.Array:

@@ -354,7 +354,7 @@ class _InOrder:
       counts: tokens of the prompts.
       batch_size: of the run.
       skip: the first prompts, which are left out.
-      early: rows by number of later prompts that are left out, too.
+      early: rows by number of later prompts, which are also left out.
     """
 
     def __init__(

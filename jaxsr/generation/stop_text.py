@@ -11,7 +11,7 @@ class StopText:
     """Looks for texts in the text of an output.
 
     Args:
-      texts: that end an output; none of them is empty.
+      texts: texts that end an output; they may not be empty.
       decode: text of token ids.
       min_new_tokens: a text that ends within so many tokens does not count.
     """

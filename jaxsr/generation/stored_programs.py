@@ -1,8 +1,8 @@
 """Traced programs stored on disk, so that a later process does not trace the network.
 
-Tracing a network of 30 blocks takes seconds, and JAX's compilation cache saves none of them: its
-key is the traced program. The key here is everything that the trace depends on. A program is
-stored as `jax.export` writes it, StableHLO without pickles; XLA's results are in JAX's cache.
+Tracing a network of 30 blocks takes seconds, and JAX's compilation cache does not save them: its
+key is the traced program. The key here is everything that the trace depends on. A program is stored
+as `jax.export` writes it, StableHLO without pickles; XLA's results are in JAX's cache.
 """
 
 import hashlib
@@ -32,14 +32,14 @@ _KERNELS = [export.DisabledSafetyCheck.custom_call(name) for name in panel_produ
 def stored(
     folder: Path | None, key: Any, trace: Callable[..., Any], args: tuple[Any, ...], *, name: str
 ) -> Callable[..., Any]:
-    """A function that computes what `trace` does, for arguments like `args`; to be jitted.
+    """Returns a function that computes the same as `trace` for arguments like `args`; to be jitted.
 
     Args:
-      folder: where programs are kept; created if absent. None stores nothing.
-      key: values that `trace` closes over, with a complete `repr`.
+      folder: where programs are kept; created if absent. None: programs are not stored.
+      key: the values that `trace` closes over; each must have a complete `repr`.
       trace: the function.
       args: arrays, or their shapes, with shardings over one mesh.
-      name: of the program, for its file.
+      name: name of the program, for its file.
     """
     if folder is None:
         return trace

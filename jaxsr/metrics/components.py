@@ -42,7 +42,7 @@ class Match:
 
     targets: int
     found: int
-    """Targets that a prediction was matched with, and so the matched predictions too."""
+    """Targets matched with a prediction; also the number of matched predictions."""
     predictions: int
     false_pixels: int
     """Pixels of all the predictions without a target, however many have the same area."""

@@ -231,7 +231,7 @@ class DetectionMetrics:
         """The figures of everything added so far.
 
         Raises:
-          ValueError: nothing was.
+          ValueError: no image was added.
         """
         rows = self._rows
         if not rows:

@@ -22,7 +22,7 @@ class Evaluation:
     list_sha256: str
     """Hash of the sorted names, a line each: figures with one hash are of the same images."""
     sized: str
-    """How pictures and masks were sized."""
+    """How images and masks were sized."""
     figures: DetectionReport
 
     def as_dict(self) -> JsonObject:
@@ -43,7 +43,7 @@ def evaluate(detector: Any, data: Infrared, **options: Any) -> Evaluation:
     """Runs the network over a split and takes all figures.
 
     Args:
-      detector: a `jaxsr.detection.detector.Detector`, which sizes pictures as its network was
+      detector: a `jaxsr.detection.detector.Detector`, which sizes images as its network was
         trained to; figures are taken at that size.
       data: the split.
       **options: see `DetectionMetrics`.

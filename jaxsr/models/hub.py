@@ -36,8 +36,8 @@ _RULES = {
     "give a token that may read it: hf auth login, or HF_TOKEN",
     "GatedRepoError": "its owner admits people one by one; ask on its page, and give a token: hf "
     "auth login, or HF_TOKEN",
-    "RevisionNotFoundError": "there is no such branch, tag or commit; check what follows @",
-    "RemoteEntryNotFoundError": "there is no such file; check what follows the second colon",
+    "RevisionNotFoundError": "there is no such branch, tag or commit; check the part after @",
+    "RemoteEntryNotFoundError": "there is no such file; check the part after the second colon",
 }
 """Advice for errors of huggingface_hub that its command also has."""
 _DIGEST = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")

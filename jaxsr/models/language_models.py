@@ -42,7 +42,7 @@ def load_language_model(
       dtype: of the weights that are not quantised, and so of the computation.
       scheme: quantise the blocks' projections on loading.
       implementation: who computes. `auto`: see `choose`.
-      packed: leave the weights of a GGUF file in their blocks, where nothing else is asked for.
+      packed: leave the weights of a GGUF file in their blocks, unless another format is asked for.
 
     Raises:
       FileNotFoundError: a file in the folder is missing.
@@ -126,7 +126,8 @@ def check_model(
       weights: whether a folder's must be there.
 
     Raises:
-      FileNotFoundError: there is nothing, or a folder lacks config.json, weights or some shards.
+      FileNotFoundError: there is no such file, or a folder lacks config.json, weights or some
+        shards.
       InputError: config.json is broken, or describes a model that is not computed here.
     """
     path = find_gguf(fetched(path))

@@ -1,4 +1,4 @@
-"""Imports other libraries, which may be missing, or broken beside this torch."""
+"""Imports other libraries, which may be missing, or broken with this torch."""
 
 import contextlib
 import importlib
@@ -16,7 +16,7 @@ _FRAGMENTS: list[torch.library.Library] = []
 def import_beside_torch(name: str) -> Any:
     """A module that may import torchvision, which may be of another build of torch.
 
-    torchvision beside another build lacks its compiled operators, and fails to import for that.
+    torchvision lacks its compiled operators with another build of torch, and then fails to import.
     Networks do without them, so they are declared and the import is tried again.
     """
     try:
@@ -40,7 +40,7 @@ def import_library(name: str) -> Any:
     """
     try:
         return import_beside_torch(name)
-    except Exception as error:  # torchvision fails in many ways beside another torch
+    except Exception as error:  # torchvision fails in many ways with another torch
         library = name.partition(".")[0]
         way_out = f"install it next to this torch: pip install --no-deps {library}"
         lacking = error.name if isinstance(error, ModuleNotFoundError) else None

@@ -17,7 +17,8 @@ from jaxsr.models.trunks import VGG16, AlexNet, as_rgb, check_equal_shapes
 
 Network = Literal["alexnet", "vgg16"]
 
-# ImageNet's mean and deviation, carried over from [0, 1] to [-1, 1]; rounded as in the reference.
+# ImageNet's mean and standard deviation, converted from [0, 1] to [-1, 1]; rounded as in the
+# reference.
 SHIFT = (-0.030, -0.088, -0.188)
 SCALE = (0.458, 0.448, 0.450)
 

@@ -20,7 +20,7 @@ from jaxsr.errors import InputError
 from jaxsr.models.build import LIBRARIES
 
 _OPTAX = ("optax", "optax.contrib")
-"""Modules of which `--optimizer` and `--schedule` call nothing but rules and schedules."""
+"""Modules from which `--optimizer` and `--schedule` may call only rules and schedules."""
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _ENTRY = re.compile(r"[\w.-]+")
 _SWITCHES = {"pretrained", "download"}

@@ -89,7 +89,7 @@ class _ArraysOnly(pickle.Unpickler):
 
 
 def _check_opcodes(data: bytes) -> None:
-    """Refuses what would fill the memory: too many objects, or a place in a table far beyond."""
+    """Refuses a pickle that would fill the memory: too many objects, or a huge memo index."""
     for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
         if count >= _MOST_OPCODES:
             raise pickle.UnpicklingError(f"more than {_MOST_OPCODES} operations")

@@ -53,7 +53,7 @@ def tensors_of(output: PyTree, *, name: str = "the network") -> list:
 def answer_of(output: PyTree, *, name: str = "the network") -> Any:
     """The tensor that a network answers with: the first of the largest, where it gives several.
 
-    Pictures and maps, (n, c, h, w), come before features of fewer axes, whose sides may be larger.
+    Images and maps, (n, c, h, w), come before features of fewer axes, whose sides may be larger.
 
     Raises:
       InputError: see `tensors_of`.

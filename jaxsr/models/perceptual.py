@@ -60,7 +60,7 @@ def perceptual_loss(
       value_range: intensities of black and white in the images.
 
     Raises:
-      MissingFileError: there are none.
+      MissingFileError: there are no such weights.
     """
     try:
         vgg = VGG16() if untrained and weights is None else load_vgg16(weights)

@@ -1,4 +1,4 @@
-"""A generator's two phases: alone on the pictures' losses, then against a discriminator.
+"""A generator's two phases: alone on the images' losses, then against a discriminator.
 
 A batch holds `low` (B, C, h, w) and `high` (B, C, scale·h, scale·w); in the adversarial phase also
 `label_real`, `label_fake` and `label_generator`, the targets of the discriminator's logits.
@@ -32,7 +32,7 @@ Terms = tuple[Tensor, dict[str, Tensor]]
 
 
 class PictureObjective(Objective):
-    """The networks and losses of one run on pictures."""
+    """The networks and losses of one run on images."""
 
     def __init__(
         self,
@@ -44,12 +44,12 @@ class PictureObjective(Objective):
         value_range: tuple[float, float] | None = None,
     ) -> None:
         """Args:
-        generator: takes `low`; its result is compared with `high`.
-        pretrain: losses of the first phase; none leaves the phase out.
-        adversarial: those of the second phase, `ADVERSARIAL` among them; none leaves it out.
-        discriminator: gives logits of pictures; for the second phase.
-        value_range: intensities of black and white in the batch, which the losses are to see as 0
-          and 1. Default: they see the pictures as they are.
+        generator: takes `low`; its result is compared with `high`. pretrain: losses of the first
+        phase; if empty, the phase is left out. adversarial: losses of the second phase, including
+        `ADVERSARIAL`; if empty, it is left out. discriminator: gives logits of images; for the
+        second phase. value_range: intensities of black and white in the batch, which the losses are
+        to see as 0
+          and 1. Default: they see the images as they are.
         """
         super().__init__()
         self.generator = generator
@@ -110,5 +110,5 @@ class PictureObjective(Objective):
                 f"--discriminator returned {1 + len(others)} tensors; wrap it in a module that "
                 "returns one, of logits for each image"
             )
-        # One logit a picture, or several that are not map: each against its picture's label.
+        # One logit an image, or several that are not map: each against its image's label.
         return logits if logits.ndim == 4 else logits.reshape(len(logits), -1, 1, 1)

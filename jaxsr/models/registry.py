@@ -33,19 +33,19 @@ class LoadedModel:
     name: str
     """Where it is from, for reports."""
     family: str
-    """Name of its family, or of its class where it is of none."""
+    """Name of its family, or of its class if it belongs to no family."""
     kind: Kind | None = None
     """None for a user's class."""
     value_range: tuple[float, float] = (0.0, 1.0)
-    """Intensities of black and white in the pictures that it takes."""
+    """Intensities of black and white in the images that it takes."""
     metadata: Mapping[str, Any] | None = None
-    """Metadata of its weights file; None where there is none."""
+    """Metadata of its weights file; None if unknown."""
     channels: int | None = None
     """Channels of the images that it takes, where the file states them."""
     least_side: int = 1
-    """Pixels of the smallest picture that it takes, along each side."""
+    """Pixels of the smallest image that it takes, along each side."""
     side_multiple: int = 1
-    """Sides of its pictures must be multiples of this."""
+    """Sides of its images must be multiples of this."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,7 +67,7 @@ class Family:
     finish: Callable[[Any], nn.Module] = lambda network: network
     """Turns the trained network into the one that is used."""
     value_range: tuple[float, float] = (-1.0, 1.0)
-    """Intensities of black and white, for families that take pictures."""
+    """Intensities of black and white, for families that take images."""
 
     def build(self, config: Mapping[str, Any]) -> nn.Module:
         """The network of a configuration that a file states; unknown fields are left out.
@@ -80,7 +80,7 @@ class Family:
         return self.network(from_values(self.config, known, prefix="config."))
 
     def example(self, *, side_px: int = 32) -> Tensor:
-        """An input for the small network: a picture of noise, or a row of tokens."""
+        """An input for the small network: an image of noise, or a row of tokens."""
         generator = torch.Generator().manual_seed(0)
         if self.kind == "language model":
             size = (2, 16)
@@ -94,7 +94,7 @@ def find_family(name: str) -> Family:
     """The family of that name.
 
     Raises:
-      ValueError: there is none.
+      ValueError: there is no such family.
     """
     if name not in FAMILIES:
         raise InputError(

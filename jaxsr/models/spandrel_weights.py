@@ -31,7 +31,7 @@ def load_by_spandrel(
 
     Raises:
       InputError: spandrel is missing, does not know the weights, or cannot build their network; or
-        the network takes a mask, returns other channels than it takes, or only square pictures.
+        the network takes a mask, returns other channels than it takes, or only square images.
     """
     unknown = (
         f"{path} is of no family that jaxsr knows ({', '.join(FAMILIES)}; its first names: "

@@ -139,7 +139,7 @@ def _damaged(path: Path, error: Exception) -> InputError:
 
 
 def unwrap(loaded: object, *, source: str) -> dict[str, Tensor]:
-    """The state dict inside what a training script saved around it.
+    """Finds the state dict inside the dictionary that a training script saved.
 
     Raises:
       ValueError: there is no dictionary of tensors where state dicts are usually kept.
@@ -183,7 +183,7 @@ def strip_prefixes(weights: Mapping[str, Tensor], *, source: str) -> dict[str, T
     """
     names = list(weights)
     while True:
-        # A compiled submodule has the prefix inside the name, too.
+        # A compiled submodule also has the prefix inside the name.
         bare = [".".join(p for p in name.split(".") if p != "_orig_mod") for name in names]
         if bare and all(name.startswith("module.") for name in bare):
             bare = [name.removeprefix("module.") for name in bare]
@@ -218,7 +218,7 @@ def under_names_of(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[st
 
 
 def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, source: str) -> None:
-    """Copies `weights` into `module`, all of them or, on an error, none.
+    """Copies `weights` into `module`; on an error, leaves it unchanged.
 
     Args:
       module: takes the values in its dtype and on its device.
@@ -312,7 +312,7 @@ def exported_weights(folder: Path) -> Path:
     """The network that a run exported last; its best by validation can be named by file.
 
     Raises:
-      FileNotFoundError: the run has exported nothing yet.
+      FileNotFoundError: the run has not exported weights yet.
       ValueError: the folder holds several weights files.
     """
     files = sorted(p for p in folder.glob("*.safetensors") if not p.stem.endswith(".best"))

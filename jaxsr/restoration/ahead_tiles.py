@@ -1,7 +1,7 @@
 """`python -m jaxsr.restore … --aot v5e:2x4`: tiles of a network compiled ahead of time.
 
-With pictures or `--benchmark` these are the programs that the same command runs on such devices,
-as if nothing was restored yet; without, one of the largest tile.
+With images or `--benchmark` these are the programs that the same command runs on such devices, as
+if no result existed yet; otherwise, one program of the largest tile.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,13 +27,13 @@ def run(config: RestoreConfig) -> int:
     """Runs the command with `--aot`; returns its exit status.
 
     Raises:
-      InputError: no picture among the inputs can be restored.
+      InputError: no image among the inputs can be restored.
     """
     topology = prepare(config)
     devices, platform = len(topology.devices), topology.device.platform
     inputs = find_inputs(config)
     groups = {word: _sizes(files, config) for word, files in group_sources(config, inputs).items()}
-    # The tiles of any picture are chosen by the sizes of all.
+    # The tiles of any image are chosen by the sizes of all.
     all_stills = [size for stills, _ in groups.values() for size in stills]
     programs: list[tuple[Compile, int]] = []
     for word, (stills, videos) in groups.items():

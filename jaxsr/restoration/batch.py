@@ -49,10 +49,10 @@ class Outcome:
 
 
 class _FileSink:
-    """Writes a picture's file in a thread, a few bands behind the device.
+    """Writes an image's file in a thread, a few bands behind the device.
 
     Args:
-      write: writes all bands; called with the first rows, so that a failing picture makes no file.
+      write: writes all bands; called with the first rows, so that a failing image makes no file.
       done: called once from the thread, with the error or None.
     """
 
@@ -125,7 +125,7 @@ class BatchRestorer:
         self.outcome = Outcome()
 
     def run(self, sources: Iterable[Source], *, threads: int = 2) -> Outcome:
-        """Restores every picture; returns when all files are written."""
+        """Restores every image; returns when all files are written."""
         makers = (functools.partial(self._load, source) for source in sources)
         try:
             self._restorer.run(self._works(read_ahead(makers, threads=threads)))
@@ -136,7 +136,7 @@ class BatchRestorer:
     def _load(
         self, source: Source
     ) -> tuple[Source, Path, Picture, Encoding] | tuple[Source, str] | None:
-        """Decodes one picture, in a thread; the reason where it cannot be."""
+        """Decodes one image, in a thread; the reason where it cannot be."""
         config = self._config
         format = FORMATS[config.format] if config.format else None
         try:
@@ -249,7 +249,7 @@ def finished_result(source: Source, config: RestoreConfig) -> Path | None:
     target = target_path(source, config.out, suffix=config.suffix, format=format)
     try:
         return target if target.exists() and not is_source(source, target) else None
-    except OSError:  # a name too long; whoever restores the picture says so
+    except OSError:  # a name too long; whoever restores the image says so
         return None
 
 

@@ -1,8 +1,8 @@
 """An image as the network's input, and an image from the network's output.
 
-Networks take one channel (luma or gray) or three (RGB), pictures have one to four:
+Networks take one channel (luma or gray) or three (RGB), images have one to four:
 
-| picture | network of three channels | network of one channel |
+| image | network of three channels | network of one channel |
 |---|---|---|
 | gray | repeated; the luma of the result, so gray stays gray | as it is |
 | RGB | as it is | luma; the change in luma is added to the enlarged RGB |
@@ -12,7 +12,7 @@ Networks take one channel (luma or gray) or three (RGB), pictures have one to fo
 Invisible pixels get the colour of the nearest visible one before, so that theirs does not spread.
 
 Adding the change in luma to R, G and B equals replacing Y in YCbCr. Luma is BT.601's, full range;
-values are float32 in [0, 1], channels first for the network and last for the picture.
+values are float32 in [0, 1], channels first for the network and last for the image.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ Region = tuple[int, int, int, int]
 def network_inputs(
     crop: Shaped[np.ndarray, "h w c"], kind: Kind, channels: int
 ) -> list[Float[np.ndarray, "k h w"]]:
-    """The pictures that a network of `channels` channels is given for a crop."""
+    """The images that a network of `channels` channels is given for a crop."""
     unit = as_unit(crop)
     return [_for_network(part, channels) for part in _parts(unit, kind)]
 
@@ -54,7 +54,7 @@ def from_outputs(
       outputs: one for each input.
       kind: the image's channels.
       channels: of the network.
-      enlarged: gives the picture itself, bicubically enlarged, where it is needed.
+      enlarged: gives the image itself, bicubically enlarged, where it is needed.
     """
     base = enlarged() if needs_enlarged(kind, channels) else None
     bases = _parts(base, kind) if base is not None else [None] * len(outputs)
@@ -72,7 +72,7 @@ def from_outputs(
 
 
 def needs_enlarged(kind: Kind, channels: int) -> bool:
-    """Whether `from_outputs` uses the enlarged picture."""
+    """Whether `from_outputs` uses the enlarged image."""
     return kind.endswith("alpha") or (channels == 1 and kind in ("rgb", "cmyk"))
 
 
@@ -85,7 +85,7 @@ def fill_hidden(pixels: Shaped[np.ndarray, "h w c"]) -> Shaped[np.ndarray, "h w 
       pixels: samples with alpha as the last channel.
 
     Returns:
-      A copy, or the samples themselves where all are visible or none is.
+      A copy, or the samples themselves if all are visible or all are invisible.
     """
     hidden = pixels[..., -1] == 0
     if not hidden.any() or hidden.all():
@@ -117,9 +117,9 @@ def as_samples(unit: np.ndarray, dtype: np.dtype | type) -> np.ndarray:
 def enlarge_region(
     picture: Shaped[np.ndarray, "h w c"], region: Region, scale: int
 ) -> Float[np.ndarray, "H W c"]:
-    """A region of the bicubically enlarged picture, in [0, 1]; at scale 1 the region itself.
+    """A region of the bicubically enlarged image, in [0, 1]; at scale 1 the region itself.
 
-    Regions of one picture fit together without a seam.
+    Regions of one image fit together without a seam.
     """
     top, left, bottom, right = region
     if scale == 1:
@@ -136,7 +136,7 @@ def enlarge_region(
 
 
 def _parts(unit: np.ndarray, kind: Kind) -> list[np.ndarray]:
-    """The gray or RGB pictures that a picture consists of, without alpha."""
+    """The gray or RGB images that an image consists of, without alpha."""
     if kind == "cmyk":
         return [1 - unit[..., :3], 1 - unit[..., 3:]]
     return [unit[..., :-1] if kind.endswith("alpha") else unit]

@@ -12,52 +12,56 @@ from jaxsr.interop.fields import number
 from jaxsr.runtime.options import AotOptions, LaneFoldingOptions, ModelOptions
 
 AUTO = "auto"
-"""The word for the model that suits each picture."""
+"""The word for weights chosen by image."""
 FORMATS = {"png": "PNG", "jpeg": "JPEG", "webp": "WEBP", "tiff": "TIFF"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class RestoreConfig(ModelOptions, LaneFoldingOptions, AotOptions):
-    """Restores images and videos with a torch network, on JAX or on torch. Without --model it uses
-    weights that are included: photo for files with JPEG artefacts, clean for all others."""
+    """Restores images and videos with a torch network, on JAX or on torch.
+
+    Without --model it uses included weights: photo for files with JPEG artefacts, clean for all
+    others.
+    """
 
     model_required: ClassVar[bool] = False
 
     inputs: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Images, videos, folders (searched recursively, their structure kept) and globs."""
+    """Images, videos, folders (searched recursively, structure kept) and globs."""
     out: Path = Path("restored")
-    """Folder for the results, made if need be."""
+    """Folder for the results, created if necessary."""
     channels: Literal[1, 3] | None = None
-    """Channels of the network's input: 1 (luma, gray) or 3 (RGB). Default: from the network."""
+    """Channels of the network's input: 1 (luma, gray) or 3 (RGB). Default: the network's."""
     value_range: tuple[float, float] | None = None
-    """Intensities of black and white in the network's images. Default: the family's, else 0 1."""
+    """Intensities of black and white in the network's images. Default: the family's, otherwise 0
+    1."""
     outscale: float | None = number(None, above=0, most=64)
     """Size of the result relative to the source. Default: the network's own scale."""
     suffix: str = ""
-    """Added to each name, before its ending."""
+    """Suffix of each name, before its extension."""
     format: Literal["png", "jpeg", "webp", "tiff"] | None = None
     """Output format. Default: that of each input."""
     quality: int = number(95, least=1, most=100)
     """Quality of JPEG and lossy WebP, 1 to 100."""
     overwrite: bool = False
-    """Replace results that exist. Otherwise they are left alone, and counted."""
+    """Replace existing results. Otherwise they are kept, and counted."""
     tiling: Literal["auto", "approximate", "off"] = "auto"
-    """auto: cut images into tiles only where the result stays the same; refuse an image that is too
-    large to be treated whole. approximate: cut in any case. off: never cut."""
+    """auto: cut images into tiles only if the result stays the same, and refuse an image that is
+    too large to be computed whole. approximate: always cut. off: never cut."""
     tile: int | None = number(None, least=1, most=2**16)
-    """Side of the largest tile in pixels. Default: from the network's memory needs."""
+    """Side of the largest tile in pixels. Default: chosen by the network's memory needs."""
     batch: int | None = number(None, least=1, most=2**14)
     """Tiles that each device computes at once. Default: 1 on a CPU, 8 elsewhere."""
     ensemble: bool = False
     """Average over the eight flips and turns of each tile: eight times the work."""
     max_pixels: int = number(MAX_PIXELS, least=1, most=2**40)
-    """Most pixels of an image; larger ones are refused before they are decoded."""
+    """Refuse images of more pixels before they are decoded."""
     truth: Path | None = None
     """Folder of reference images under the same relative names; reports PSNR and SSIM."""
     report: Path | None = None
-    """Folder for the figures. Default: `report` in the folder of the results."""
+    """Folder for the figures. Default: report, in the folder of the results."""
     benchmark: tuple[str, ...] = ()
-    """Measure these sizes, as WIDTHxHEIGHT, instead of restoring anything."""
+    """Measure the speed at these sizes, such as 1280x720, instead of restoring."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,11 +77,11 @@ class RestoreConfig(ModelOptions, LaneFoldingOptions, AotOptions):
 
     @property
     def chooses(self) -> bool:
-        """Whether each picture gets the shipped weights that suit it."""
+        """Whether the weights are chosen for each image."""
         return self.model in (None, AUTO)
 
     def sizes(self) -> list[tuple[int, int]]:
-        """`benchmark` as (height, width) pairs."""
+        """Returns `benchmark` as (height, width) pairs."""
         sizes = []
         for text in self.benchmark:
             width, by, height = text.lower().replace("×", "x").partition("x")

@@ -1,10 +1,10 @@
-"""Which rows of a picture each value inside a network depends on, read from its operations.
+"""Which rows of an image each value inside a network depends on, read from its operations.
 
 A torch module runs on `CoveredTensor`s. They hold no values, only shapes (torch's meta device) and,
-for every element, the first and last row of the input picture that it depends on. Each operation
+for every element, the first and last row of the input image that it depends on. Each operation
 combines these ranges: a convolution takes the union over its taps, a sum over its axes, a view
 moves them. The result is an upper bound, exact for the usual layers. Results of constants alone
-have values, so that attention masks count: a score of -50 or less is no influence.
+have values, so that attention masks count: a score of -50 or less counts as no influence.
 
 Ranges are pairs of int16 tensors (first, -last) that broadcast to the tensor's shape, so that a
 union is a minimum. An operator without a rule makes its result depend on all that went in.
@@ -30,12 +30,12 @@ from jaxsr.restoration.covered_tensor import Coverage, CoveredTensor, covered_co
 def cover(
     network: nn.Module, *, channels: int, rows: int, columns: int, axis: int
 ) -> tuple[Any, Coverage]:
-    """Runs a network on a picture that it is not shown.
+    """Runs a network on an image that it is not shown.
 
     Args:
       network: takes (1, `channels`, height, width), on the CPU, in evaluation mode.
-      channels: of the picture.
-      rows: of the picture along `axis`; at most 2**14.
+      channels: of the image.
+      rows: of the image along `axis`; at most 2**14.
       columns: along the other axis.
       axis: 2 follows rows, 3 follows columns.
 

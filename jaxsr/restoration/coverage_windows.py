@@ -1,6 +1,6 @@
 """Effects on ranges of operators that read a window of pixels: the rules of `coverage_rules`.
 
-Padding, convolution, pooling and interpolation, along each axis of a picture by itself.
+Padding, convolution, pooling and interpolation, along each axis of an image by itself.
 """
 
 from collections.abc import Sequence

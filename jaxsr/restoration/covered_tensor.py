@@ -1,4 +1,4 @@
-"""Tensors that know which rows of a picture each of their elements depends on, but no values."""
+"""Tensors that know which rows of an image each of their elements depends on, but no values."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ class Coverage:
     """The findings of one run."""
 
     rows: int
-    """Height of the picture."""
+    """Height of the image."""
     rule_of: "Callable[[torch._ops.OpOverload], Callable[[OperatorCall], Any]]"
     """The rule of an operator."""
     global_operation: str | None = None
@@ -270,7 +270,7 @@ def _take_scores(tensor: CoveredTensor, scores: Scores) -> None:
 
 
 def _written_constant(coverage: Coverage, constant: Tensor) -> CoveredTensor:
-    """A constant from where on it depends on the picture."""
+    """A constant from where on it depends on the image."""
     if _storage(constant) not in coverage.written_constants:
         storage = constant.untyped_storage()
         count = storage.nbytes() // constant.element_size()

@@ -1,6 +1,6 @@
-"""Writes picture files band by band, complete or not at all.
+"""Writes image files band by band, complete or not at all.
 
-PNG and TIFF are compressed as the rows arrive, so that memory does not grow with the picture. JPEG
+PNG and TIFF are compressed as the rows arrive, so that memory does not grow with the image. JPEG
 and WebP encoders take whole pictures: their samples are gathered first. Every format carries EXIF,
 the colour profile, XMP and the resolution.
 """
@@ -43,7 +43,7 @@ def write_picture(path: Path, bands: Bands, encoding: Encoding) -> None:
 
 
 def _gathered(bands: Bands, encoding: Encoding, *, reverse: bool = False) -> np.ndarray:
-    """The whole picture, its channels reversed if asked: reversing it later would copy it."""
+    """The whole image, its channels reversed if asked: reversing it later would copy it."""
     pixels = np.empty(encoding.shape, np.uint8)
     row = 0
     for rows in bands:
@@ -62,7 +62,7 @@ def _write_jpeg(stream: BinaryIO, bands: Bands, encoding: Encoding) -> None:
     else:
         import cv2
 
-        # Pillow would hold the picture a second time, at four bytes a pixel.
+        # Pillow would hold the image a second time, at four bytes a pixel.
         options = [cv2.IMWRITE_JPEG_QUALITY, quality]
         options += [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444]
         pixels = _gathered(bands, encoding, reverse=encoding.kind == "rgb")

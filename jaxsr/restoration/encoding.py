@@ -10,7 +10,7 @@ from jaxsr.restoration.notes import Notes
 from jaxsr.restoration.pictures import CHANNELS, Kind, PictureError
 
 Bands = Iterable[Shaped[np.ndarray, "_ w c"]]
-"""All rows of a picture from top to bottom, several at a time."""
+"""All rows of an image from top to bottom, several at a time."""
 
 DEFLATE_LEVEL = 4
 """Takes a quarter to a third of level 6's time for files 3 to 6 % larger: Kodak's photos and one of

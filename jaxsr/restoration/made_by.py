@@ -1,4 +1,4 @@
-"""The makers of the results in a folder: a model, options and sources, in a record beside them.
+"""The makers of the results in a folder: a model, options and sources, in a record next to them.
 
 A line is written before its result: a run that is killed leaves complete results alone, which are
 as new as their lines. A result without a line of the same model, options and source is not taken
@@ -33,7 +33,7 @@ class MadeBy:
 
     Args:
       config: of the command.
-      models: those that its files go through.
+      models: the models that restore its files.
     """
 
     def __init__(self, config: RestoreConfig, models: Iterable[RestorationModel]) -> None:
@@ -70,7 +70,7 @@ class MadeBy:
         """Refuses to leave results alone that are not of this model, options and sources.
 
         Raises:
-          InputError: there are some; nothing was computed yet.
+          InputError: there are such results; the command has not computed anything yet.
         """
         others = [str(result) for source, result in results if not self.covers(source, result)]
         if others:

@@ -24,7 +24,7 @@ from jaxsr.restoration.receptive_field import Reach
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RestorationModel(LoadedModel):
-    """A network that restores pictures."""
+    """A network that restores images."""
 
     channels: int  # pyright: ignore[reportIncompatibleVariableOverride, reportGeneralTypeIssues]
     """1 (luma or gray) or 3 (RGB)."""
@@ -69,7 +69,7 @@ def find_model(
       value_range: intensities of black and white. Default: the family's, else 0 and 1.
 
     Raises:
-      FileNotFoundError, ValueError: see `load_model`; or the network takes no pictures of 1 or 3
+      FileNotFoundError, ValueError: see `load_model`; or the network takes no images of 1 or 3
         channels.
     """
     loaded = load_model(
@@ -84,7 +84,7 @@ def restoration_model(
     channels: int | None = None,
     value_range: tuple[float, float] | None = None,
 ) -> RestorationModel:
-    """A loaded network as one that restores pictures; see `find_model`."""
+    """A loaded network as one that restores images; see `find_model`."""
     if channels is None:
         channels = loaded.channels or _input_channels(loaded.network)
     if channels not in (1, 3):
@@ -102,7 +102,7 @@ def restoration_model(
 
 
 def _input_channels(network: nn.Module) -> int:
-    """Channels that the network accepts: those of its first convolution, or what a trial shows."""
+    """Channels that the network accepts, from its first convolution or a trial."""
     first = next((m for m in network.modules() if isinstance(m, nn.Conv2d)), None)
     guesses = [first.in_channels] if first is not None else []
     for channels in dict.fromkeys([*guesses, 3, 1]):

@@ -35,10 +35,10 @@ TIFF_STORAGE = frozenset(
 )
 """Tags of how samples are stored, and of notes that are read by themselves."""
 _PREVIEW = 330
-"""SubIFDs: smaller copies of the picture."""
+"""SubIFDs: smaller copies of the image."""
 
 _SEGMENTS = (b"http://ns.adobe.com/xap/1.0/\0", b"Exif\0\0", b"ICC_PROFILE\0", b"MPF\0")
-"""Beginnings of JPEG's segments that are read into other notes, or belong to a second picture."""
+"""Beginnings of JPEG's segments that are read into other notes, or belong to a second image."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,14 +68,14 @@ class Notes:
 
     @property
     def orientation(self) -> int:
-        """EXIF orientation, 1 to 8; 1 where none is said."""
+        """EXIF orientation, 1 to 8; 1 if it is missing."""
         if not self.exif:
             return 1
         exif = Image.Exif()
         try:
             exif.load(self.exif)
             value = exif.get(ORIENTATION, 1)
-        except Exception:  # damaged EXIF says nothing
+        except Exception:  # damaged EXIF is ignored
             return 1
         return value if value in range(1, 9) else 1
 
@@ -146,7 +146,7 @@ def _exif_resolution(exif: bytes | None) -> tuple[float, float] | None:
         tags.load(exif)
         factor = {2: 1.0, 3: 2.54}[tags.get(296, 2)]
         return float(tags[282]) * factor, float(tags[283]) * factor
-    except Exception:  # none is said, or the EXIF is damaged and says nothing
+    except Exception:  # the orientation is missing, or the EXIF is damaged
         return None
 
 

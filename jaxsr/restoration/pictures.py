@@ -1,8 +1,8 @@
-"""Reads a picture file without losing anything of it: samples, depth, alpha, EXIF, colour profile.
+"""Reads an image file without losing anything of it: samples, depth, alpha, EXIF, colour profile.
 
 Samples are (height, width, channels) uint8 or uint16 as they are stored: EXIF orientation is kept
 as a note and not applied, alpha is not premultiplied, no profile is applied. Palettes are looked up
-(the restored picture has colours that the palette lacks), bilevel becomes gray.
+(the restored image has colours that the palette lacks), bilevel becomes gray.
 
 Pillow decodes, restricted to the formats below; for files read by other decoders see
 `jaxsr.data.picture_file`.
@@ -48,7 +48,7 @@ CHANNELS: dict[Kind, int] = {"gray": 1, "gray-alpha": 2, "rgb": 3, "rgb-alpha": 
 
 _DEEP_KINDS: tuple[Kind, ...] = ("gray", "gray-alpha", "rgb", "rgb-alpha")
 
-# Pillow's other decoders stay out: some start programs, and none of them is asked for.
+# Pillow's other decoders stay out: some start programs, and all are unnecessary.
 _FORMATS = ("PNG", "JPEG", "WEBP", "TIFF", "BMP", "GIF", "AVIF")
 
 
@@ -58,7 +58,7 @@ class PictureError(UnreadablePicture):
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A decoded picture."""
+    """A decoded image."""
 
     pixels: Shaped[np.ndarray, "h w c"]
     """uint8 or uint16 samples as stored."""
@@ -84,14 +84,14 @@ def upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def read_picture(path: Path, *, max_pixels: int = MAX_PIXELS) -> Picture:
-    """Decodes a still picture whole.
+    """Decodes a still image whole.
 
     Args:
       path: PNG, JPEG, WebP, TIFF, BMP or single-frame GIF, by content and not by name.
       max_pixels: more than this is refused before anything is decoded.
 
     Raises:
-      PictureError: not a picture, damaged, cut short, animated, or of samples other than 8 or 16
+      PictureError: not an image, damaged, cut short, animated, or of samples other than 8 or 16
         bits.
       OSError: the file cannot be opened.
     """

@@ -24,14 +24,14 @@ from jaxsr.restoration.rescale import RowRescaler
 from jaxsr.restoration.tiling import Plan, Size, Tile, Tiler
 from jaxsr.runtime.runner import Collect, Runner
 
-# Pictures that may be half done at once: tiles of a rare shape wait for company, but not for ever.
+# Images that may be half done at once: tiles of a rare shape wait for company, but not for ever.
 _MOST_OPEN = 8
 _IN_FLIGHT = 2
 
 
 @runtime_checkable
 class Sink(Protocol):
-    """Where a restored picture goes, rows from top to bottom."""
+    """Where a restored image goes, rows from top to bottom."""
 
     def write(self, rows: Shaped[np.ndarray, "h w c"]) -> None: ...
 
@@ -40,13 +40,13 @@ class Sink(Protocol):
         ...
 
     def fail(self, error: Exception) -> None:
-        """The picture cannot be completed: nothing may stay of it."""
+        """The image cannot be completed: its partial result must be removed."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Work:
-    """One picture to restore."""
+    """One image to restore."""
 
     pixels: Shaped[np.ndarray, "h w c"]
     """uint8 or uint16 samples."""
@@ -58,7 +58,7 @@ class Work:
 
 @dataclass(eq=False)
 class _Open:
-    """A picture on its way."""
+    """An image on its way."""
 
     work: Work
     plan: Plan
@@ -75,7 +75,7 @@ class _Open:
 
 
 Owner = tuple[_Open, int, int, int]
-"""Whose a tile is: the picture, row and column in its plan, and which of the network's inputs."""
+"""Whose a tile is: the image, row and column in its plan, and which of the network's inputs."""
 
 
 class _Waiting:
@@ -95,7 +95,7 @@ class Restorer:
 
     Args:
       runner: runs tiles.
-      host: runs the pictures that are narrower than every program's tile, on plain torch.
+      host: runs the images that are narrower than every program's tile, on plain torch.
       tiler: cuts.
       scale: of the network.
       channels: of the network.
@@ -128,22 +128,22 @@ class Restorer:
         self._open: list[_Open] = []
 
     def result_size(self, size: Size) -> Size:
-        """(height, width) of the restored picture."""
+        """(height, width) of the restored image."""
         return result_size(size, self._outscale)
 
     def run(self, works: Iterable[Work]) -> None:
-        """Restores every picture; a failing one goes to its sink's `fail` and the others go on."""
+        """Restores every image; a failing one goes to its sink's `fail` and the others go on."""
         try:
             for work in works:
                 self.feed(work)
             self.flush()
         except BaseException as error:
-            for opened in [*self._open]:  # a picture that fails is taken out
+            for opened in [*self._open]:  # an image that fails is taken out
                 self._fail(opened, RuntimeError(f"interrupted by {type(error).__name__}"))
             raise
 
     def feed(self, work: Work) -> None:
-        """Cuts a picture and queues its tiles; results arrive at the sink in their own time."""
+        """Cuts an image and queues its tiles; results arrive at the sink in their own time."""
         try:
             size = work.pixels.shape[0], work.pixels.shape[1]
             plan = self._tiler.insist(size) if self._insist else self._tiler.plan(size)
@@ -173,7 +173,7 @@ class Restorer:
             self.flush()
 
     def flush(self) -> None:
-        """Completes every picture that was fed."""
+        """Completes every image that was fed."""
         for key in list(self._waiting):
             self._submit(key)
         while self._running:

@@ -3,9 +3,9 @@
 For networks that `jaxsr.restoration.coverage` cannot follow. A NaN in one block of pixels taints
 every output pixel that reads it, zero weights included; a second run, with that block merely
 changed, catches operations that stop a NaN (`where`). A network that spreads a NaN over everything,
-as masked attention does, is taken to depend on the whole picture.
+as masked attention does, is taken to depend on the whole image.
 
-Pictures are strips, long along one axis: their cost grows with the distance and not with its
+Images are strips, long along one axis: their cost grows with the distance and not with its
 square.
 """
 
@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 
 def picture(channels: int, height: int, width: int) -> Tensor:
-    """A picture of noise in [0, 1], the same each time, (1, channels, height, width)."""
+    """An image of noise in [0, 1], the same each time, (1, channels, height, width)."""
     generator = torch.Generator().manual_seed(height * 65537 + width)
     return torch.rand((1, channels, height, width), generator=generator)
 
@@ -34,7 +34,7 @@ def probe_margin(
 
     Args:
       network: takes (1, `channels`, height, width).
-      channels: of the picture.
+      channels: of the image.
       scale: of the network.
       length: of the strip along `axis`.
       width: of the strip along the other axis.
@@ -92,7 +92,7 @@ def is_periodic(
 
 
 def first_global(network: nn.Module, *, channels: int, side: int) -> str | None:
-    """The first submodule that spreads one pixel over the whole picture, by class and name."""
+    """The first submodule that spreads one pixel over the whole image, by class and name."""
     names = {module: name for name, module in network.named_modules()}
     spreading: list[str] = []
 

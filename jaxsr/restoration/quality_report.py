@@ -2,7 +2,7 @@
 
 PSNR and SSIM are on Y of BT.601 in studio range (MATLAB's), rounded to levels, with as many border
 pixels cut as the result is enlarged: the super-resolution papers' convention. LPIPS is AlexNet's,
-on RGB, where its weights are installed. Pictures are compared upright, in 8 bits, transparency left
+on RGB, where its weights are installed. Images are compared upright, in 8 bits, transparency left
 out.
 """
 
@@ -29,17 +29,17 @@ from jaxsr.restoration.models import RestorationModel
 from jaxsr.restoration.pictures import Picture, PictureError, read_picture, upright
 
 _CELL = 256
-"""Side of a picture on the contact sheet, in pixels."""
+"""Side of an image on the contact sheet, in pixels."""
 _MOST_ON_SHEET = 24
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageQuality:
-    """One picture's."""
+    """One image's."""
 
     name: str
     psnr: float
-    """dB; infinite where nothing differs."""
+    """dB; infinite if the images are equal."""
     ssim: float
     bicubic_psnr: float | None
     """PSNR of the source enlarged bicubically (Pillow's), for comparison."""
@@ -54,7 +54,7 @@ def write_report(
     Results that lie there of another model, options or source are left out.
 
     Raises:
-      ValueError: no result has a truth picture of its name.
+      ValueError: no result has a truth image of its name.
       OSError: the folder cannot be written.
     """
     assert config.truth is not None
@@ -113,7 +113,7 @@ def write_report(
 
 
 def _find(truth: Path, relative: Path) -> Path | None:
-    """The picture of that name under the truth folder, whatever its ending."""
+    """The image of that name under the truth folder, whatever its ending."""
     exact = truth / relative
     if exact.is_file():
         return exact
@@ -193,7 +193,7 @@ def _table(rows: Sequence[ImageQuality], means: dict, convention: dict) -> str:
 
 
 def _contact_sheet(entries: Sequence[tuple[str, list[np.ndarray]]]) -> Image.Image:
-    """A row for each picture: source enlarged, result, truth, cut to the same middle part."""
+    """A row for each image: source enlarged, result, truth, cut to the same middle part."""
     gap, head = 4, 16
     across, down = _CELL + gap, _CELL + head + gap
     sheet = Image.new("RGB", (3 * across, max(down * len(entries), 1)), "white")

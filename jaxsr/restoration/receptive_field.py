@@ -1,6 +1,6 @@
 """The inputs of an output pixel of a network: how far tiles must overlap, and where they start.
 
-A tile gives the whole picture's result where it holds every input pixel that an output pixel
+A tile gives the whole image's result where it holds every input pixel that an output pixel
 depends on, and where it starts on a multiple of the network's period.
 
 - **Margin.** Read from the network's operations (`jaxsr.restoration.coverage`), or found by probing
@@ -8,7 +8,7 @@ depends on, and where it starts on a multiple of the network's period.
 - **Period.** Shifting the input by the period shifts the output by `scale` times as much. It is 1
   for convolutions and whole enlargements; for windows, strides and tables of positions it is read
   from the ranges and then tried on two shifted strips.
-- A network whose result depends on the whole picture (InstanceNorm, global pooling, attention over
+- A network whose result depends on the whole image (InstanceNorm, global pooling, attention over
   everything), or that no shift leaves alone (positional encodings), has no exact tiles; the first
   operation that makes it so is named.
 
@@ -38,9 +38,9 @@ from jaxsr.restoration.probing import first_global, is_periodic, picture, probe_
 log = logging.getLogger(__name__)
 
 _LENGTHS = (128, 512, 1024, 2048)
-"""Rows of the pictures whose ranges are followed; margins are below two fifths of them."""
+"""Rows of the images whose ranges are followed; margins are below two fifths of them."""
 _LOCAL = ("convolution", "avg_pool2d", "max_pool2d", "_unsafe_view", "view")
-"""Operations that see all of a short picture and not all of a long one."""
+"""Operations that see all of a short image and not all of a long one."""
 _PROBED = (32, 64, 128, 256, 512)
 """Lengths of the probed strips."""
 _WIDTHS = (32, 64)
@@ -52,7 +52,7 @@ _POSITION = "its result depends on the position in the image"
 _PATIENCE_S = 2.0
 """Probing that takes longer says so."""
 _LIMIT_S = 120.0
-"""Processor seconds. Probing that would take longer ends: the picture is then treated whole."""
+"""Processor seconds. Probing that would take longer ends: the image is then treated whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,15 +62,15 @@ class Reach:
     scale: int
     """Output pixels per input pixel, along each side."""
     margin: int | None
-    """Input pixels that a tile needs beyond its own on every side; None: the whole picture."""
+    """Input pixels that a tile needs beyond its own on every side; None: the whole image."""
     period: int = 1
     """Tiles start at multiples of this."""
     cause: str = ""
-    """The part of the network that rules out a margin, if there is none."""
+    """The part of the network that rules out a margin, if there is no margin."""
     live: int = 0
     """Values that are alive at once, at most, per input pixel."""
     least_side: int = 1
-    """Pixels of the smallest picture that it takes, along each side."""
+    """Pixels of the smallest image that it takes, along each side."""
 
 
 def measure_reach(
@@ -86,7 +86,7 @@ def measure_reach(
       side_multiple: sides are multiples of this.
 
     Raises:
-      ValueError: it does not turn pictures into pictures `scale` times as large.
+      ValueError: it does not turn images into images `scale` times as large.
     """
     answering = network.register_forward_hook(lambda _module, _inputs, output: answer_of(output))
     with (
@@ -120,7 +120,7 @@ class _Axis:
     position: tuple[str, ...]
     """Operations that may treat rows by their position."""
     cause: str
-    """Where there is no margin: why."""
+    """Reason that there is no margin."""
     live: int
 
 
@@ -171,7 +171,7 @@ class _Measurement:
         return self._no_tiles(scale, f"{_POSITION}: {position[0]}", live)
 
     def _axis(self, network: nn.Module, axis: int) -> "_Axis":
-        """Follows the ranges along one axis, on longer and longer pictures."""
+        """Follows the ranges along one axis, on longer and longer images."""
         margin, axis_reach = None, None
         for length in _LENGTHS:
             rows, columns, (output, coverage) = self._covered(network, length, axis)

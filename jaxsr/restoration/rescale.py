@@ -1,6 +1,6 @@
-"""Resizes a picture that arrives in bands of rows, with the result of resizing it at once.
+"""Resizes an image that arrives in bands of rows, with the result of resizing it at once.
 
-Bicubic as Pillow does it: a = -0.5, antialiased where the picture shrinks. Depth stays.
+Bicubic as Pillow does it: a = -0.5, antialiased where the image shrinks. Depth stays.
 """
 
 import math
@@ -14,7 +14,7 @@ class RowRescaler:
     """From (height, width) to (height, width), band by band.
 
     Args:
-      source: size of the whole picture that will be pushed.
+      source: size of the whole image that will be pushed.
       target: size of the whole result.
     """
 

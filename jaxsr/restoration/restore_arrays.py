@@ -1,4 +1,4 @@
-"""Restores pictures that are in memory, without touching the disk."""
+"""Restores images that are in memory, without touching the disk."""
 
 import logging
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def as_picture(image: Any, index: int) -> Picture:
     Raises:
       TypeError: not an array, Pillow image or path, or samples of another type.
       FileNotFoundError: there is no file at the path.
-      ValueError: a shape that is not a picture's, or a file that cannot be read.
+      ValueError: a shape that is not an image's, or a file that cannot be read.
     """
     if isinstance(image, str | Path):
         if not Path(image).is_file():
@@ -67,7 +67,7 @@ def as_picture(image: Any, index: int) -> Picture:
 
 
 class ArraySink:
-    """Collects the rows of one result; `name` stands in the error of a picture that fails."""
+    """Collects the rows of one result; `name` stands in the error of an image that fails."""
 
     def __init__(self, name: str = "image") -> None:
         self._name = name
@@ -88,7 +88,7 @@ class ArraySink:
         """The restored samples, (height, width, channels).
 
         Raises:
-          PictureError: the picture could not be restored.
+          PictureError: the image could not be restored.
         """
         if self._error is not None:
             raise PictureError(f"{self._name}: {self._error}") from self._error
@@ -101,10 +101,10 @@ def restore_arrays(
     config: RestoreConfig,
     runner: Runner | None = None,
 ) -> list[np.ndarray]:
-    """The restored samples of each picture, (height, width, channels), or (height, width) for gray.
+    """The restored samples of each image, (height, width, channels), or (height, width) for gray.
 
     Raises:
-      ValueError: a picture could not be restored.
+      ValueError: an image could not be restored.
     """
     sizes = {picture.pixels.shape[:2] for picture in pictures}
     restorer, _, tiler = make_restorer(

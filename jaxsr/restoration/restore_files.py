@@ -27,14 +27,14 @@ from jaxsr.runtime.setup import setup_compute
 
 _SKIPPED = "left alone: {} of this model and options; --overwrite replaces them"
 _LARGE = 32_000_000
-"""Pixels above which pictures are decoded one ahead instead of two."""
+"""Pixels above which images are decoded one ahead instead of two."""
 
 
 def run(config: RestoreConfig) -> int:
     """Restores the files that a configuration names; returns the exit status.
 
     Raises:
-      UserError: nothing could start.
+      UserError: the run could not start.
     """
     began = time.perf_counter()
     if not config.inputs and not config.benchmark:
@@ -92,7 +92,7 @@ def find_inputs(config: RestoreConfig) -> Inputs:
     """The files that the configuration names.
 
     Raises:
-      InputError: there are none.
+      InputError: there are no inputs.
     """
     inputs = find_sources(
         config.inputs, out=config.out, suffix=config.suffix, result_folders=("report",)
@@ -107,7 +107,7 @@ def find_inputs(config: RestoreConfig) -> Inputs:
 def group_sources(config: RestoreConfig, inputs: Inputs) -> dict[str, list[Source]]:
     """The files by the word for the model that restores them, see `configured_model`.
 
-    From now on `--max-pixels` alone limits pictures, for every reader in this process.
+    From now on `--max-pixels` alone limits images, for every reader in this process.
     """
     # The size limit is --max-pixels, checked from the header; Pillow's would stop at its own.
     Image.MAX_IMAGE_PIXELS = None

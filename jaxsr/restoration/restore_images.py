@@ -1,4 +1,4 @@
-"""`jaxsr.restore`: pictures in memory through a network. Heavy imports wait for the call."""
+"""`jaxsr.restore`: images in memory through a network. Heavy imports wait for the call."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,17 +25,17 @@ def restore(
     channels: Literal[1, 3] | None = None,
     value_range: tuple[float, float] | None = None,
 ) -> "np.ndarray | list[np.ndarray]":
-    """Restores pictures in memory.
+    """Restores images in memory.
 
     Args:
-      images: a picture or several: uint8 or uint16 arrays (height, width) or (height, width, 1 to 4
+      images: an image or several: uint8 or uint16 arrays (height, width) or (height, width, 1 to 4
         channels: gray, gray and alpha, RGB, RGB and alpha), Pillow images, or paths.
       model: a torch module, a run folder, a weights file, `package.module:Class`, or weights that
         come with jaxsr: `clean`, `photo` (for images saved as JPEG), or None for the one that suits
         each image. See `jaxsr.models.load`.
       weights: file for a class or a module.
       outscale: size of the result relative to the source. Default: the network's own scale.
-      tiling: `auto` cuts only where that changes nothing; `approximate` in any case; `off` never.
+      tiling: `auto` cuts only if the result stays the same; `approximate` in any case; `off` never.
       tile: side of the largest tile in pixels. Default: from the network's memory needs.
       batch: tiles that each device computes at once. Default: 1 on a CPU, 8 elsewhere.
       ensemble: average over the eight flips and turns of each tile.
@@ -47,11 +47,11 @@ def restore(
         1.
 
     Returns:
-      An array for a single picture, a list for several; depth and channels as they came.
+      An array for a single image, a list for several; depth and channels as they came.
 
     Raises:
-      InputTypeError: something that is not a picture.
-      InputError: a picture or the model is not usable; the message says which and why.
+      InputTypeError: something that is not an image.
+      InputError: an image or the model is not usable; the message says which and why.
     """
     from jaxsr.restoration.config import AUTO, RestoreConfig
     from jaxsr.restoration.kept_runners import kept_runner

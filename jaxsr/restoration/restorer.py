@@ -39,7 +39,7 @@ def make_tiler(
     *,
     devices: int | None = None,
 ) -> Tiler:
-    """The tiler for pictures of these sizes.
+    """The tiler for images of these sizes.
 
     Args:
       model: the network.
@@ -81,7 +81,7 @@ def make_restorer(
     runner: Runner | None = None,
     progress: Callable[[int], None] = lambda pixels: None,
 ) -> tuple[Restorer, Runner, Tiler]:
-    """The pipeline for pictures of these sizes, its runner and its tiler.
+    """The pipeline for images of these sizes, its runner and its tiler.
 
     Args:
       model: the network.

@@ -18,7 +18,8 @@ from jaxsr.restoration.pictures import Picture, PictureError, read_picture
 
 _BLOCK = 8
 _SIDE = 256
-# Rounding of colours to 8 bits moves a coefficient of their luma by some 0.4 (one deviation).
+# Rounding of colours to 8 bits moves a coefficient of their luma by some 0.4 (one standard
+# deviation).
 _ZERO = 1.0
 # Share of coefficients that are zero on the grid alone. In 38 photos, whole and shrunk: below 0.07
 # if never a JPEG; above 0.11 at quality 95, above 0.15 at quality 90.
@@ -33,9 +34,9 @@ def choose(picture: Picture) -> str:
 
 
 def choose_for_files(sources: Iterable[Source], *, max_pixels: int) -> dict[str, list[Source]]:
-    """The sources of each enlarger; videos are compressed, and unreadable pictures are `clean`'s.
+    """The sources of each enlarger; videos are compressed, and unreadable images are `clean`'s.
 
-    Decodes every picture once more than restoring does, until a JPEG's header answers.
+    Decodes every image once more than restoring does, until a JPEG's header answers.
     """
     groups: dict[str, list[Source]] = {}
     for source in sources:

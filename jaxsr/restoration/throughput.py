@@ -1,4 +1,4 @@
-"""`--benchmark`: megapixels a second at the sizes asked for, each measured, none extrapolated."""
+"""`--benchmark`: megapixels per second at the given sizes, measured, not extrapolated."""
 
 import json
 import platform

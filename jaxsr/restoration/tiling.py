@@ -1,7 +1,7 @@
-"""Cuts pictures into tiles that a network can treat one by one without changing its result.
+"""Cuts images into tiles that a network can treat one by one without changing its result.
 
 Sides are in input pixels. A tile is larger than the part of the result that is taken from it by the
-network's margin (`receptive_field`), except at the picture's own edge: there tile and picture end
+network's margin (`receptive_field`), except at the image's own edge: there tile and image end
 together, so that the network pads both alike. No tile hangs over an edge, and all tiles of a shape
 share a program.
 """
@@ -19,7 +19,7 @@ Size = tuple[int, int]
 """(height, width)."""
 
 MOST_PROGRAMS = 4
-"""Tile shapes, and so compilations, that any number of picture sizes leads to."""
+"""Tile shapes, and so compilations, that any number of image sizes leads to."""
 
 # Device memory for a tile's values while the network runs.
 _TILE_BYTES = 512 * 2**20
@@ -39,7 +39,7 @@ APPROXIMATE_MARGIN = 16
 LARGEST_EXACT_MARGIN = 64
 # Fixed cost of one more tile, in pixels of computing.
 _TILE_OVERHEAD = 2048
-# Along one axis: of more tiles than that, the last one's waste counts for nothing.
+# Along one axis: with more tiles than that, the last one's waste is negligible.
 _MOST_FITTED = 512
 
 
@@ -56,7 +56,7 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A picture's tiles, in rows from top to bottom."""
+    """An image's tiles, in rows from top to bottom."""
 
     size: Size
     """Size of the image, after padding to the period."""
@@ -82,17 +82,17 @@ class WholePictureTooLarge(InputError):
 
 
 class Tiler:
-    """Chooses tile shapes for a network and a set of pictures.
+    """Chooses tile shapes for a network and a set of images.
 
     Args:
       reach: of the network.
       tile: side of the largest tile in pixels. Default: from the network's memory needs.
-      approximate: cut pictures even where that changes the result a little.
+      approximate: cut images even where that changes the result a little.
       uncut: never cut.
-      sizes: of the pictures to come, if they are known: where there are at most two, tiles are
+      sizes: of the images to come, if they are known: where there are at most two, tiles are
         fitted to them, and nothing is computed twice that need not be.
-      devices: that each picture is spread over, because none shares its batches with another;
-        None where pictures share them, and so fill the devices together.
+      devices: number that each image is spread over, because images do not share batches; None
+        where images share them, and so fill the devices together.
 
     A tile that is not asked for takes at most `MOST_BYTES`.
 
@@ -156,7 +156,7 @@ class Tiler:
 
     @property
     def max_pixels(self) -> int:
-        """Pixels of the largest tile, or picture that cannot be cut, within `MOST_BYTES`."""
+        """Pixels of the largest tile, or image that cannot be cut, within `MOST_BYTES`."""
         return MOST_BYTES // self._pixel_bytes
 
     def tile_bytes(self, shape: Size) -> int:
@@ -173,12 +173,12 @@ class Tiler:
         return max(1, min(most, MOST_BYTES // largest))
 
     def padded(self, size: Size) -> Size:
-        """The size that a picture is mirrored out to, for networks with an internal stride."""
+        """The size that an image is mirrored out to, for networks with an internal stride."""
         least = self._reach.least_side
         return self._aligned(max(size[0], least)), self._aligned(max(size[1], least))
 
     def plan(self, size: Size) -> Plan:
-        """The tiles of a picture of this size.
+        """The tiles of an image of this size.
 
         Raises:
           WholePictureTooLarge: it may not be cut, or the margins leave only larger tiles, and it
@@ -208,7 +208,7 @@ class Tiler:
         if fitting:
             plans = [self._cut(size, shape, compiled=True) for shape in fitting]
             return min(plans, key=lambda plan: (plan.computed, -plan.shape[0]))
-        # Narrower than any program's tile: such a picture is cut along its length only.
+        # Narrower than any program's tile: such an image is cut along its length only.
         longest = self._aligned(max(self.side, min(4 * self.side, self.side**2 // min(size))))
         shape = min(size[0], longest), min(size[1], longest)
         return self._cut(size, shape, compiled=False)
@@ -218,7 +218,7 @@ class Tiler:
         return f"{size[1]}×{size[0]} pixels at once would need {needed:.1f} GiB, more than {most:g}"
 
     def insist(self, size: Size) -> Plan:
-        """The picture as one tile, however large."""
+        """The image as one tile, however large."""
         size = self.padded(size)
         return self._cut(size, size, compiled=True)
 

@@ -1,7 +1,7 @@
-"""Says what a command is doing while nothing else appears: with a moving sign on a terminal.
+"""Prints the current activity while a command shows nothing else; on a terminal with a moving sign.
 
-Commands call `set_status` where a long part begins; JAX's log says what is compiled. Nothing is
-printed in a library, in a part that is over within `_PATIENCE_S`, with `--quiet`, or with
+Commands call `set_status` at the start of a long part; JAX's log says what it compiles. Nothing is
+printed in a library, in a part that ends within `_PATIENCE_S`, with `--quiet`, or with
 `JAXSR_ACTIVITY=0`.
 """
 
@@ -19,7 +19,7 @@ from typing import Any, TextIO, cast
 from jaxsr.errors import printable
 
 QUIET = "JAXSR_QUIET"
-"""Variable that silences all progress, in processes that a command starts as well."""
+"""Variable that silences all progress, also in processes that a command starts."""
 SWITCH = "JAXSR_ACTIVITY"
 _PATIENCE_S = 1.0
 _FRAME_S = 0.1
@@ -27,17 +27,17 @@ _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
 def is_quiet() -> bool:
-    """Whether nothing but results, warnings and errors is wanted."""
+    """Whether only results, warnings and errors are to be printed."""
     return os.environ.get(QUIET, "") not in ("", "0")
 
 
 def be_quiet() -> None:
-    """Silences progress from now on, that of libraries among it."""
+    """Silences progress from now on, including that of libraries."""
     os.environ |= {QUIET: "1", "TQDM_DISABLE": "1"}
 
 
 def fitted(text: str, stream: TextIO) -> str:
-    """The text as it is, or for a terminal broken between words, so that none is torn.
+    """Returns the text, broken between words to fit a terminal.
 
     In a line whose parts are two spaces apart, a name stays with its figure.
     """
@@ -55,19 +55,19 @@ def fitted(text: str, stream: TextIO) -> str:
 
 
 class _StatusLine:
-    """Watches what is going on, in a thread of its own."""
+    """Watches the program's activity, in a thread of its own."""
 
     def __init__(self, stream: Any) -> None:
         self.stream, self.lock = stream, threading.RLock()
         self.terminal = bool(stream.isatty())
         self.parts: dict[str, tuple[str, float]] = {}
-        """Work in progress and its start: `command`, and above it `compiler`."""
+        """Work in progress and its start: `command`, and on top of it `compiler`."""
         self.printed: set[tuple[str, float]] = set()
         self.shown = False
         self.output = time.monotonic()
-        """When something was printed last."""
+        """Time of the last output."""
         self.is_within_line = False
-        """Whether that was text of a line that goes on, or a bar."""
+        """Whether the last output was an unfinished line, or a bar."""
 
     def set(self, level: str, text: str | None) -> None:
         with self.lock:
@@ -77,7 +77,7 @@ class _StatusLine:
                 self.parts[level] = (text, time.monotonic())
 
     def clear(self) -> None:
-        """Takes the sign away."""
+        """Erases the sign."""
         with self.lock:
             if self.shown:
                 self.stream.write("\r\x1b[K")
@@ -105,12 +105,12 @@ class _StatusLine:
                         self.printed.add(part)
                         self.stream.write(f"{text} …\n")
                     self.stream.flush()
-                except (OSError, ValueError):  # the stream is closed: nobody reads
+                except (OSError, ValueError):  # the stream is closed: there is no reader
                     return
 
 
 class _Clearing:
-    """A stream that takes the sign away before anything else is written."""
+    """A stream that erases the sign before other output."""
 
     def __init__(self, stream: Any, status: _StatusLine) -> None:
         self._stream, self._status = stream, status
@@ -128,11 +128,11 @@ class _Clearing:
 
 
 _status_lines: list[_StatusLine] = []
-"""The one of the program, if it has one."""
+"""The program's status line, if it has one."""
 
 
 def start_status(command: str) -> None:
-    """Begins to print what the process does; called once by a program, never by a library."""
+    """Begins to print the activity of the process; called once by a program, never by a library."""
     if is_quiet() or os.environ.get(SWITCH) == "0" or _status_lines:
         return
     status = _StatusLine(sys.stderr)
@@ -146,21 +146,21 @@ def start_status(command: str) -> None:
 
 
 def set_status(text: str | None) -> None:
-    """The command is doing this from now on; None: it shows progress of its own."""
+    """Sets the current activity of the command; None: it shows progress of its own."""
     for status in _status_lines:
         status.set("command", None if text is None else printable(text))
         _watch_compiler(status)
 
 
 def finish() -> None:
-    """The program ends: nothing is printed any more."""
+    """Ends the output: the program is about to exit."""
     for status in _status_lines:
         for level in ("compiler", "command"):
             status.set(level, None)
 
 
 def _watch_compiler(status: _StatusLine) -> None:
-    """Lets JAX say which program it compiles, once it is loaded."""
+    """Makes JAX report the programs that it compiles, once it is loaded."""
     logger = logging.getLogger("jax._src.interpreters.pxla")
     if "jax" not in sys.modules or any(isinstance(f, _Compiling) for f in logger.filters):
         return
@@ -177,11 +177,11 @@ def _watch_compiler(status: _StatusLine) -> None:
 
 
 class _Compiling(logging.Filter):
-    """Reads from JAX's log which program it begins to compile; passes what passed before.
+    """Reads the program that is being compiled from JAX's log; other records pass as before.
 
     Args:
-      status: prints it.
-      level: of the logger, before it logged this.
+      status: prints the program.
+      level: level of the logger before this filter.
     """
 
     def __init__(self, status: _StatusLine, level: int) -> None:

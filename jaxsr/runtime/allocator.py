@@ -1,7 +1,7 @@
 """Settings of glibc's allocator: keep the memory of freed arrays, in huge pages.
 
-By default glibc returns an array of many megabytes to the system when it is freed. The next one
-comes page by page, zeroed, at a cost like that of computing it (benchmarks/ops-diary.md).
+By default glibc returns an array of many megabytes to the system when it is freed. The system gives
+the next array zeroed, page by page, which costs as much as computing it (benchmarks/ops-diary.md).
 """
 
 import ctypes
@@ -15,28 +15,28 @@ TUNABLES = {
     "glibc.malloc.mmap_threshold": 1 << 40,
     "glibc.malloc.trim_threshold": 1 << 40,
     "glibc.malloc.top_pad": 1 << 26,
-    # Other arenas than the first cannot hold large arrays, and would ask the system for them.
+    # Only the first arena can hold large arrays; the others would ask the system for them.
     "glibc.malloc.arena_max": 1,
 }
 OF_COMMAND = {
-    # Larger arrays return to the system. A heap that is kept fragments: restoring 16 megapixels
-    # took 2.5 GB at its peak.
+    # Larger arrays are returned to the system. A heap that is never returned fragments: restoring
+    # 16 megapixels took 2.5 GB at its peak.
     "restore": {"glibc.malloc.mmap_threshold": 1 << 26, "glibc.malloc.trim_threshold": 1 << 28},
-    # A step's intermediate results are one array, and the place of the last one is a few bytes too
-    # small for it as soon as anything lies beside it: MSHNet's 0.8 GB took four places after ten
-    # steps.
+    # All intermediate results of a step are one array. The space of the last one is a few bytes too
+    # small for it as soon as another array is stored next to it: MSHNet's 0.8 GB took four such
+    # spaces after ten steps.
     "train": {"glibc.malloc.mmap_threshold": 1 << 26},
 }
-"""Settings of single commands."""
+"""Settings of some commands."""
 SWITCH = "JAXSR_ALLOCATOR"
 
 
 def with_tunables(environment: dict[str, str], *, command: str = "") -> dict[str, str]:
-    """The environment of a process that keeps freed memory; what it sets itself stays.
+    """Returns the environment of a process that keeps freed memory; its own settings stay.
 
     Args:
-      environment: of this process.
-      command: of jaxsr; some have settings of their own.
+      environment: that of this process.
+      command: command of jaxsr; some have settings of their own.
     """
     tunables = TUNABLES | OF_COMMAND.get(command, {})
     user_settings = [part for part in environment.get("GLIBC_TUNABLES", "").split(":") if part]
@@ -48,8 +48,8 @@ def with_tunables(environment: dict[str, str], *, command: str = "") -> dict[str
 def keep_freed_memory(command: str = "") -> None:
     """Restarts the process with those settings, which glibc reads when a program is loaded.
 
-    Does nothing where they are set already, without glibc, with `JAXSR_ALLOCATOR=system`, or where
-    a restart would lose something: a debugger, a profiler, or a script from standard input. Call it
+    Does nothing if they are set already, without glibc, with `JAXSR_ALLOCATOR=system`, or if a
+    restart would lose something: a debugger, a profiler, or a script from standard input. Call it
     first in a program, never in a library.
     """
     environment = with_tunables(dict(os.environ), command=command)
@@ -61,16 +61,16 @@ def keep_freed_memory(command: str = "") -> None:
 
 
 def release_freed_memory() -> None:
-    """Returns what is free in glibc's heap to the system."""
+    """Returns free memory in glibc's heap to the system."""
     if _has_glibc():
         ctypes.CDLL(None).malloc_trim(0)
 
 
 @functools.cache
 def release_memory_of_compilers() -> None:
-    """Returns what XLA's compiler has freed to the system, from now on after each long compilation.
+    """From now on returns memory that XLA's compiler has freed after each long compilation.
 
-    It takes a gigabyte for a large training step, which a heap that is kept would hold for good.
+    A large training step takes a gigabyte to compile, which the heap would otherwise keep.
     """
     if not _has_glibc():
         return
@@ -89,7 +89,7 @@ _LONG_S = 1.0
 
 
 def _can_restart() -> bool:
-    """Whether nothing but this program runs in the process, and its command line runs it again."""
+    """Whether the process runs this program alone, and its command line can run it again."""
     monitoring = getattr(sys, "monitoring", None)  # since Python 3.12
     watched = monitoring is not None and any(monitoring.get_tool(tool) for tool in range(6))
     if watched or sys.gettrace() or sys.getprofile() or sys.flags.interactive or sys.flags.inspect:
@@ -100,7 +100,7 @@ def _can_restart() -> bool:
 def _runs_program(words: list[str], arguments: list[str]) -> bool:
     """Whether the interpreter's words run a module, code or the installed command, and no other.
 
-    A debugger (`-m pdb -m jaxsr.train`) has further words, a script from standard input has none.
+    A debugger (`-m pdb -m jaxsr.train`) has further words; a script from standard input has none.
     """
     *flags, target = words[: len(words) - len(arguments)] or [""]
     if flags and flags[-1].startswith("-") and flags[-1].endswith(("m", "c")):

@@ -1,4 +1,4 @@
-"""`--aot` of every command: what happens before, during and after compiling ahead of time."""
+"""`--aot` of every command: the steps before, during and after compiling ahead of time."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -27,12 +27,12 @@ Compile = Callable[[int], Ahead]
 
 
 def prepare(config: AotOptions, *, deterministic: bool = False) -> Topology:
-    """Everything global that compiling ahead changes in JAX; gives the topology.
+    """Changes JAX's global settings for compiling ahead; returns the topology.
 
-    JAX itself computes on the CPU: no accelerator is touched even where there is one.
+    JAX itself computes on the CPU: it does not touch an accelerator, even if there is one.
 
     Args:
-      config: of the command.
+      config: the command's.
       deterministic: see `jaxsr.runtime.setup.setup_compute`.
 
     Raises:
@@ -63,13 +63,13 @@ def batches_of(
     name: str,
     **named: tuple[tuple[int, ...], Any],
 ) -> Compile:
-    """Compiles a runner's program for batches of a sample's shape.
+    """Returns a function that compiles a runner's program for batches of a sample's shape.
 
     Args:
-      runner: of `open_ahead`.
-      topology: whose devices it has.
+      runner: result of `open_ahead`.
+      topology: the devices of the runner.
       sample: shape of one row of a batch.
-      name: what reports call the program.
+      name: name of the program in reports.
       **named: shape of a row, and dtype, of the network's keyword arguments.
     """
     import jax
@@ -86,12 +86,12 @@ def batches_of(
 def compile_batches(
     programs: Sequence[tuple[Compile, int]], config: AotOptions, *, step: int
 ) -> int:
-    """Compiles programs, searches their largest batches where asked, and reports.
+    """Compiles programs, searches their largest batches if asked, and reports.
 
     Args:
-      programs: what compiles one, and the rows to compile it for.
-      config: of the command.
-      step: what rows must divide by.
+      programs: for each program, the function that compiles it, and its rows.
+      config: the command's.
+      step: number by which rows must be divisible.
 
     Returns:
       The exit status.
@@ -121,8 +121,8 @@ def conclude(
 
     Args:
       reports: one for each program.
-      config: of the command.
-      largest: by program, the largest `batch` that fits and the trials that showed it.
+      config: the command's.
+      largest: by program, the largest `batch` that fits, and the trials of the search.
     """
     show(reports)
     for name, search in (largest or {}).items():
@@ -137,7 +137,7 @@ def conclude(
 
 
 def _show_saved(reports: Sequence[Ahead], folder: Path) -> None:
-    """Says what was saved, and removes programs that would fail where they are loaded."""
+    """Lists the saved programs, and removes those that would fail to load."""
     untuned = [one for one in reports if one.gpu is not None and one.gpu.needs_autotuning]
     for path in compile_cache.written_entries:
         if any(path.name.startswith(f"{one.module}-") for one in untuned):

@@ -1,4 +1,4 @@
-"""Modules of commands that can be called: `jaxsr.restore` is a module, and the function in it."""
+"""Makes commands' modules callable: `jaxsr.restore` is a module, and the function in it."""
 
 import sys
 import types
@@ -7,6 +7,6 @@ from typing import Any
 
 
 def make_callable(module: str, function: Callable[..., Any]) -> None:
-    """Lets an imported module be called as this function."""
+    """Makes an imported module callable as this function."""
     members = {"__call__": staticmethod(function)}
     sys.modules[module].__class__ = type("CallableModule", (types.ModuleType,), members)

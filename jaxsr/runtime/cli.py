@@ -35,11 +35,11 @@ _SMALLER = "use smaller inputs, fewer at once, or --dtype bfloat16 where the com
 
 
 def run_program(main: Callable[[], int], command: str) -> NoReturn:
-    """Runs `main` as the process's own program: allocator and signal handlers are set up first.
+    """Runs `main` as the process's own program: sets up allocator and signal handlers first.
 
     Args:
       main: reads `sys.argv`; returns the exit status.
-      command: the name of what it runs.
+      command: name of the command that it runs.
     """
     _open_closed_streams()
     try:
@@ -50,11 +50,12 @@ def run_program(main: Callable[[], int], command: str) -> NoReturn:
     keep_freed_memory(command)
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_Printable())
-    warnings.filterwarnings("ignore", module="PIL")  # of pictures that jaxsr judges itself
+    warnings.filterwarnings("ignore", module="PIL")  # about large images, whose size jaxsr checks
+    # itself
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names need not be UTF-8
     try:
-        end_on_signals()  # one that comes before `run_command` is said, too
+        end_on_signals()  # a warning before `run_command` is also printed
         activity.start_status(command)
         status = main()
         sys.stdout.flush()
@@ -77,7 +78,7 @@ def run_program(main: Callable[[], int], command: str) -> NoReturn:
 
 
 class _Printable(logging.Formatter):
-    """Warnings name files and what is in them: one line each, without control characters."""
+    """Warnings with file names and file contents: one line each, without control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
@@ -96,7 +97,7 @@ def _open_closed_streams() -> None:
 def _others_wait() -> bool:
     """Whether this process failed alone, in a job whose other processes do not know of it yet.
 
-    JAX's exit would wait minutes for them, and they for this process's part of the step.
+    JAX would wait minutes for them at exit, and they for this process's part of the step.
     """
     agreement = sys.modules.get("jaxsr.interop.agreement")
     return agreement is not None and agreement.others_wait()
@@ -105,13 +106,12 @@ def _others_wait() -> bool:
 def run_command(
     command: Callable[[list[str]], int | None], arguments: Sequence[str] | None = None
 ) -> int:
-    """Runs a command; what a user can correct becomes one line on stderr and exit status 2.
+    """Runs a command; user errors become one line on stderr and exit status 2.
 
-    That is a `UserError`, a device out of memory, or an error of the operating system: disk full,
-    permission denied, a name too long. A job that lost a process is one line and exit status 1. A
-    closed pipe, as of `| head`, ends it quietly. Any other exception is a fault of jaxsr and keeps
-    its traceback.
-    `JAXSR_TRACEBACK=1` shows the traceback of both.
+    User errors are `UserError`, a device out of memory, and errors of the operating system: disk
+    full, permission denied, a name too long. A job that lost a process is one line and exit status
+    1. A closed pipe, as of `| head`, ends the command quietly. Any other exception is a fault of
+    jaxsr and keeps its traceback. `JAXSR_TRACEBACK=1` shows every traceback.
 
     Args:
       command: does the work; returns the exit status, or None for 0.
@@ -147,7 +147,7 @@ def run_command(
             shown = InputError(f"{error.name} is not installed; {install_extra(None)}")
         of_system = isinstance(shown, OSError) and shown.errno is not None
         if not isinstance(shown, UserError) and not of_system:
-            raise  # from Python code
+            raise  # called from Python code
         if os.environ.get("JAXSR_TRACEBACK"):
             traceback.print_exc()
         print(f"jaxsr: {_one_line(shown)}", file=sys.stderr)
@@ -163,7 +163,7 @@ def version() -> str:
 
 
 def no_command(words: Sequence[str], commands: Iterable[str]) -> str:
-    """Why the first word is not a command of `jaxsr`, and the words that are."""
+    """Says why the first word is not a command of `jaxsr`, and lists the commands."""
     word = words[0]
     if word == "--quiet":
         return "--quiet comes after the command: jaxsr train --quiet"
@@ -182,17 +182,17 @@ def _say_interrupt(interrupt: KeyboardInterrupt) -> ExitStatus:
 
 
 def _discard_output() -> None:
-    """Python flushes stdout when it exits, and would fail again."""
+    """Discards the output: Python would flush stdout at exit, and fail again."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextlib.contextmanager
 def _few_collections() -> Iterator[None]:
-    """Raises the thresholds of garbage collection, and skips the one at exit.
+    """Raises the thresholds of garbage collection, and skips the collection at exit.
 
-    torch and JAX make a million objects that stay. Collections that go through all of them take a
-    second of the five until the first result.
+    torch and JAX make a million objects that stay. Collections that go through all of them take one
+    of the five seconds until the first result.
     """
     before = gc.get_threshold()
     gc.set_threshold(100_000, *before[1:])
@@ -214,20 +214,20 @@ def parse_options(
     first: type | None = None,
     **options: Any,
 ) -> Any:
-    """`tyro.cli`, with what it rejects as an `InputError` of one line instead of a drawn box.
+    """Runs `tyro.cli`; a rejected option is an `InputError` of one line instead of a drawn box.
 
     Args:
       kind: the dataclass or function whose fields are the options.
       arguments: words of the command line.
-      prog: the command as its help names it.
+      prog: name of the command in its help.
       description: first paragraph of the help. Default: the docstring of `kind`.
-      replaced: options of earlier releases → what to give instead.
-      elsewhere: ends an error about an option that others have; empty where none has it.
+      replaced: options of earlier releases → their replacements.
+      elsewhere: ends the error about an option that only other commands have; empty without one.
       first: a dataclass of options that were read before, for the help alone.
-      **options: further ones for `tyro.cli`, `default` for example.
+      **options: further arguments of `tyro.cli`, `default` for example.
 
     Raises:
-      InputError: an option is unknown or its value wrong, in the words of whoever checked it.
+      InputError: an option is unknown or its value wrong, in the words of the check.
     """
     import tyro
 
@@ -266,19 +266,19 @@ def parse_options(
 
 
 def _fields(*kinds: Any) -> Iterator[dataclasses.Field[Any]]:
-    """Those of the dataclasses among `kinds`."""
+    """Returns the fields of the dataclasses among `kinds`."""
     for kind in kinds:
         if dataclasses.is_dataclass(kind):
             yield from dataclasses.fields(kind)
 
 
 def _check_not_empty(kind: Any, arguments: Sequence[str]) -> None:
-    """Refuses an empty text for a path or model, as of a variable that is not set.
+    """Refuses an empty text for a path or model, as from a variable that is not set.
 
     As a path it would be the current folder.
 
     Raises:
-      InputError: an option has one.
+      InputError: an option has an empty text.
     """
     types = get_type_hints(kind) if dataclasses.is_dataclass(kind) else {}
     for word, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=None):
@@ -290,11 +290,11 @@ def _check_not_empty(kind: Any, arguments: Sequence[str]) -> None:
 
 
 def _unboxed(text: str) -> str:
-    """The sentences of a message that is drawn as a box with a title and rules."""
-    # Not stripped of "-", with which an option may begin a line; nor lines of it alone kept.
+    """Extracts the sentences of a message that is drawn as a box with a title and rules."""
+    # Keeps "-", which may begin the name of an option, but drops lines that consist of it.
     lines = [line.strip(" │╭╮╰╯─") for line in text.splitlines()]
     lines = [line for line in lines if line.strip("-") and "For full helptext" not in line]
-    # The first line is the box's title; who calls says where the help is.
+    # The first line is the box's title; the caller adds where the help is.
     lines = [line for line in lines[1:] if not line.endswith("--help")] or lines
     return re.sub(r"^Error parsing [\w.]+: ", "", " ".join(lines))
 
@@ -304,7 +304,7 @@ _KINDS |= {"INT INT": "two whole numbers", "STR": "text", "PATH": "a path"}
 
 
 def _in_our_words(text: str, arguments: Sequence[str]) -> str:
-    """An error of tyro without its types and help texts."""
+    """Rewords an error of tyro without its types and help texts."""
     text = _unboxed(text)
     if match := re.match(r"Error parsing (--[\w.-]+): .*Argument helptext: \S+ (.*)", text):
         option, rest = match.groups()
@@ -327,8 +327,9 @@ def _in_our_words(text: str, arguments: Sequence[str]) -> str:
         several = "; separate several by spaces" if "," in value else ""
         return f"{option} must be one of {', '.join(names)}, got {value}{several}"
     if match := re.match(r"Missing value for argument '(.*?)'", text):
-        return f"{match[1]} needs a value"
-    if match := re.match(r"Missing from .*?: (--\S+ )?(\S+) (.*?)\.? \(required\)", text):
+        return f"{match[1]} needs a value" if match[1].startswith("-") else f"too few {match[1]}"
+    words = r"(--\S+ )?(\S+(?: [A-Z]{2,}\b)*)"
+    if match := re.match(rf"Missing from .*?: {words} (.*?)\.? \(required\)", text):
         return f"{(match[1] or match[2]).strip()} is missing ({match[3]})"
     if match := re.match(r"Unrecognized options: (\S+)", text):
         near = re.search(r"Perhaps you meant: (--[\w.-]+)", text)

@@ -1,7 +1,7 @@
 """JAX's cache of compiled programs, with a digest in every entry.
 
-JAX trusts its files: a damaged entry would be run as machine code. Here an entry that disagrees
-with its digest is removed, named in a line, and the program is compiled again.
+JAX trusts its files: it would run a damaged entry as machine code. This cache removes an entry that
+does not match its digest, warns with its name, and the program is compiled again.
 """
 
 import copy
@@ -29,10 +29,10 @@ written_entries: list[Path] = []
 
 
 class SealedCache(LRUCache):
-    """Entries are files of their own name: those that JAX wrote by itself are not read."""
+    """Entries with their own file suffix; entries that JAX itself wrote are not read."""
 
     def get(self, key: str) -> bytes | None:
-        """The entry; None where there is none, or a damaged one, which is removed."""
+        """Returns the entry, or None if it is missing or damaged; removes a damaged one."""
         content = super().get(key + _SUFFIX)
         if content is None:
             return None
@@ -66,9 +66,9 @@ class SealedCache(LRUCache):
 def use_sealed_cache() -> None:
     """Makes JAX keep its compiled programs in a `SealedCache`; called before any is compiled.
 
-    A GPU's programs have the same key whether they were compiled on it or without it: JAX's own key
-    has the driver and the host's processor, which a program without a device cannot know. Nor does
-    any key depend on where the folder is, as it does in JAX 0.10.
+    A GPU program has the same key whether it is compiled on the GPU or without it. JAX's own key
+    includes the driver and the host's processor, which are unknown without the device. Nor do keys
+    depend on the folder's path, as they do in JAX 0.10.
     """
     compilation_cache.get_file_cache = _open_cache
     cache_key._hash_platform = _hash_platform
@@ -91,7 +91,7 @@ def _hash_accelerators(digest: Any, devices: Any) -> None:
 
 def _hash_options(digest: Any, options: Any, **how: Any) -> None:
     options = copy.deepcopy(options)
-    # JAX puts it into its cache's folder.
+    # JAX puts the path into its cache's folder.
     options.executable_build_options.debug_options.xla_gpu_per_fusion_autotune_cache_dir = ""
     _jax_hash_options(digest, options, **how)
 

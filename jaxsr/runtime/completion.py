@@ -20,7 +20,7 @@ OPTIONS = {
     "compare engines": "comparison.commands:EnginesOptions",
     "doctor": "doctor:DoctorConfig",
 }
-"""The options of every command but `train`, whose tasks have their own."""
+"""Options of every command but `train`, whose tasks have their own."""
 
 _SCRIPT = """\
 [ -n "$ZSH_VERSION" ] && {
@@ -49,16 +49,16 @@ complete -o default -F _jaxsr jaxsr
 
 
 def load_options(command: str) -> type:
-    """The dataclass of the options of a command in `OPTIONS`."""
+    """Returns the dataclass of the options of a command in `OPTIONS`."""
     module, _, name = OPTIONS[command].partition(":")
     return getattr(import_module(f"jaxsr.{module}"), name)
 
 
 def completion_script(commands: Iterable[str], tasks: Mapping[str, type]) -> str:
-    """A script that both shells evaluate; zsh takes bash's completions.
+    """Returns a script that both shells evaluate; zsh takes bash's completions.
 
     Args:
-      commands: of `jaxsr`.
+      commands: commands of `jaxsr`.
       tasks: options of each task of `train`, the default task first.
     """
     named = {command: load_options(command) for command in OPTIONS}
@@ -71,7 +71,7 @@ def completion_script(commands: Iterable[str], tasks: Mapping[str, type]) -> str
         lines.append(f'    "{command}"*) words="{" ".join(words)}" ;;')
         values += [(option, command, listed) for option, listed in choices.items()]
     (default,) = (line for line in lines if f'"train {next(iter(tasks))}"' in line)
-    lines.append(default.replace(next(iter(tasks)), "", 1))  # without a task it is the first one
+    lines.append(default.replace(next(iter(tasks)), "", 1))  # without a task, the first one
     return _SCRIPT % {
         "options": "\n".join(lines),
         "commands": " ".join(commands),
@@ -81,7 +81,7 @@ def completion_script(commands: Iterable[str], tasks: Mapping[str, type]) -> str
 
 
 def _values(values: list[tuple[str, str, list[str]]], default_task: str) -> Iterator[str]:
-    """A line for the values of each option, or one for each command where these differ."""
+    """Returns a line for each option's values, or a line for each command where these differ."""
     for option in dict.fromkeys(option for option, _, _ in values):
         by_command = {command: listed for name, command, listed in values if name == option}
         by_command |= {"train ": by_command.get(f"train {default_task}", [])}
@@ -94,7 +94,7 @@ def _values(values: list[tuple[str, str, list[str]]], default_task: str) -> Iter
 
 
 def _options(prefix: str, kind: Any) -> Iterator[tuple[str, list[str]]]:
-    """Names of a dataclass's options, each with its values where these are listed."""
+    """Returns the names of a dataclass's options, each with its values if these are listed."""
     types = get_type_hints(kind)
     for field in dataclasses.fields(kind):
         name, declared = prefix + field.name.replace("_", "-"), types[field.name]

@@ -1,4 +1,4 @@
-"""Operations that XLA puts into CUDA graphs on GPUs, as options of one program's compilation."""
+"""Operations that XLA puts into CUDA graphs on GPUs, as compiler options of one program."""
 
 _COMMANDS = (
     "FUSION", "CUBLAS", "CUBLASLT", "CUSTOM_CALL", "CUDNN", "DYNAMIC_SLICE_FUSION",
@@ -6,4 +6,5 @@ _COMMANDS = (
 )  # fmt: skip
 
 LOOPS_IN_GRAPHS: dict[str, str | bool] = {"xla_gpu_enable_command_buffer": ",".join(_COMMANDS)}
-"""The kernels of a loop's step are in graphs, too; by XLA's default each is launched by itself."""
+"""Also puts the kernels of a loop's step into graphs; by XLA's default each is launched by
+itself."""

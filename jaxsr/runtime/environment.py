@@ -1,4 +1,4 @@
-"""Checks of the process's surroundings that would otherwise end a command without a line."""
+"""Checks of the process's environment, which would otherwise end a command without a message."""
 
 import linecache
 import os
@@ -11,11 +11,11 @@ from jaxsr.runtime.xla_flags import unknown_flags
 
 
 def check_environment() -> None:
-    """Refuses an environment in which libraries end the process, or fail in the middle.
+    """Refuses an environment in which libraries end the process, or fail later.
 
     Raises:
-      InputError: the current folder is gone, file names have no UTF-8, `XLA_FLAGS` has a flag that
-        XLA does not know, `JAX_DISABLE_JIT` is set, or JAX promotes dtypes by other rules.
+      InputError: the current folder is gone, file names are not encoded in UTF-8, `XLA_FLAGS` has a
+        flag unknown to XLA, `JAX_DISABLE_JIT` is set, or JAX promotes dtypes by other rules.
     """
     try:
         os.getcwd()
@@ -32,7 +32,7 @@ def check_environment() -> None:
     if unknown := unknown_flags(os.environ.get("XLA_FLAGS", "")):
         raise InputError(
             f"XLA_FLAGS has {printable(unknown[0], 100)}, which this jaxlib does not know, and "
-            "would end the process for; take it out"
+            "which would abort the process; remove it"
         )
     if os.environ.get("JAX_DISABLE_JIT", "0").lower() not in ("", "0", "false", "no", "n", "off"):
         raise InputError(

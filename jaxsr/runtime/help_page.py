@@ -1,7 +1,7 @@
-"""The options of a command as `--help` and the documentation show them: grouped, own ones first.
+"""The options of a command as `--help` and the documentation show them: in groups, own ones first.
 
-tyro parses the command's dataclass itself; for the help it gets a view of it, with the same names,
-types and defaults.
+tyro parses the command's dataclass itself. For the help it gets a view of the dataclass, with the
+same names, types and defaults.
 """
 
 import ast
@@ -33,20 +33,20 @@ GROUPS = {
     ),
     "ahead-of-time": tuple(inspect.get_annotations(AotOptions)),
 }  # fmt: skip
-"""Options by the title that they stand under; all others are the command's own, and come first.
+"""Options by the title of their group; all others are the command's own, and come first.
 
-Classes whose options are all of one kind are named whole: a new option of theirs has its place.
+Classes whose options are all of one kind are listed whole: new options of theirs join the group.
 """
 
 
 def grouped_fields(kind: type) -> dict[str, list[dataclasses.Field]]:
-    """The fields of a dataclass by their title; its own are under `""`, the most special first."""
+    """Groups the fields of a dataclass by title; its own are under `""`, the most special first."""
     fields = {field.name: field for field in dataclasses.fields(kind)}
     groups = {
         title: [fields.pop(name) for name in names if _is_option(kind, fields.get(name))]
         for title, names in GROUPS.items()
     }
-    # Where a class only changes a default, the option is still that of the base.
+    # If a class only changes a default, the option still belongs to its base.
     rank = {
         name: n for n, base in enumerate(kind.__mro__) for name in inspect.get_annotations(base)
     }
@@ -55,19 +55,20 @@ def grouped_fields(kind: type) -> dict[str, list[dataclasses.Field]]:
 
 
 def _is_option(kind: type, field: dataclasses.Field | None) -> bool:
-    """Whether it is an option by itself: a dataclass has a group of its own."""
+    """Whether a field is a single option: a dataclass has a group of its own."""
     return field is not None and not dataclasses.is_dataclass(get_type_hints(kind)[field.name])
 
 
 def field_texts(kind: type) -> dict[str, str]:
-    """The sentences under each field of a dataclass, its bases included, as one paragraph."""
+    """Returns the text under each field of a dataclass, including its bases, as one paragraph."""
     texts: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if not dataclasses.is_dataclass(base):
             continue
         try:
             (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        except (OSError, TypeError):  # a class that was typed at a prompt: options without texts
+        except (OSError, TypeError):  # a class that was typed at a prompt: its options have no
+            # texts
             continue
         assert isinstance(tree, ast.ClassDef)
         for statement, following in zip(tree.body, tree.body[1:], strict=False):
@@ -87,12 +88,12 @@ def is_positional(kind: type, name: str) -> bool:
 
 
 def help_view(kind: type, default: Any = None, *, first: type | None = None) -> type:
-    """A dataclass whose help tyro draws with a box for each group.
+    """Returns a dataclass whose help tyro draws with a box for each group.
 
     Args:
       kind: the command's dataclass.
       default: an object of it with the defaults. Default: those of the class.
-      first: a dataclass of further options, which stand first under its name in lower case.
+      first: a dataclass of further options, which come first, under its name in lower case.
     """
     import tyro
 

@@ -1,8 +1,8 @@
 """Signals that end a program: Ctrl-C, SIGTERM, and SIGHUP of a terminal that closes.
 
-Each raises `KeyboardInterrupt`, so that files that are half written are removed. Where native code
-keeps the main thread busy, the process exits after a few seconds, and on a second Ctrl-C at once.
-Training handles the signals itself while it has a step to save (`training.stop_signals`).
+Each raises `KeyboardInterrupt`, so that half-written files are removed. If native code keeps the
+main thread busy, the process exits after a few seconds, and on a second Ctrl-C at once. Training
+handles the signals itself while it has a step to save (`training.stop_signals`).
 """
 
 import os
@@ -17,7 +17,7 @@ from typing import Any
 from jaxsr.runtime.exit_status import ExitStatus
 
 _GRACE_S = 10.0
-"""Seconds that an interrupted program has to close its files."""
+"""Seconds in which an interrupted program may close its files."""
 _TERMINATIONS = (signal.SIGTERM, signal.SIGHUP)
 _ENDED_BY = "ended by "
 _repeated: list[int] = []
@@ -25,7 +25,7 @@ _repeated: list[int] = []
 
 
 def end_on_signals() -> None:
-    """Installs the handlers, once, in the main thread; ignored signals, as under nohup, stay so."""
+    """Installs the handlers, once, in the main thread; signals that nohup ignores stay ignored."""
     for number in _TERMINATIONS:
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, _interrupt)
@@ -38,7 +38,7 @@ def end_on_signals() -> None:
 
 
 def ignore_signals() -> None:
-    """Ignores the signals from now on: the program has ended, and its exit status stands."""
+    """Ignores the signals from now on: the program has ended, and its exit status is final."""
     for number in (*_TERMINATIONS, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
 
@@ -78,7 +78,7 @@ def _once_more(hook: Callable[[Any], object]) -> Callable[[Any], None]:
 
 
 def _forget() -> None:
-    """Gives a forked worker the default handlers, and not its parent's pipe."""
+    """Gives a forked worker the default handlers, without its parent's pipe."""
     signal.set_wakeup_fd(-1)
     for number in _TERMINATIONS:
         if signal.getsignal(number) is _interrupt:
@@ -86,7 +86,7 @@ def _forget() -> None:
 
 
 def _watch(reader: int) -> None:
-    """Ends the process where Python does not get to it, in a thread of its own."""
+    """Ends the process from a thread of its own when Python cannot handle the signal."""
     interrupts, reason = 0, ""
     while select.select([reader], [], [], _GRACE_S if reason else None)[0]:
         numbers = os.read(reader, 64)

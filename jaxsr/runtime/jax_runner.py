@@ -44,7 +44,7 @@ State = tuple[Arrays, Arrays]
 
 @contextlib.contextmanager
 def naming_torch() -> Iterator[None]:
-    """Says of what JAX refuses that the other engine runs it."""
+    """Adds to an error of JAX that the other engine runs the network."""
     try:
         yield
     except GradientInForwardError:
@@ -58,9 +58,9 @@ class JaxRunner:
 
     Args:
       network: the torch module.
-      mesh: devices that a batch is split over; those of a topology can only `lower`.
-      dtype: of the network's computation, `float32` or `bfloat16`.
-      around: what is computed around the network.
+      mesh: devices that split a batch; those of a topology allow only `lower`.
+      dtype: dtype of the network's computation, `float32` or `bfloat16`.
+      around: computation around the network.
       lane_folding: see `jaxsr.interop.folding.policy.choose_folding`.
       inputs: further arguments of the network, after the batch.
       draws: the network may draw random numbers, which are then the same for every batch.
@@ -110,7 +110,7 @@ class JaxRunner:
         )
 
     def with_state(self, values: Callable[[], State]) -> "JaxRunner":
-        """The same programs for other values, which are asked for when they are needed first."""
+        """Returns a runner of the same programs with other values, requested when first needed."""
         runner = copy.copy(self)
         runner.__dict__.pop("_state", None)
         runner._values = values
@@ -142,7 +142,7 @@ class JaxRunner:
         Raises:
           RefusedValueError: torch refuses a value, such as an index out of range.
         """
-        # A last batch that the devices cannot share is computed by each of them.
+        # If the devices cannot split the last batch, each of them computes it.
         is_shared = len(next(iter(batch.values()))) % self.devices == 0
         sharding = self._rows if is_shared else replicated(self._mesh)
         placed = place(dict(batch), dict.fromkeys(batch, sharding))
@@ -155,7 +155,7 @@ class JaxRunner:
         return result
 
     def _method(self, method: str) -> Callable[..., Any]:
-        """The program of a method; its result and the worst index of each rule are replicated."""
+        """Returns a method's program; replicates its result and the worst index of each rule."""
 
         def run(state: State, batch: Arrays, seed: jax.Array) -> PyTree:
             key = jax.random.key(seed)
@@ -171,9 +171,9 @@ class JaxRunner:
         """Compiles a batch of this shape ahead of time, on a mesh over the topology's devices.
 
         Args:
-          shape: of the batch, (n, …).
-          topology: whose devices the mesh has.
-          name: what the report calls the program.
+          shape: shape of the batch, (n, …).
+          topology: has the mesh's devices.
+          name: name of the program in the report.
           **named: see `Runner.submit`; shapes and dtypes are enough.
         """
         state = (self._model.params, self._model.buffers)
@@ -191,7 +191,7 @@ def open_ahead(
     around: Around = only_network,
     lane_folding: Choice = "auto",
 ) -> JaxRunner:
-    """A runner over all devices of a topology, to `lower` with; see `open_runner`."""
+    """Returns a runner over all devices of a topology for `lower`; see `open_runner`."""
     mesh = make_mesh(len(topology.devices), topology.devices)
     return JaxRunner(
         network, mesh=mesh, dtype=options.dtype, around=around, lane_folding=lane_folding

@@ -1,4 +1,4 @@
-"""Opens the runner of a torch module that a command's options name."""
+"""Opens the runner of a torch module according to a command's options."""
 
 from typing import TYPE_CHECKING, Literal
 
@@ -17,16 +17,16 @@ def open_runner(
     around: Around = only_network,
     lane_folding: Literal["auto", "on", "off"] = "auto",
 ) -> Runner:
-    """The runner of a torch module that the options name.
+    """Opens the runner of a torch module according to the options.
 
     Args:
       network: put into evaluation mode.
-      options: of the command; JAX's platform must be fixed already.
-      around: what is computed around the network.
+      options: the command's; JAX's platform must be set already.
+      around: computation around the network.
       lane_folding: see `jaxsr.interop.folding.policy.choose_folding`.
 
     Raises:
-      DeviceError: fewer devices than the mesh needs, or torch finds no CUDA device.
+      DeviceError: the mesh needs more devices than there are, or torch finds no CUDA device.
       UnsupportedTorchError: the network does something that JAX would compute differently.
     """
     if options.engine == "torch":

@@ -1,4 +1,4 @@
-"""Options that the commands share; each command's configuration inherits those it has.
+"""Options that commands share; each command's configuration inherits those that it has.
 
 A configuration calls `super().__post_init__()` once, which runs the checks of all its bases.
 """
@@ -24,10 +24,10 @@ LaneFolding = Literal["auto", "on", "off"]
 
 
 def parse_json_object(text: str, name: str) -> JsonObject:
-    """The value of an option that is a JSON object.
+    """Parses the value of an option that is a JSON object.
 
     Raises:
-      InputError: it is something else; the message names the option.
+      InputError: the value is something else; the message names the option.
     """
     try:
         value = json.loads(text)
@@ -50,9 +50,9 @@ class CheckedOptions:
 
 
 _OUTPUTS = ("out", "save_cache", "html", "aot_json")
-"""Options that name a file, which a new one replaces."""
+"""Options that name a file to write, replacing an old one."""
 _OF_MODELS = ("*.safetensors", "*.gguf", "*config.json", "tokenizer*", "*.index.json")
-"""Files of a model's folder that no output replaces."""
+"""Files of a model's folder that outputs may not replace."""
 
 
 def _check_outputs(options: Mapping[str, Any]) -> None:
@@ -60,7 +60,7 @@ def _check_outputs(options: Mapping[str, Any]) -> None:
     paths = [
         (name, os.path.realpath(text), text)
         for name, value in options.items()
-        if name != "resume"  # a run may replace the cache that it went on from
+        if name != "resume"  # a run may replace the cache that it started from
         for text in (value if isinstance(value, tuple) else (value,))
         if isinstance(text, str | Path) and "\0" not in str(text)
     ]
@@ -77,23 +77,23 @@ def _check_outputs(options: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(CheckedOptions):
-    """Which model; every command has these words for it, and `jaxsr.models.load` reads them."""
+    """The model; every command has these options, and `jaxsr.models.load` reads them."""
 
     model_required: ClassVar[bool] = True
     """Whether the command has no model of its own."""
 
     model: str | None = None
     """Run folder of jaxsr.train, weights file (.safetensors, .pth, .ckpt, …), .gguf file, Hugging
-    Face folder or ORG/NAME of its hub, package.module:Class, or timm:, torchvision:, smp:,
-    spandrel: and a NAME."""
+    Face folder or ORG/NAME of its hub, package.module:Class, or a NAME after timm:, torchvision:,
+    smp: or spandrel:."""
     weights: Path | None = None
     """Weights for a model that is named as package.module:Class or library:NAME: a file, a run
     folder, ORG/NAME of the Hugging Face hub, or pretrained for timm's weights of timm:NAME."""
     model_options: str = "{}"
-    """Keyword arguments of that class, as a JSON object."""
+    """Keyword arguments of the model's class, as a JSON object."""
     trust_builder: bool = False
-    """Run the class of yours that a run folder or weights file names, from a module outside its
-    folder. Otherwise such code is run only if the command line names it."""
+    """Allow a run folder or weights file to run your class from a module outside its folder.
+    Without it, such code runs only if the command line names it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -110,33 +110,34 @@ class ModelOptions(CheckedOptions):
         self.class_options()
 
     def class_options(self) -> JsonObject:
-        """`model_options` as a dictionary."""
+        """Returns `model_options` as a dictionary."""
         return parse_json_object(self.model_options, "model_options")
 
     def loading(self) -> dict[str, Any]:
-        """How `load_model` reads it: its keyword arguments."""
+        """Returns the keyword arguments of `load_model` for these options."""
         names = {"weights": self.weights, "trust_builder": self.trust_builder}
         return {**names, "options": self.class_options()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeOptions(CheckedOptions):
-    """Who computes, where, and how exactly."""
+    """Engine, devices and precision of the computation."""
 
     engine: Engine = "jax"
     """jax compiles programs and splits batches over a mesh; torch runs the same networks in plain
     PyTorch, on one device."""
     platform: Platform = "auto"
-    """Where to compute; auto takes TPU, then CUDA, then CPU. The torch engine has no TPU."""
+    """Where to compute; auto takes TPU, then CUDA, then CPU. The torch engine does not support
+    TPUs."""
     mesh: str = "1"
-    """Devices, simulated on a CPU: a number, or axes such as data=4,fsdp=2. A batch is split over
-    them; generate splits weights and cache instead."""
+    """Devices of the mesh, simulated on a CPU: a number, or axes such as data=4,fsdp=2. They split
+    a batch; in generate, weights and cache."""
     dtype: Dtype = "float32"
     """Dtype that networks compute in; training keeps parameters, losses and updates in float32."""
     matmul_precision: Precision = "default"
     """JAX's precision of float32 products. default, in every command, is the device's fastest: CPUs
     compute in float32, TPUs round the inputs to bfloat16, GPUs to TF32. highest is float32 on all,
-    up to six times slower on a TPU: use it to get the results of another platform."""
+    up to six times slower on a TPU: use it to reproduce results of another platform."""
     compile_cache: Path | None = None
     """Folder of compiled programs. Default: jaxsr in the user's cache folder."""
 
@@ -160,18 +161,18 @@ class ComputeOptions(CheckedOptions):
 
     @property
     def devices(self) -> int:
-        """Devices of the whole mesh."""
+        """Number of devices of the whole mesh."""
         return self.mesh_shape.devices
 
     def check_batch(self, batch: int) -> None:
-        """Raises `InputError` where a batch cannot be split over the mesh."""
+        """Raises `InputError` if a batch cannot be split over the mesh."""
         if batch < 1 or batch % self.devices:
             raise InputError(f"batch={batch} must be a positive multiple of mesh={self.mesh}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaneFoldingOptions(CheckedOptions):
-    """For commands whose networks are convolutional."""
+    """Options of commands with convolutional networks."""
 
     lane_folding: LaneFolding = "auto"
     """Fold columns of narrow images into a TPU's lanes: same values, less time and memory. auto:
@@ -180,18 +181,18 @@ class LaneFoldingOptions(CheckedOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class AotOptions(ComputeOptions):
-    """For commands that can also compile ahead of time instead of running."""
+    """Options of commands that can compile ahead of time instead of running."""
 
     aot: str | None = None
-    """Compile for these devices instead of running; none is needed. TPUs by chip and grid (v5e:2x4,
-    v6e:16x16), NVIDIA GPUs by name and count (h100:8; h100:2x8 on two hosts)."""
+    """Compile for these devices, which need not be present, instead of running. TPUs by chip and
+    grid (v5e:2x4, v6e:16x16), NVIDIA GPUs by name and count (h100:8; h100:2x8 on two hosts)."""
     aot_json: Path | None = None
     """With --aot, also write the report to this file."""
     aot_save: Path | None = None
-    """With --aot, also keep the compiled programs in this folder: a compile cache for those
-    hosts."""
+    """With --aot, also keep the compiled programs in this folder: a compile cache for hosts with
+    these devices."""
     aot_largest: bool = False
-    """With --aot, also search the largest batch that fits; compiles several times."""
+    """With --aot, also find the largest batch that fits; compiles several times."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,7 +1,7 @@
 """A network on JAX or on torch behind one interface: NumPy batches in, NumPy batches out.
 
-`submit` starts a batch and returns at once where the device works by itself; calling what it
-returned waits for the result. Callers prepare the next batch in between.
+`submit` starts a batch, and returns at once if the device works asynchronously. Calling its result
+waits for the batch. Callers prepare the next batch in between.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,8 +15,8 @@ Collect = Callable[[], np.ndarray]
 """Waits for a batch's result."""
 
 Around = Callable[[Any, Callable[[Any], Any], Any], Any]
-"""`(xp, network, batch) -> result`: what is computed around the network, in the same program.
-`xp` is `jax.numpy` or `torch`; `network` takes and returns float32, whatever it computes in."""
+"""`(xp, network, batch) -> result`: computation around the network, in the same program. `xp` is
+`jax.numpy` or `torch`; `network` takes and returns float32, whatever its own dtype."""
 
 
 @runtime_checkable
@@ -35,7 +35,7 @@ class Runner(Protocol):
     """Shapes of the batches so far; in JAX each is a program."""
 
     def submit(self, batch: np.ndarray, **named: np.ndarray) -> Collect:
-        """Starts a batch, float32 (n, …); n must divide by `devices`.
+        """Starts a batch, float32 (n, …); n must be divisible by `devices`.
 
         Args:
           batch: the network's first argument.
@@ -44,16 +44,16 @@ class Runner(Protocol):
         ...
 
     def run(self, method: str, batch: Mapping[str, np.ndarray], *, seed: int) -> PyTree:
-        """Result of a method of the network that takes a batch, with NumPy arrays for tensors.
+        """Runs a method of the network that takes a batch, with NumPy arrays for tensors.
 
         Args:
-          method: its name.
+          method: name of the method.
           batch: all rows, equal on all hosts.
-          seed: of the random numbers that the method draws.
+          seed: seed of the random numbers that the method draws.
         """
         ...
 
 
 def only_network(xp: Any, network: Callable[[Any], Any], batch: Any) -> Any:
-    """The `Around` of a network that is run as it is."""
+    """The `Around` of a network without further computation."""
     return network(batch)

@@ -1,4 +1,4 @@
-"""Everything global that commands change in JAX and torch, in one place."""
+"""The global settings of JAX and torch that commands change, in one place."""
 
 import logging
 import os
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LEAST_COMPILE_S = 0.2
-"""Programs that compile faster are not kept: reading them back would save nothing."""
+"""Programs that compile faster are not cached: reading them back would save no time."""
 
 
 def setup_compute(
@@ -27,21 +27,21 @@ def setup_compute(
     job: "Callable[[], Facts] | None" = None,
     deterministic: bool = False,
 ) -> str:
-    """Fixes where and how a command computes; called once, before any array exists.
+    """Sets where and how a command computes; called once, before any array exists.
 
     Args:
-      options: of the command.
-      jax_on_host: with the torch engine, JAX computes too, on the CPU. Otherwise that engine leaves
-        JAX alone.
-      job: join the processes of a job that the environment describes; returns the facts that they
-        must have alike. Default: compute alone.
-      deterministic: results that do not depend on scheduling, on CUDA too.
+      options: the command's.
+      jax_on_host: with the torch engine, JAX also computes, on the CPU. Otherwise that engine
+        leaves JAX alone.
+      job: joins the processes of a job that the environment describes; returns the facts that must
+        be equal in all of them. Default: compute alone.
+      deterministic: give results that do not depend on scheduling, even on CUDA.
 
     Returns:
-      Where the engine computes: `tpu`, `cuda` or `cpu`.
+      Platform of the engine: `tpu`, `cuda` or `cpu`.
 
     Raises:
-      DeviceError: the machine does not have the platform, or fewer devices than the mesh.
+      DeviceError: the machine lacks the platform, or has fewer devices than the mesh.
       InputError: the environment describes a job only in part, or its processes differ.
     """
     if deterministic:
@@ -77,7 +77,7 @@ def setup_compute(
 
 
 def choose_deterministic_kernels(options: ComputeOptions) -> None:
-    """Lets libraries and XLA take such kernels on CUDA; called before they start."""
+    """Makes libraries and XLA use deterministic kernels on CUDA; called before they start."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if options.platform in ("auto", "cuda"):
         flags = os.environ.get("XLA_FLAGS", "")
@@ -85,23 +85,23 @@ def choose_deterministic_kernels(options: ComputeOptions) -> None:
 
 
 def share_gpu_memory() -> None:
-    """Lets JAX take GPU memory as it needs it, for programs in which torch computes on CUDA too.
+    """Lets JAX take GPU memory as needed, for programs in which torch also computes on CUDA.
 
-    By default JAX takes three quarters when it starts, which leaves torch little. Call it before
-    any JAX array exists; what the user set stands.
+    By default JAX takes three quarters at its start, which leaves torch little. Call it before any
+    JAX array exists; settings of the user stay.
     """
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
 def configure_jax(compile_cache: Path | None, *, least_compile_s: float = _LEAST_COMPILE_S) -> None:
-    """Log level, compile cache, and the compiler's memory.
+    """Sets log level, compile cache, and the compiler's memory.
 
     Args:
-      compile_cache: folder of compiled programs; None keeps none.
-      least_compile_s: programs that compile faster are not kept.
+      compile_cache: folder of compiled programs; None: no cache.
+      least_compile_s: programs that compile faster are not cached.
 
     Raises:
-      InputError: the folder's path is not UTF-8, or JAXSR_CPU_KERNELS has no such value.
+      InputError: the folder's path is not UTF-8, or JAXSR_CPU_KERNELS has an unknown value.
     """
     import jax
 
@@ -126,8 +126,8 @@ def configure_jax(compile_cache: Path | None, *, least_compile_s: float = _LEAST
         return
     use_sealed_cache()
     jax.config.update("jax_compilation_cache_dir", str(compile_cache))
-    # An address in this process: with it no second process would find a program for a mesh. Ours
-    # have all that their partitioning depends on among their operands.
+    # An address in this process: it would keep a second process from finding a program for a mesh.
+    # Our programs have all that their partitioning depends on among their operands.
     jax.config.update("jax_remove_custom_partitioning_ptr_from_cache_key", True)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", least_compile_s)
 
@@ -143,10 +143,10 @@ def _is_no_failed_save(record: logging.LogRecord) -> bool:
 
 
 def torch_device(platform: str) -> str:
-    """The device of the torch engine: `cuda`, or `cpu`.
+    """Returns the device of the torch engine: `cuda`, or `cpu`.
 
     Raises:
-      DeviceError: the platform is `cuda` and torch finds no device of it.
+      DeviceError: the platform is `cuda` and torch finds no CUDA device.
     """
     import torch
 
@@ -160,5 +160,5 @@ def torch_device(platform: str) -> str:
 
 
 def compiled_folder(options: ComputeOptions) -> Path:
-    """Where a command keeps compiled programs."""
+    """Returns the folder in which a command keeps compiled programs."""
     return options.compile_cache or cache_folder() / "compiled"

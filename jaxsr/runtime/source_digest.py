@@ -1,4 +1,4 @@
-"""Tells edited copies of one version of jaxsr apart."""
+"""Distinguishes edited copies of one version of jaxsr."""
 
 import functools
 import hashlib
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @functools.cache
 def source_digest(*packages: str) -> str:
-    """SHA-256 of the Python files of packages, subpackages included; 64 hexadecimal digits.
+    """SHA-256 of the Python files of packages, including subpackages; 64 hexadecimal digits.
 
     Args:
       packages: names of installed packages; their `__init__` is imported.

@@ -20,14 +20,15 @@ class TorchRunner:
     """A network in plain torch; see `jaxsr.runtime.runner.Runner`.
 
     Args:
-      network: evaluated as it is; not changed, but for evaluation mode.
+      network: unchanged, except for evaluation mode.
       device: `cpu`, `cuda` or any torch device.
-      dtype: of the network's computation, `float32` or `bfloat16`.
-      around: what is computed around the network.
-      compiled: through `torch.compile`; a name is its mode.
-      channels_last: activations NHWC in memory.
+      dtype: dtype of the network's computation, `float32` or `bfloat16`.
+      around: computation around the network.
+      compiled: use `torch.compile`; a string is its mode.
+      channels_last: keep activations NHWC in memory.
       inputs: further arguments of the network, after the batch.
-      evaluating: prepares a network that is trained, and stays as and where it is, for a run.
+      evaluating: prepares a network for a run without changing or moving it, for networks in
+        training.
     """
 
     compiles = False
@@ -88,5 +89,5 @@ class TorchRunner:
         return pytree.tree_map_only(Tensor, lambda t: t.detach().cpu().numpy(), result)
 
     def _placed(self, array: np.ndarray) -> Tensor:
-        # A copy: networks may write into what they are given.
+        # A copy: networks may write into their inputs.
         return torch.from_numpy(np.array(array)).to(self._device, non_blocking=True)

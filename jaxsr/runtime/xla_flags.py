@@ -1,12 +1,12 @@
 """Keeps CPU programs out of XLA's YNN fusion, which can end the process or compute wrongly.
 
-jaxlib 0.10.2 and later hand sums, products and windows on CPUs to YNNPACK. In 0.10.2 and 0.11.0
+jaxlib 0.10.2 and later pass sums, products and windows on CPUs to YNNPACK. In 0.10.2 and 0.11.0
 reductions of rank 7 crash (jax-ml/jax#39257, #40412) and sums after a product lose values (#39103).
 0.11.2 computes those rightly, but still drops the dilation of a window reduction
 (openxla/xla#48714) and aborts on reducers of its own kind (openxla/xla#47374). The fusion is
 therefore off for every jaxlib that has it; `jaxsr.doctor.sentinels` shows when one is sound.
 
-`import jaxsr` calls `disable_ynn_fusion`. Nothing here imports JAX unless it is loaded already.
+`import jaxsr` calls `disable_ynn_fusion`. This module uses JAX only if it is loaded already.
 """
 
 import functools
@@ -20,19 +20,20 @@ from pathlib import Path
 from typing import Any
 
 YNN_FUSION = "xla_cpu_experimental_ynn_fusion_type"
-"""The option that lists what XLA fuses so: a flag and a compiler option. Empty is off."""
+"""The option that lists the operations that XLA fuses this way: a flag and a compiler option. Empty
+is off."""
 
 _OFF = f"--{YNN_FUSION}="
 _RISK = "CPU programs can crash or compute wrong values (jax-ml/jax#39103, #39257)"
 
 
 def disable_ynn_fusion() -> None:
-    """Turns the fusion off for what is compiled from now on, here and in child processes.
+    """Turns the fusion off for later compilations, here and in child processes.
 
-    `XLA_FLAGS` gets the flag, if this jaxlib knows it: XLA ends the process at an unknown one. What
-    the user set about the fusion stands, with a warning where it is on. XLA reads the variable
-    once, when the first backend starts. If one runs already with the fusion on, a warning names the
-    risk, and JAX's compile options are changed for every later program.
+    `XLA_FLAGS` gets the flag, if this jaxlib knows it: XLA ends the process at an unknown one. A
+    setting of the user stays, with a warning if the fusion is on. XLA reads the variable once, when
+    the first backend starts. If one runs already with the fusion on, a warning names the risk, and
+    JAX's compile options are changed for every later program.
     """
     flags = os.environ.get("XLA_FLAGS", "")
     setting = ynn_setting(flags)
@@ -57,7 +58,7 @@ def disable_ynn_fusion() -> None:
 
 
 def ynn_setting(flags: str) -> str | None:
-    """Setting of the fusion in a value of `XLA_FLAGS`; None where it does not mention it.
+    """Returns the setting of the fusion in a value of `XLA_FLAGS`, or None if it has none.
 
     Args:
       flags: the value: flags, or the name of a file of flags.
@@ -67,18 +68,18 @@ def ynn_setting(flags: str) -> str | None:
 
 
 def without_ynn_flag(flags: str) -> str:
-    """A value of `XLA_FLAGS` without what `disable_ynn_fusion` adds."""
+    """Returns a value of `XLA_FLAGS` without the addition of `disable_ynn_fusion`."""
     return " ".join(flag for flag in flags.split() if flag != _OFF)
 
 
 def unknown_flags(flags: str) -> list[str]:
-    """Flags of a value of `XLA_FLAGS` for which XLA would end the process."""
+    """Returns the flags in a value of `XLA_FLAGS` at which XLA would end the process."""
     words = [word for word in _flag_text(flags).split() if word.startswith("--xla")]
     return [word for word in words if not _jaxlib_knows(word[2:].partition("=")[0])]
 
 
 def _flag_text(flags: str) -> str:
-    """The flags themselves: XLA takes a value that does not begin with `-` for a file's name."""
+    """Returns the flags themselves: XLA takes a value without a leading `-` for a file's name."""
     if not flags.strip() or flags.lstrip().startswith("-"):
         return flags.strip()
     try:
@@ -91,7 +92,7 @@ def _flag_text(flags: str) -> str:
 def _jaxlib_knows(flag: str) -> bool:
     """Whether the name of a flag is in jaxlib's shared library.
 
-    Loading the library would tell too, but takes longer, and XLA would read `XLA_FLAGS` then.
+    Loading the library would also tell, but takes longer, and XLA would then read `XLA_FLAGS`.
     """
     spec = importlib.util.find_spec("jaxlib")
     if spec is None or spec.origin is None:
@@ -113,7 +114,7 @@ def _backend_is_running() -> bool:
 
 
 def _programs_are_fused() -> bool:
-    """Whether XLA, as it runs in this process, fuses a program that it can."""
+    """Whether XLA, as it runs in this process, fuses a program that it can fuse."""
     import jax
     from jax.sharding import SingleDeviceSharding
 
@@ -130,7 +131,7 @@ def _programs_are_fused() -> bool:
 def _override_compile_options() -> None:
     """Adds the option to JAX's own compile options for CPUs, unless the caller gives it.
 
-    JAX has no public default for compiler options; every compilation asks this function for them.
+    JAX has no public default for compiler options; every compilation calls this function for them.
     """
     from jax._src import compiler
 
@@ -150,5 +151,5 @@ def _override_compile_options() -> None:
 
 
 def _warn(message: str) -> None:
-    # The line that imports jaxsr: above this function, its caller and `jaxsr/__init__.py`.
+    # The line that imports jaxsr: it is above this function, its caller and `jaxsr/__init__.py`.
     warnings.warn(message, RuntimeWarning, stacklevel=4)

@@ -24,11 +24,11 @@ class AheadSteps:
 
     def __init__(self, task: TaskRun, topology: Topology) -> None:
         """Args:
-          task: its configuration names the mesh, which the topology must have the devices for.
-          topology: where to compile to.
+          task: its configuration names the mesh, which must fit the topology.
+          topology: devices to compile for.
 
         Raises:
-          DeviceError: the mesh needs more devices.
+          DeviceError: the mesh needs more devices than the topology has.
         """
         self._task, self._topology = task, topology
         self.mesh = meshes.make_mesh(task.config.mesh_shape, topology.devices)
@@ -39,23 +39,23 @@ class AheadSteps:
 
     @property
     def state_shapes(self) -> PyTree:
-        """Shapes and dtypes of the training state."""
+        """Returns the shapes and dtypes of the training state."""
         return self._programs.state_shapes()
 
     @property
     def state_shardings(self) -> PyTree:
-        """Where each array of the state lies."""
+        """Returns the sharding of each array of the state."""
         return self._programs.shardings
 
     def compile(
         self, phase: str, *, batch: int | None = None, options: Mapping[str, Any] | None = None
     ) -> Ahead:
-        """Compiles one phase's step.
+        """Compiles the step of one phase.
 
         Args:
-          phase: by its name.
+          phase: name of the phase.
           batch: samples over all devices. Default: the configuration's.
-          options: for the compiler.
+          options: options of the compiler.
         """
         rows = batch or self._task.config.batch
         state = abstract(self._programs.state_shapes(), self._programs.shardings)
@@ -78,7 +78,7 @@ class AheadSteps:
 
 
 def run(name: str, kind: type[Task], config: Any) -> int:
-    """Runs the command with `--aot`; returns its exit status, 1 where something is refused.
+    """Runs the command with `--aot`; returns its exit status, 1 if something is refused.
 
     Raises:
       UserError: the topology or the data cannot be used.
@@ -102,7 +102,7 @@ def run(name: str, kind: type[Task], config: Any) -> int:
 
 
 def fitted(config: Any, topology: Topology) -> Any:
-    """The configuration over all of the topology's devices, unless it names a mesh itself."""
+    """Spreads the run over all devices of the topology, unless the configuration names a mesh."""
     if config.mesh_shape.devices > 1:
         return config
     return dataclasses.replace(config, mesh=str(len(topology.devices)))

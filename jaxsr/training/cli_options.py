@@ -1,7 +1,7 @@
-"""The options of `python -m jaxsr.train [FAMILY] [--preset NAME | --config FILE]`, in that order.
+"""Options of `python -m jaxsr.train [FAMILY] [--preset NAME | --config FILE]`, in that order.
 
-Family and preset, or the configuration of another run, decide the defaults of all other options. A
-run that is resumed has its own, and only some may be changed.
+The family and the preset, or the configuration of another run, set the defaults of all other
+options. A resumed run keeps its own options, and only some may be changed.
 """
 
 import argparse
@@ -25,29 +25,29 @@ if TYPE_CHECKING:
     from jaxsr.training.task import Task
 
 _PATHS = {name for name, kind in get_type_hints(RunConfig).items() if Path in get_args(kind)}
-"""Options of files and folders, which may have a colon in them, as `hf:ORG/NAME:FILE` has."""
+"""Options that take files and folders. These may contain a colon, as in `hf:ORG/NAME:FILE`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """Options that decide the defaults of all others."""
+    """Options that set the defaults of all others."""
 
     preset: str | None = None
-    """Name of a set of defaults. Default: the task's first, or the one that it has for --data."""
+    """Named set of defaults. Default: the task's first, or its preset for --data."""
     config: Path | None = None
-    """Run folder, its config.json, or YAML or TOML, whose options are the defaults."""
+    """File with default values of the options: a run folder, its config.json, YAML or TOML."""
     schema: bool = False
-    """Print a JSON Schema of the task's options, for editors that write such files, and end."""
+    """Print a JSON Schema of the task's options, with which editors check such files, and exit."""
 
 
 def parse_command_line(
     arguments: Sequence[str], kind: "type[Task] | None" = None
 ) -> "tuple[str, type[Task], RunConfig]":
-    """The task's name, its class and the run's configuration.
+    """Returns the task's name, its class and the run's configuration.
 
     Args:
       arguments: words of the command line.
-      kind: the task that the first word names. Default: it is found by that name.
+      kind: the task that the first word names. Default: find it by that name.
 
     Raises:
       InputError: there is no such task or preset, or an option cannot be used.
@@ -104,7 +104,7 @@ def _print_schema(name: str, kind: type[TaskOptions] | None) -> NoReturn:
 
 
 def _check_run_names(source: Path, run: ConfigFile, words: list[str]) -> None:
-    """Refuses a run whose code the command does not name, before anything of it is imported."""
+    """Refuses a run whose code the command does not name, before any of that code is imported."""
     from jaxsr.models.named_code import check_run_names
 
     values = (value for name, value in run.options.items() if name not in _PATHS)
@@ -119,7 +119,7 @@ def _resumed(
     sources: argparse.Namespace,
     rest: list[str],
 ) -> tuple[str, RunConfig]:
-    """The run's own configuration, changed by those options that may change."""
+    """Returns the configuration of the run to resume, with the changed options applied."""
     _check_family(name, run, out)
     task = kind or find_options(run.family)
     default = run.run_config(task.Config, without=PER_RUN)
@@ -152,7 +152,7 @@ def _parse_preset(
     default = _preset(task, preset or chosen)
     config = _parse(task, name, rest, default, f"--preset {preset or chosen}")
     if preset is None and chosen != plain and not is_quiet():
-        print(f"preset {chosen}, for --data; --preset {plain} is the one without", flush=True)
+        print(f"preset {chosen}, because of --data; --preset {plain} overrides it", flush=True)
     return config
 
 
@@ -164,7 +164,7 @@ def _preset(task: type[TaskOptions], name: str) -> RunConfig:
 
 
 def _preset_below(task: type[TaskOptions], file: ConfigFile, rest: list[str]) -> RunConfig:
-    """The preset whose values the options have that a configuration file leaves out."""
+    """Finds the preset that supplies the values which a configuration file leaves out."""
     has_data = "data" in file.options or any(_is_option(a, "--data") for a in rest)
     preset = _preset(task, file.preset or task.default_presets[has_data])
     units = [name for name in ("steps", "epochs") if file.options.get(name) is not None]
@@ -174,8 +174,8 @@ def _preset_below(task: type[TaskOptions], file: ConfigFile, rest: list[str]) ->
 def _parse(
     task: type[TaskOptions], name: str, rest: list[str], default: RunConfig, source: object
 ) -> RunConfig:
-    """The run's configuration: the default's values, changed by the options."""
-    # A length in steps replaces the default's in epochs, and the other way round.
+    """Returns the run's configuration: the default's values, changed by the options."""
+    # A length in steps replaces a default in epochs, and the other way round.
     units = [n for n in ("steps", "epochs") if any(_is_option(a, f"--{n}") for a in rest)]
     if len(units) == 1:
         default = _with_length(default, units[0])
@@ -198,7 +198,7 @@ def _parse(
 
 
 def _tasks_with(option: str) -> str:
-    """The end of an error about an option that another task of jaxsr's has."""
+    """Ends an error about an option that belongs to another of jaxsr's tasks."""
     field = option.removeprefix("--").replace("-", "_")
     names = [n for n in TASKS if field in find_options(n).Config.__dataclass_fields__]
     return f"; it belongs to train {' and train '.join(names)}" if names else ""
@@ -209,7 +209,7 @@ def _is_option(argument: str, name: str) -> bool:
 
 
 def _with_length(default: RunConfig, kind: str) -> RunConfig:
-    """The default run with its length in this unit; the option replaces the number."""
+    """Returns the default run with its length in this unit; the option replaces the number."""
     if getattr(default, kind) is not None:
         return default
     other = "epochs" if kind == "steps" else "steps"
@@ -218,9 +218,9 @@ def _with_length(default: RunConfig, kind: str) -> RunConfig:
 
 
 def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Options that decide which run's configuration is the default, and the other arguments.
+    """Separates the options that choose the default configuration from the other arguments.
 
-    Of the former `--preset` and `--config` are not options of the run: the rest has them not.
+    `--preset` and `--config` are not options of a run, so the other arguments omit them.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--preset")

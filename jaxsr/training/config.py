@@ -23,53 +23,54 @@ class RunConfig(LaneFoldingOptions, AotOptions, StepConfig, OptimizerConfig):
     data: Path | None = None
     """Folder to train on. Default: the task's included photos, or scenes that it draws."""
     val: Path | None = None
-    """Folder to validate on. Default: a part of the data is held out."""
+    """Folder to validate on. Default: part of the data is held out."""
     steps: int | None = number(None, least=1, most=2**31 - 1)
-    """Optimiser steps of the whole run; either these or epochs."""
+    """Optimiser steps of the whole run. Give either steps or epochs."""
     epochs: float | None = number(None, above=0, most=1e6)
-    """Passes over the data; either these or steps."""
+    """Passes over the data. Give either steps or epochs."""
     batch: int = number(least=1, most=2**20)
     """Samples per step, over the whole mesh and all hosts."""
     remat: bool = False
-    """Recompute the networks' blocks in the backward pass instead of keeping activations."""
+    """Recompute activations in the backward pass instead of keeping them."""
 
     lr_batch: int | None = number(None, least=1, most=2**31 - 1)
-    """Batch that lr is meant for; the rate is scaled by batch / lr_batch. Default: not scaled."""
+    """Batch size that --lr is meant for: the rate is scaled by --batch / --lr-batch. Default: not
+    scaled."""
     init: Path | None = None
-    """Weights to start from: a safetensors file, one of torch.save, a run folder, ORG/NAME or
+    """Weights to start from: a safetensors file, a file of torch.save, a run folder, ORG/NAME or
     hf:ORG/NAME:FILE of the Hugging Face hub, or pretrained for timm's weights of timm:NAME. Tensors
-    that fit by name and shape are loaded; the others are listed."""
+    whose name and shape match are loaded; the others are listed."""
     freeze: tuple[str, ...] = ()
-    """Patterns (encoder.*) of parameters of the exported network that are not trained. A BatchNorm
-    whose statistics match (encoder.bn.running_mean) keeps them fixed and normalises with them."""
+    """Patterns (encoder.*) of parameters of the exported network to keep fixed. A BatchNorm whose
+    statistics match (encoder.bn.running_mean) keeps them fixed and normalises with them."""
     lr_factor: tuple[str, ...] = ()
-    """PATTERN=FACTOR (head.*=10): learning rate of parameters of the exported network, relative to
-    lr. The first pattern that matches counts."""
+    """PATTERN=FACTOR (head.*=10): multiplies the learning rate of matching parameters of the
+    exported network. The first pattern that matches counts."""
     seed: int = number(0, least=0, most=2**32 - 1)
     """Seed for initial weights, data order and all randomness in the step."""
     deterministic: bool = False
-    """On GPUs, use only kernels that repeat bit for bit, some of which are slower. The jax engine
-    repeats on CPUs and TPUs without it."""
+    """On GPUs, use only kernels that give the same bits in every run; some are slower. On CPUs and
+    TPUs the jax engine always does."""
     out: Path | None = None
-    """Folder of the run. Default: runs/FAMILY-DATE-TIME."""
+    """Run folder. Default: runs/FAMILY-DATE-TIME."""
     resume: bool = False
-    """Go on from the newest sound checkpoint in out, or in the newest run, with that run's options;
-    some may be changed."""
+    """Continue from the newest sound checkpoint in --out, or in the newest run, with that run's
+    options. Some may be changed."""
     branch_from: Path | None = None
-    """Folder of another run: start a new one from its newest checkpoint (weights, optimiser state
-    and step), with its options, all of which may be changed."""
+    """Run folder to branch from: starts a new run from its newest checkpoint (weights, optimiser
+    state and step), with its options, all of which may be changed."""
     log_every: int = number(20, least=1)
     """Steps between lines of metrics."""
     validate_every: int | None = number(None, least=1)
     """Steps between validations. Default: a tenth of the run."""
     save_every: int | None = number(None, least=1)
-    """Steps between checkpoints besides those at validations. Default: none."""
+    """Steps between checkpoints, in addition to those at validations. Default: no others."""
     tensorboard: bool = True
     """Write TensorBoard events to out/tensorboard."""
     logger: tuple[str, ...] = ()
-    """Also log to wandb or mlflow, or to a class of yours, module:Class."""
+    """Also log to wandb or mlflow, or to your own class, module:Class."""
     profile: str | None = None
-    """Steps START:STOP to record with the profiler into out/profile."""
+    """START:STOP: steps to record with the profiler, into out/profile."""
 
     def __post_init__(self) -> None:
         for part in (AotOptions, StepConfig, OptimizerConfig):
@@ -94,11 +95,11 @@ class RunConfig(LaneFoldingOptions, AotOptions, StepConfig, OptimizerConfig):
             )
         if self.compile and self.engine != "torch":
             raise InputError("compile=True is for engine=torch; the jax engine always compiles")
-        _ = self.profile_window  # checks itself
+        _ = self.profile_window  # Constructing a StepConfig checks it.
         self.step_config.check_fits(dataclasses.asdict(shape))
 
     def in_steps(self, samples: int) -> Self:
-        """The same configuration with its length in steps, epochs being of `samples` samples."""
+        """Returns the configuration with its length in steps, for epochs of `samples` samples."""
         if self.epochs is None:
             return self
         steps = max(round(self.epochs * samples / self.batch), 1)
@@ -106,10 +107,10 @@ class RunConfig(LaneFoldingOptions, AotOptions, StepConfig, OptimizerConfig):
 
     @property
     def total_steps(self) -> int:
-        """Steps of the run, where they are known already.
+        """The run's length in steps, where it is known already.
 
         Raises:
-          ValueError: the length is in epochs still.
+          ValueError: the length is given in epochs.
         """
         if self.steps is None:
             raise InputError(
@@ -119,7 +120,7 @@ class RunConfig(LaneFoldingOptions, AotOptions, StepConfig, OptimizerConfig):
 
     @property
     def profile_window(self) -> tuple[int, int] | None:
-        """First step to record and the step to stop before."""
+        """First step to record, and the step to stop before."""
         if self.profile is None:
             return None
         start, colon, stop = self.profile.partition(":")
@@ -139,7 +140,7 @@ class RunConfig(LaneFoldingOptions, AotOptions, StepConfig, OptimizerConfig):
 
     @property
     def optimizer_config(self) -> OptimizerConfig:
-        """The optimiser of every network; its learning rate is scaled where `lr_batch` is set."""
+        """Options of every network's optimiser, with the learning rate scaled by `lr_batch`."""
         scale = self.batch / self.lr_batch if self.lr_batch else 1.0
         return dataclasses.replace(self._part(OptimizerConfig), lr=self.lr * scale)
 
@@ -150,14 +151,14 @@ class RunConfig(LaneFoldingOptions, AotOptions, StepConfig, OptimizerConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class CacheOptions(CheckedOptions):
-    """Options of data that may stay in memory."""
+    """Options for data that may stay in memory."""
 
     cache_gb: float | None = number(None, least=0, most=1e6)
-    """Host memory for decoded data in GiB. Default: a quarter of what is free."""
+    """Host memory for decoded data in GiB. Default: a quarter of the free memory."""
     scratch: Path | None = None
-    """Folder for decoded data beyond cache_gb. Default: decoded anew each time."""
+    """Folder for decoded data beyond --cache-gb. Default: decode it again each time."""
     resident_gb: float = number(1.0, least=0, most=1e6)
-    """Device memory for decoded data in GiB; a data set that fits is put there once."""
+    """Device memory for decoded data in GiB; a data set that fits is copied there once."""
 
     @property
     def cache_bytes(self) -> int | None:
@@ -167,7 +168,8 @@ class CacheOptions(CheckedOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class PictureRunConfig(CacheOptions, RunConfig):
-    """Options of runs on picture files."""
+    """Options of runs on image files."""
 
     on_bad_file: Literal["error", "skip"] = "error"
-    """Unreadable or too small files: stop before training, or leave them out."""
+    """For files that are unreadable or too small: stop before training (error), or leave them out
+    (skip)."""

@@ -3,12 +3,12 @@
     {"digest": …, "family": "span", "model": {…}, "options": {…}, "data": {…},
      "cpu_threads": 8, "kernel_threads": 8}
 
-`options` holds every field of the family's `RunConfig`, `data` the number of files trained and
-validated on and a digest of their names and sizes. `digest` makes damage noticed; a file that was
-written or edited by hand goes without.
+`options` has every field of the family's `RunConfig`. `data` has the number of files to train and
+validate on, and a digest of their names and sizes. `digest` reveals damage; a file written or
+edited by hand has no digest.
 
-A file written by hand may be YAML or TOML, with the options beside the family. An option that it
-leaves out has the value of the preset, as on the command line:
+A file written by hand may be YAML or TOML, with the options next to the family. Options that it
+leaves out have the preset's values, as on the command line:
 
     family: span
     preset: photos
@@ -35,9 +35,9 @@ from jaxsr.interop.sealed_json import short_digest, unseal
 from jaxsr.training.config import RunConfig
 
 PER_RUN = ("out", "resume")
-"""Options that belong to one start of one run."""
+"""Options that belong to one start of a run."""
 NOT_INHERITED = (*PER_RUN, "branch_from")
-"""Options of one run, which another that starts from its configuration does not take over."""
+"""Options of one run that are not passed on to a run that starts from its configuration."""
 _ENTRIES = {
     "family", "preset", "model", "options", "data", "cpu_threads", "kernel_threads", "computed_by",
 }  # fmt: skip
@@ -53,21 +53,23 @@ class ConfigFile:
     preset: str | None = None
     """The preset that a file written by hand changes."""
     data: Mapping[str, Any] | None = None
-    """As `describe_data` gives it."""
+    """Result of `describe_data`."""
     cpu_threads: int | None = None
-    """CPU threads that the run was computed with; sums on CPUs depend on it in the last bits."""
+    """CPU threads that the run was computed with. Sums on CPUs depend on the number in their last
+    bits."""
     kernel_threads: int | None = None
-    """Torch's, which kernels of torch and oneDNN share out: OMP_NUM_THREADS sets them."""
+    """Threads of torch that the kernels of torch and oneDNN share. OMP_NUM_THREADS sets the
+    number."""
     computed_by: Mapping[str, Any] | None = None
     """Further facts that the results depend on: `code`, digests of the user's modules by name, and
     environment variables."""
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any], *, source: Path) -> "ConfigFile":
-        """The file with this content.
+        """Reads a file's content.
 
         Raises:
-          ValueError: it has other entries.
+          ValueError: an entry is unknown.
         """
         try:
             if unknown := {*content} - _ENTRIES:
@@ -94,7 +96,7 @@ class ConfigFile:
         without: tuple[str, ...] = NOT_INHERITED,
         base: RunConfig | None = None,
     ) -> RunConfig:
-        """The configuration that the file describes.
+        """Returns the configuration that the file describes.
 
         Args:
           kind: configuration class of the file's family.
@@ -102,7 +104,7 @@ class ConfigFile:
           base: values of the options that the file leaves out. Default: those of the class.
 
         Raises:
-          ValueError: an option is unknown, or its value is of another type or out of range.
+          ValueError: an option is unknown, or its value has the wrong type or is out of range.
         """
         options = {n: v for n, v in self.options.items() if n not in without}
         if base is not None:
@@ -111,7 +113,7 @@ class ConfigFile:
             return from_values(kind, options)
         except InputError:
             raise
-        except (TypeError, ValueError, AttributeError) as error:  # of a class of the user's
+        except (TypeError, ValueError, AttributeError) as error:  # raised by a user's class
             raise InputError(
                 f"this configuration is not one of {self.family} ({one_line(error)}); correct the "
                 "file, or leave the entry out to get its default"
@@ -119,13 +121,13 @@ class ConfigFile:
 
 
 def to_json(family: str, config: RunConfig, **facts: Any) -> JsonObject:
-    """The content of `config.json`; `facts` are further fields of `ConfigFile`."""
+    """Returns the content of `config.json`; `facts` are further fields of `ConfigFile`."""
     options = json.loads(json.dumps(dataclasses.asdict(config), default=str))
     return {"family": family, "model": options.get("model"), "options": options, **facts}
 
 
 def describe_data(files: Mapping[str, str]) -> JsonObject:
-    """Number and digest of what `TaskRun.files` lists."""
+    """Returns the number of the files of `TaskRun.files`, and their digest."""
     return {"files": len(files), "digest": short_digest(json.dumps(sorted(files.items())).encode())}
 
 
@@ -134,12 +136,12 @@ def read_config(path: Path, *, sealed: bool = False) -> ConfigFile:
 
     Args:
       path: a file that `seal(to_json(…))` made, or one written by hand: JSON, .yaml or .toml.
-      sealed: refuse a file without digest.
+      sealed: refuse a file without a digest.
 
     Raises:
       FileNotFoundError: there is no such file.
-      DamagedFileError: it does not agree with its digest.
-      ValueError: it is not JSON, lacks an entry, or its digest with `sealed`.
+      DamagedFileError: it does not match its digest.
+      ValueError: it is not JSON, lacks an entry, or lacks the digest that `sealed` requires.
     """
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
@@ -172,7 +174,7 @@ def read_config(path: Path, *, sealed: bool = False) -> ConfigFile:
 
 def _damaged(path: Path) -> DamagedFileError:
     return DamagedFileError(
-        f"{path} is damaged, or was edited: it does not agree with its digest; restore it from a "
+        f"{path} is damaged, or was edited: it does not match its digest; restore it from a "
         "copy, or delete its entry digest and give it to --config"
     )
 
@@ -185,7 +187,7 @@ def _not_a_config(path: Path, error: Exception) -> InputError:
 
 
 def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> JsonObject:
-    """`base` with the values of `changes`, where both are dictionaries entry by entry."""
+    """Returns `base` with the values of `changes`; nested dictionaries are merged."""
     merged = dict(base)
     for name, value in changes.items():
         inner = base.get(name)
@@ -200,10 +202,11 @@ def _parse_yaml(text: str) -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Reads 5e-4 as a number, as YAML 1.2 does, and refuses what appears twice."""
+        """Reads 5e-4 as a number, as YAML 1.2 does, and refuses keys that appear twice."""
 
         def compose_node(self, parent: Any, index: Any) -> Any:
-            if self.check_event(yaml.AliasEvent):  # one may hold itself, or a thousand copies
+            if self.check_event(yaml.AliasEvent):  # an alias may contain itself, or a thousand
+                # copies
                 raise yaml.YAMLError(f"write the value for *{self.peek_event().anchor}")
             return super().compose_node(parent, index)
 
@@ -222,15 +225,15 @@ def _parse_yaml(text: str) -> Any:
 
 
 _PARSERS = {".toml": tomllib.loads, ".yaml": _parse_yaml, ".yml": _parse_yaml}
-"""Formats of files written by hand, besides JSON."""
+"""Formats of files written by hand, in addition to JSON."""
 
 
 def summarize(config: RunConfig, presets: Mapping[str, RunConfig]) -> str:
-    """The preset that a run is nearest to, and its options that differ, in lines of 100 characters.
+    """Names the preset nearest to a run, and the options that differ, in lines of 100 characters.
 
     Args:
-      config: of the run; its `config.json` has every option.
-      presets: of its task, by name.
+      config: the run's; its `config.json` has every option.
+      presets: those of the task, by name.
     """
     options, changes = flat_options(config), {}
     for name, preset in presets.items():
@@ -245,7 +248,7 @@ def summarize(config: RunConfig, presets: Mapping[str, RunConfig]) -> str:
 
 
 def flat_options(config: RunConfig) -> dict[str, str]:
-    """Every option as text, those of the model under `model.NAME`."""
+    """Returns every option as text, those of the model under `model.NAME`."""
     return dict(_flat("", dataclasses.asdict(config)))
 
 

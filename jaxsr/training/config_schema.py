@@ -22,11 +22,11 @@ _BOUNDS = {
 
 
 def config_schema(family: str, presets: Mapping[str, RunConfig], default: str) -> JsonObject:
-    """The schema of files for `--config` that are written by hand.
+    """Returns the schema of hand-written files for `--config`.
 
     Args:
       family: the task's name.
-      presets: of the task, by name.
+      presets: those of the task, by name.
       default: name of the preset whose values the schema shows as defaults.
     """
     config = presets[default]
@@ -50,7 +50,7 @@ def config_schema(family: str, presets: Mapping[str, RunConfig], default: str) -
 
 
 def _object(kind: type, defaults: Mapping[str, Any]) -> JsonObject:
-    """The schema of a dataclass."""
+    """Returns the schema of a dataclass."""
     declared, texts = get_type_hints(kind), field_texts(kind)
     fields = {field.name: field for field in dataclasses.fields(kind) if field.name in defaults}
     properties = {}
@@ -63,7 +63,7 @@ def _object(kind: type, defaults: Mapping[str, Any]) -> JsonObject:
 
 
 def _value(kind: Any, field: dataclasses.Field, default: Any) -> JsonObject:
-    """The schema of a field's values."""
+    """Returns the schema of a field's values."""
     if dataclasses.is_dataclass(kind):
         assert isinstance(kind, type)
         return _object(kind, default)
@@ -86,6 +86,6 @@ def _value(kind: Any, field: dataclasses.Field, default: Any) -> JsonObject:
         more = ["object"] if takes_json(field.name) else []
         rule = {name: field.metadata[name] for name in ("pattern",) if name in field.metadata}
         return {"type": ["string", "integer", *more]} | rule
-    if kind not in _TYPES:  # of a class of the user's
+    if kind not in _TYPES:  # raised by a user's class
         return {}
     return {"type": _TYPES[kind]} | {_BOUNDS[rule]: bound for rule, bound in bounds.items()}

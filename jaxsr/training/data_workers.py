@@ -1,9 +1,9 @@
 """Batches loaded ahead by worker processes, through Grain.
 
-The processes are spawned, never forked: JAX runs threads, which a forked child would lack. So the
-data and the task's `collate` are pickled (by cloudpickle), and modules of the current folder are
-imported anew. Worker w of n makes the batches of steps w, w + n, …; Grain puts them in order. What
-a step's batch holds does not depend on n.
+The processes are spawned, never forked: JAX runs threads, which a forked child would lack.
+Therefore the data and the task's `collate` are pickled (by cloudpickle), and modules of the current
+folder are imported anew. Worker w of n makes the batches of steps w, w + n, …; Grain puts them in
+order. The content of a step's batch does not depend on n.
 """
 
 import os
@@ -23,7 +23,7 @@ _AHEAD = 2
 
 @dataclass(frozen=True)
 class _Steps:
-    """A source from a step on, whose errors are values: exceptions lose their type on the way."""
+    """A source from a step on. Its errors are values: exceptions change type between processes."""
 
     source: Any
     start: int
@@ -39,13 +39,13 @@ class _Steps:
 
 
 class Workers:
-    """Batches of `source[start]`, `source[start + 1]`, … made by processes, in this order."""
+    """Batches of `source[start]`, `source[start + 1]`, …, made in this order by other processes."""
 
     def __init__(self, source: Any, *, start: int, workers: int) -> None:
         """Args:
           source: picklable; its items are batches.
-          start: index of the first.
-          workers: processes, at least 1.
+          start: index of the first batch.
+          workers: number of processes, at least 1.
 
         Raises:
           InputError: Grain is not installed, or the source cannot be pickled.
@@ -68,7 +68,8 @@ class Workers:
                 "--workers 0"
             ) from error
         if not flags.FLAGS.is_parsed():
-            flags.FLAGS.mark_as_parsed()  # Grain reads flags, which nobody gives here
+            flags.FLAGS.mark_as_parsed()  # Grain reads absl's flags, which this program never
+            # parses
         batches = (
             grain.MapDataset.source(_Steps(source, start))
             # Threads would share the random generators that are seeded for each item.
@@ -81,7 +82,7 @@ class Workers:
         self._batches: Any = iter(batches)
 
     def begin(self, first: int, count: int) -> tuple[HostBatch, None]:
-        """The next batch; see `jaxsr.data.prefetch.Samples`."""
+        """Returns the next batch; see `jaxsr.data.prefetch.Samples`."""
         try:
             batch = next(self._batches)
         except UserError:
@@ -101,7 +102,7 @@ class Workers:
 
 
 def _begin(worker: int, workers: int) -> None:
-    """Prepares a worker: one thread for torch, no signals of the terminal, an end with its parent.
+    """Prepares a worker: one thread for torch, no terminal signals, and exit when its parent dies.
 
     A parent that is killed cannot tell its workers to stop.
     """

@@ -1,6 +1,6 @@
-"""Training a network of the user's that marks targets in infrared images.
+"""Training a user's network that marks targets in infrared images.
 
-Data and validation are those of every detector, `detector_task.py`.
+Data and validation are those of every detector, see `detector_task.py`.
 """
 
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class DetectionTask(DetectionPresets, DetectorTask):
-    """A network of the user's that gives logit maps, (n, 1, h, w)."""
+    """A user's network that returns logit maps, (n, 1, h, w)."""
 
     config: DetectionRun
 
@@ -38,7 +38,7 @@ class DetectionTask(DetectionPresets, DetectorTask):
         return self.config.loss
 
     def objective(self) -> MaskObjective:
-        """The network and its losses, tried on random pictures.
+        """Builds the network and its losses, and tries them on random images.
 
         Raises:
           InputError: the network or a loss cannot be used.
@@ -64,10 +64,10 @@ class DetectionTask(DetectionPresets, DetectorTask):
 
 
 def _try(config: DetectionRun, network: "nn.Module", option: str) -> None:
-    """Runs the network on crops as in training, and on a picture of other sides.
+    """Runs the network on crops as in training, and on an image of other sides.
 
     Raises:
-      InputError: it fails, or gives no logit map of the picture's size.
+      InputError: it fails, or does not return a logit map of the image's size.
     """
     multiple = config.multiple
     odd = multiple * max(2, 48 // multiple)

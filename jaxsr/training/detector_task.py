@@ -1,8 +1,8 @@
 """Training detectors: infrared images with target masks in, a network that marks targets out.
 
-What all detectors share, those of families and the user's: options, data, validation. The best
-model is chosen by IoU on images taken from the training list, or on a list that is given; never on
-the test list. Without a data set it trains on synthetic scenes, seeded.
+This module has the parts that all detectors share: options, data and validation. The best model is
+chosen by IoU on images taken from the training list, or on a list that the user gives; never on the
+test list. Without a data set it trains on seeded synthetic scenes.
 """
 
 import dataclasses
@@ -28,13 +28,13 @@ from jaxsr.training.task import Task
 from jaxsr.training.task_data import TaskData
 from jaxsr.training.validation import Network, ValidationResult
 
-_PICTURED = 4  # validation images that the picture shows
+_PICTURED = 4  # validation images in the preview
 _PICTURED_PX = 192
-_NATIVE_MULTIPLE_PX = 32  # of native pictures, as BasicIRSTD pads them
+_NATIVE_MULTIPLE_PX = 32  # multiple to which full-size images are padded, as in BasicIRSTD
 
 
 class DetectorTask(Task):
-    """Images with masks, and validation on some of them; a subclass has the networks."""
+    """Images with masks, and validation on some of them; subclasses add the networks."""
 
     exported = "network"
     metric = "iou"
@@ -42,16 +42,16 @@ class DetectorTask(Task):
     best = "max"
     config: Any
     title: str
-    """The network, for the summary."""
+    """Description of the network for the summary."""
     loss_in_words: str
-    """The loss, for the summary."""
+    """Description of the loss for the summary."""
 
     def builder(self) -> JsonObject:
-        """The builder of the network, for the metadata of its weights."""
+        """Returns the builder of the network, for the metadata of its weights."""
         raise NotImplementedError
 
     def train_data(self) -> TaskData:
-        """Checks every image; a quarter of the scenes, or a part of the list, is held out."""
+        """Checks every image, and holds out a quarter of the scenes or part of the list."""
         config = self.config
         self.images, self.held_out = _open(config)
         gray = config.normalise == "dataset" or config.input_channels == 1 or self.images.gray
@@ -82,7 +82,7 @@ class DetectorTask(Task):
             seed=config.seed,
             threads=available_cpus(),
         )
-        # Images that stay in host memory have a place of their own there, decoded.
+        # Images in host memory are stored decoded, in slots of their own.
         self._resident = config.cache in ("auto", "device") and items.fits_device(
             config.resident_gb, required=config.cache == "device"
         )
@@ -92,7 +92,7 @@ class DetectorTask(Task):
         return self.config.phases(len(self.images))
 
     def prepare(self, batch: Mapping[str, PyTree], key: jax.Array) -> Mapping[str, PyTree]:
-        # Random numbers of a sample depend on nothing but the seed and its number.
+        # Random numbers of a sample depend only on the seed and the sample's number.
         prepared = self._augment(batch, jax.random.key(self.config.seed))
         return prepared | {"image": prepared["image"][:, : self._form.channels]}
 
@@ -118,7 +118,7 @@ class DetectorTask(Task):
 
     def describe(self) -> JsonObject:
         form = dataclasses.asdict(self._form)
-        for name in ("channels", "multiple"):  # earlier versions read files without them
+        for name in ("channels", "multiple"):  # earlier versions read files that lack these entries
             if form[name] == getattr(InputForm, name):
                 del form[name]
         form |= {name: list(form[name]) for name in ("mean", "deviation")}
@@ -156,7 +156,7 @@ def _open(config: DetectorRun) -> tuple[Infrared, Infrared]:
 
 
 def _picture(detector: Any, data: Infrared) -> np.ndarray:
-    """Image, mask and probability of a few validation images, a row each."""
+    """Draws image, mask and probability of a few validation images, one image per row."""
     import cv2
 
     rows = []

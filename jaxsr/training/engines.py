@@ -1,6 +1,6 @@
 """Two engines behind one interface: JAX on a mesh, and plain PyTorch on one device.
 
-Both take the same task, so that the loop above them does not know which one it drives.
+Both run the same task, so the loop above them is the same for both.
 """
 
 import contextlib
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 _PREPARATION = 0x70726570  # "prep"
 
 Metrics = Mapping[str, Any]
-"""Scalars by `network/name`, those of torch as its tensors."""
+"""Scalars by `network/name`; the torch engine gives torch tensors."""
 
 
 def updates_of(task: TaskRun) -> dict[str, int]:
-    """How many updates each network gets over the run."""
+    """Returns the number of updates of each network over the run."""
     updates: dict[str, int] = {}
     for name, steps in task.phases:
         for player in task.objective.phase(name).players:
@@ -48,12 +48,12 @@ def updates_of(task: TaskRun) -> dict[str, int]:
 
 
 def preparation_key(root: jax.Array, step: ArrayLike) -> jax.Array:
-    """The key of the task's `prepare` in a step, apart from what the networks draw in it."""
+    """Returns the key of the task's `prepare` in a step; the networks draw from others."""
     return jax.random.fold_in(jax.random.fold_in(root, step), _PREPARATION)
 
 
 class StepPrograms:
-    """A task's steps as jitted functions on a mesh, whose devices need not be of this machine."""
+    """A task's steps as jitted functions on a mesh, whose devices may belong to another machine."""
 
     def __init__(self, task: TaskRun, mesh: jax.sharding.Mesh) -> None:
         config = task.config
@@ -92,11 +92,11 @@ class StepPrograms:
         self.shardings = meshes.tree_shardings(self.state_shapes(), mesh, rules)
 
     def initial_state(self) -> TrainState:
-        """The state before the first step, on the default device."""
+        """Returns the state before the first step, on the default device."""
         return self._initial_state(self._model.params, self._model.buffers)
 
     def state_shapes(self) -> PyTree:
-        """Shapes and dtypes of that state; the parameters need no values."""
+        """Returns the shapes and dtypes of that state; the parameters need no values."""
         return jax.eval_shape(self._initial_state, self._model.params, self._model.buffers)
 
     def _initial_state(self, params: Arrays, buffers: Arrays) -> TrainState:
@@ -109,11 +109,11 @@ class StepPrograms:
         )
 
     def jit(self, phase: str) -> jax.stages.Wrapped:
-        """The step of a phase, `(state, batch) -> (state, metrics)`; it consumes its state."""
+        """Returns a phase's step, `(state, batch) -> (state, metrics)`, which donates its state."""
 
         def step(
             state: TrainState, batch: Mapping[str, Any]
-        ) -> tuple[TrainState, Arrays]:  # profiles and caches show its name
+        ) -> tuple[TrainState, Arrays]:  # The name appears in profiles and caches.
             def prepare(rows: Mapping[str, Any], root: jax.Array) -> Mapping[str, jax.Array]:
                 return self._task.prepare(rows, preparation_key(root, state.step))
 
@@ -136,7 +136,7 @@ class StepPrograms:
 
 
 class JaxEngine:
-    """The jitted step on a mesh; the state never leaves the devices but to be saved."""
+    """The jitted step on a mesh; the state leaves the devices only to be saved."""
 
     def __init__(self, task: TaskRun) -> None:
         self.mesh = meshes.make_mesh(task.config.mesh_shape)
@@ -147,27 +147,27 @@ class JaxEngine:
         self._runners: dict[tuple, JaxRunner] = {}
         self._steps: dict[str, jax.stages.Wrapped] = {}
         self._fits: set[str] = set()
-        """Phases whose step has the memory that it needs."""
-        # Counted here as well: reading the device's counter would wait for the step.
+        """Phases whose step is known to fit in memory."""
+        # Also counted here: reading the device's counter would wait for the step.
         self._step = 0
 
     @property
     def step(self) -> int:
-        """Steps done."""
+        """Number of completed steps."""
         return self._step
 
     def compiled(self, phase: str) -> jax.stages.Wrapped:
-        """The jitted step of a phase, made once."""
+        """Returns the jitted step of a phase, made once."""
         if phase not in self._steps:
             self._steps[phase] = self._programs.jit(phase)
         return self._steps[phase]
 
     def place(self, batch: Mapping[str, np.ndarray]) -> dict[str, PyTree]:
-        """The host's batch and the task's constants on the devices."""
+        """Moves the host's batch and the task's constants to the devices."""
         return meshes.place_batch(dict(batch), self.mesh) | self._constants
 
     def train_step(self, phase: str, batch: Mapping[str, np.ndarray]) -> Metrics:
-        """One step; metrics may still be on their way."""
+        """Runs one step; its metrics may still be pending."""
         step, placed = self.compiled(phase), self.place(batch)
         if phase not in self._fits:
             program = step.lower(self._state, placed).compile()
@@ -178,27 +178,27 @@ class JaxEngine:
         return metrics
 
     def fetch(self, metrics: list[Metrics]) -> list[dict[str, float]]:
-        """Waits for metrics of several steps and brings them to the host."""
+        """Waits for the metrics of several steps and copies them to the host."""
         return [{n: float(v) for n, v in m.items()} for m in jax.device_get(metrics)]
 
     def state(self) -> PyTree:
-        """All that a checkpoint must hold, as a tree of arrays."""
+        """The state that a checkpoint must contain, as a tree of arrays."""
         return self._state
 
     def sound_state(self) -> PyTree:
-        """`state` after a step that failed: as it was before that step, ready to go on from."""
+        """`state` after a step that failed: as it was before that step, ready to continue from."""
         return self._state.replace(failed_step=self._state.failed_step * 0)
 
     def load(self, state: PyTree) -> None:
-        """Takes over a tree that `state` returned."""
+        """Replaces the state by a tree that `state` returned."""
         self._state = state
         self._step = int(jax.device_get(state.step))
 
     def _exported(self, prefix: str = "") -> tuple[Arrays, Arrays]:
-        """The exported network's parameters (averaged where they are) and buffers, on the mesh.
+        """Returns the exported network's parameters, averaged or not, and its buffers, on the mesh.
 
         Args:
-          prefix: before their own torch names.
+          prefix: prefix of their torch names.
         """
         name, state = self._task.exported, self._state
         params = {**select_network(state.params, name), **state.ema}
@@ -210,9 +210,9 @@ class JaxEngine:
         return renamed[0], renamed[1]
 
     def network(self, phase: str) -> Network:
-        """The exported network as it answers in a phase, in evaluation mode, at this step.
+        """Returns the exported network in evaluation mode at this step, with a phase's arguments.
 
-        Its weights are those of the moving average where there is one.
+        Its weights are the moving average, if there is one.
         """
 
         def alone() -> Runner:
@@ -230,7 +230,7 @@ class JaxEngine:
     def _runner(
         self, module: "nn.Module", mesh: jax.sharding.Mesh, inputs: tuple = ()
     ) -> JaxRunner:
-        """The runner of a module, opened once."""
+        """Returns the runner of a module, opened once."""
         if (module, inputs) not in self._runners:
             self._runners[module, inputs] = JaxRunner(
                 module, mesh=mesh, lane_folding="off", inputs=inputs, draws=True
@@ -238,16 +238,16 @@ class JaxEngine:
         return self._runners[module, inputs]
 
     def weights(self) -> dict[str, np.ndarray]:
-        """The exported network's arrays under its own torch names, on the host."""
+        """Returns the exported network's arrays under its own torch names, on the host."""
         params, buffers = whole_on_host(self._exported())
         prefix = self._task.exported + "."
-        # As in torch's state dictionary.
+        # In the order of torch's state dictionary.
         left_out = {n.removeprefix(prefix) for n in self._programs.non_persistent}
         return params | {n: array for n, array in buffers.items() if n not in left_out}
 
 
 class TorchEngine:
-    """Plain PyTorch on one device; batches are prepared by the very kernels of the JAX engine."""
+    """Plain PyTorch on one device; the JAX engine's kernels prepare the batches."""
 
     def __init__(self, task: TaskRun) -> None:
         from jaxsr.interop.train.torch_step import TorchStep
@@ -255,7 +255,7 @@ class TorchEngine:
         config = task.config
         self._task = task
         updates = updates_of(task)
-        optimizers: Any = task.optimizers(updates)  # refuses those that torch has not
+        optimizers: Any = task.optimizers(updates)  # refuses options that torch lacks
         device = torch_device(config.platform)
         self._runner = TorchStep(
             task.objective,
@@ -283,7 +283,7 @@ class TorchEngine:
         import torch
 
         prepared = self._prepare({**batch, **self._constants}, self.step)
-        # By step number, as the JAX engine's keys: a run that is resumed draws the same.
+        # Seeded by step number, as the JAX engine's keys are: a resumed run draws the same numbers.
         seed = self._task.config.seed
         torch.manual_seed(seed << 32 | self.step)
         random.seed(seed << 32 | self.step)
@@ -313,7 +313,7 @@ class TorchEngine:
 
     @contextlib.contextmanager
     def _averaged(self) -> Iterator[None]:
-        """Evaluation mode, with averaged parameters if there are any."""
+        """Switches to evaluation mode, with the averaged parameters if there are any."""
         parameters = dict(self._task.network.named_parameters())
         trained = {name: parameters[name].data for name, _ in self._average()}
         with self._runner.evaluating():
@@ -340,12 +340,12 @@ TrainingEngine = JaxEngine | TorchEngine
 
 
 def make_engine(task: TaskRun) -> TrainingEngine:
-    """The engine that the task's configuration names; JAX's platform must be fixed already."""
+    """Makes the engine that the task's configuration names; JAX's platform must be set before."""
     return TorchEngine(task) if task.config.engine == "torch" else JaxEngine(task)
 
 
 def whole_on_host(tree: PyTree) -> PyTree:
-    """Every leaf as a whole NumPy array, also where its parts lie on several hosts."""
+    """Returns every leaf as a whole NumPy array, even where its parts are on several hosts."""
 
     def one(leaf: ArrayLike) -> np.ndarray:
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:

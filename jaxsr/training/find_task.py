@@ -1,4 +1,4 @@
-"""Tasks by name: those of jaxsr, and `package.module:Class` of a user's."""
+"""Tasks by name: jaxsr's own, and `package.module:Class` of a user."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -20,12 +20,12 @@ TASKS = {
     "super-resolution": ("super_resolution", "SuperResolution"),
     "detection": ("detection", "Detection"),
 }
-"""Where each name's task is, `NAMETask` of a module here, and its options, `NAMEPresets` of the
-module of `presets` that is called the same; the last two train a network of the user's."""
+"""Module and name of each task: `NAMETask` in a module of this folder, and its options,
+`NAMEPresets`, in the module of the same name in `presets`. The last two train a user's network."""
 
 
 def find_options(name: str) -> type[TaskOptions]:
-    """The options of the task of a name; no framework is loaded for a task of jaxsr's own.
+    """Returns the options of the named task; for jaxsr's own tasks no framework is loaded.
 
     Raises:
       InputError: as `find_task`.
@@ -37,10 +37,10 @@ def find_options(name: str) -> type[TaskOptions]:
 
 
 def find_task(name: str) -> "type[Task]":
-    """The task of a name.
+    """Returns the task of a name.
 
     Raises:
-      InputError: there is none, it is not a task, or its options are not a `RunConfig`.
+      InputError: there is no such task, it is not a task, or its options are not a `RunConfig`.
     """
     if name in TASKS:
         module, kind = TASKS[name]
@@ -63,24 +63,22 @@ def find_task(name: str) -> "type[Task]":
 
 
 def check_task(task: object, name: str) -> "type[Task]":
-    """The task itself.
+    """Returns the task, checked.
 
     Raises:
-      InputError: it is not one, or its options are not a `RunConfig`.
+      InputError: it is not a task, or its options are not a `RunConfig`.
     """
     from jaxsr.training.task import Task
 
     if not (isinstance(task, type) and issubclass(task, Task)):
-        raise InputError(
-            f"{name} is not a task; make it a subclass of jaxsr.Task, see docs/own-task.md"
-        )
+        raise InputError(f"{name} is not a task; subclass jaxsr.Task, see docs/own-task.md")
     if not (isinstance(task.Config, type) and issubclass(task.Config, RunConfig)):
         raise InputError(f"{name}.Config must be a subclass of jaxsr.TaskConfig")
     return task
 
 
 def presets_of(task: type[TaskOptions]) -> Mapping[str, RunConfig]:
-    """The options' defaults by preset."""
+    """Returns the options' defaults by preset."""
     if task.presets:
         return task.presets
     with located(f"{task.__name__}.Config"):

@@ -1,8 +1,9 @@
-"""Training from given weights: `--init`, `--freeze` and `--lr-factor`.
+"""Training from existing weights: `--init`, `--freeze` and `--lr-factor`.
 
 Patterns are `fnmatch`'s, over the names of the exported network. A frozen parameter has neither
 gradient, update nor optimiser state. A BatchNorm whose statistics match a pattern of `freeze`
-normalises with these, in training too, and keeps them: `encoder.*` freezes both.
+normalises with them even in training, and never updates them: `encoder.*` freezes parameters and
+statistics.
 """
 
 import fnmatch
@@ -24,17 +25,17 @@ from jaxsr.training.config import RunConfig
 
 
 def prepare_network(network: nn.Module, config: RunConfig) -> list[str]:
-    """Loads and freezes what the configuration says; the network changes in place.
+    """Loads and freezes weights as the configuration says; changes the network in place.
 
-    A run that continues another's checkpoint (`branch_from`) has its weights; compiling ahead of
-    time needs none.
+    A run that continues another's checkpoint (`branch_from`) has its weights already, and compiling
+    ahead of time needs none.
 
     Returns:
       Lines that tell a person what was done.
 
     Raises:
       InputError: no weight fits, a pattern matches nothing, or no parameter is left to train.
-      FileNotFoundError: there are no weights to start from.
+      FileNotFoundError: the weights to start from do not exist.
     """
     if not any(parameter.requires_grad for parameter in network.parameters()):
         raise InputError(
@@ -47,23 +48,23 @@ def prepare_network(network: nn.Module, config: RunConfig) -> list[str]:
         lines += initialise(network, config.init, named=named)
     if config.freeze:
         lines.append(freeze(network, config.freeze))
-    learning_rate_factors(network, config.lr_factor)  # refuses what matches nothing
+    learning_rate_factors(network, config.lr_factor)  # raises if a pattern matches nothing
     return lines
 
 
 def initialise(network: nn.Module, source: Path, *, named: str | None = None) -> list[str]:
-    """Copies the weights that fit by name and shape.
+    """Copies the weights whose name and shape match.
 
     Args:
       network: changed in place.
-      source: as `jaxsr.models.weight_sources.weights_file` takes it.
-      named: the network as its user names it.
+      source: as for `jaxsr.models.weight_sources.weights_file`.
+      named: the user's name of the network.
 
     Returns:
-      What was loaded and what did not fit, in lines.
+      Lines that list what was loaded and what did not fit.
 
     Raises:
-      InputError: no tensor fits, or one that does is not finite.
+      InputError: no tensor fits, or a fitting one is not finite.
       FileNotFoundError: there is no such file.
     """
     path = weights_file(source, network=named, option="--init")
@@ -104,14 +105,14 @@ def initialise(network: nn.Module, source: Path, *, named: str | None = None) ->
 
 
 def freeze(network: nn.Module, patterns: Sequence[str]) -> str:
-    """Takes matching parameters, and matching statistics of BatchNorm, out of training.
+    """Excludes matching parameters, and matching statistics of BatchNorm, from training.
 
     Args:
       network: changed in place.
-      patterns: of names.
+      patterns: patterns of names.
 
     Returns:
-      What was frozen, in a line.
+      A line that says what was frozen.
 
     Raises:
       InputError: a pattern matches no parameter, or nothing is left to train.
@@ -147,7 +148,7 @@ class _FixedStatistics(nn.Module):
 def learning_rate_factors(
     network: nn.Module, entries: Iterable[str], prefix: str = ""
 ) -> dict[str, float]:
-    """Factors of the learning rate by `prefix` and the parameter's name; 1 is left out.
+    """Returns the factors of the learning rate by prefixed name; factors of 1 are left out.
 
     The first pattern that matches a name counts.
 
@@ -163,7 +164,7 @@ def learning_rate_factors(
 
 
 def parse_factors(entries: Iterable[str]) -> list[tuple[str, float]]:
-    """Patterns and factors of `PATTERN=FACTOR`.
+    """Parses patterns and factors from `PATTERN=FACTOR`.
 
     Raises:
       InputError: an entry is not of that form, or its factor is not above 0.

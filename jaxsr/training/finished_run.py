@@ -1,4 +1,4 @@
-"""The results of a training run, for those who called it from Python."""
+"""The results of a training run, for callers from Python."""
 
 import json
 from dataclasses import dataclass
@@ -13,13 +13,14 @@ class Run:
     """The results of a training run."""
 
     folder: Path
-    """With the weights, checkpoints, metrics and pictures; every command takes it as a model."""
+    """Folder with the weights, checkpoints, metrics and images; every command accepts it as a
+    model."""
     finished: bool
-    """Whether it reached its last step; otherwise a signal stopped it."""
+    """Whether the run reached its last step; if not, a signal stopped it."""
 
     @property
     def weights(self) -> Path:
-        """The weights of the last step; those of the best validation lie beside them."""
+        """The weights of the last step; those of the best validation are in the same folder."""
         return exported_weights(self.folder)
 
     @property
@@ -30,7 +31,7 @@ class Run:
 
     @property
     def validation(self) -> dict[str, float]:
-        """The figures of the last validation, by name; empty where there was none."""
+        """The figures of the last validation, by name; empty if the run did not validate."""
         prefix = "validation/"
         for record in reversed(self.metrics):
             if figures := {n.removeprefix(prefix): v for n, v in record.items() if prefix in n}:

@@ -1,4 +1,4 @@
-"""Parts of items as arrays that devices take: float32, int32, int8, uint8, bool."""
+"""Conversion of an item's parts to arrays that devices take: float32, int32, int8, uint8, bool."""
 
 from typing import Any
 
@@ -11,24 +11,24 @@ _INT32 = np.iinfo(np.int32)
 
 
 def to_array(value: Any, where: str) -> np.ndarray:
-    """A tensor, array, number, list of numbers or picture as an array that devices take.
+    """Converts a tensor, array, number, list of numbers or image to an array that devices take.
 
-    Pictures become uint8 (channels, height, width). Floats become float32; integers stay uint8 or
+    Images become uint8 (channels, height, width). Floats become float32; integers stay uint8 or
     int8, or become int32.
 
     Args:
-      value: to convert.
-      where: what it is, for errors.
+      value: value to convert.
+      where: description of the value, for errors.
 
     Raises:
-      InputError: it is not an array of numbers, holds NaN, or integers beyond 32 bits.
+      InputError: it is not an array of numbers, contains NaN, or has integers beyond 32 bits.
     """
     if isinstance(value, torch.Tensor):
         if value.layout != torch.strided:
             raise InputError(f"{where} is a {value.layout} tensor; make it dense: .to_dense()")
         value = value.detach().cpu()
         value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
-    elif hasattr(value, "getbands"):  # Pillow's
+    elif hasattr(value, "getbands"):  # an image of Pillow's
         value = np.asarray(value)
         value = value[None] if value.ndim == 2 else np.moveaxis(value, -1, 0)
     try:

@@ -1,6 +1,6 @@
-"""Where a run's figures go besides its folder: TensorBoard, Weights & Biases, MLflow, or yours.
+"""Loggers of a run's figures: TensorBoard, Weights & Biases, MLflow, or your own.
 
-A logger of your own is a class with the methods of `Logger`, named as `--logger my_logs:Print`:
+Your own logger is a class with the methods of `Logger`, selected by `--logger my_logs:Print`:
 
     class Print:
         def start(self, folder, options, step):
@@ -30,36 +30,36 @@ from jaxsr.models.build import import_attribute
 
 
 class Logger(Protocol):
-    """Receives what a run records, on the first host alone."""
+    """Receives the records of a run, on the first host only."""
 
     def start(self, folder: Path, options: Mapping[str, Any], step: int) -> None:
-        """Begins, or goes on after `step`: later figures of an earlier start are replaced.
+        """Begins, or continues after `step`: later figures of an earlier start are replaced.
 
         Args:
-          folder: of the run.
-          options: of the run, as JSON values.
-          step: the last that is done; 0 for a new run.
+          folder: run folder.
+          options: options of the run, as JSON values.
+          step: the last completed step; 0 for a new run.
         """
         ...
 
     def figures(self, step: int, figures: Mapping[str, float]) -> None:
-        """Takes the figures of a step, by name; `validation/…` are those of a validation."""
+        """Records the figures of a step by name; `validation/…` are those of a validation."""
         ...
 
     def image(self, step: int, name: str, image: np.ndarray) -> None:
-        """Takes an image (H, W, 3), uint8."""
+        """Records an image (H, W, 3), uint8."""
         ...
 
     def close(self) -> None:
-        """Ends; the run has stopped or failed."""
+        """Ends the records; the run has stopped or failed."""
         ...
 
 
 class TensorBoard:
-    """Events in the run folder's `tensorboard`."""
+    """Events in the folder `tensorboard` of the run."""
 
     def start(self, folder: Path, options: Mapping[str, Any], step: int) -> None:
-        """Opens the events, and takes those of later steps back."""
+        """Opens the events, and removes those of later steps."""
         from torch.utils.tensorboard import SummaryWriter
 
         del options
@@ -81,13 +81,13 @@ class TensorBoard:
 
 
 class WandB:
-    """A run of Weights & Biases; its variables, such as WANDB_MODE and WANDB_PROJECT, decide where.
+    """A run of Weights & Biases, in the place that WANDB_MODE, WANDB_PROJECT and others set.
 
-    The run's name is that of its folder, and a resumed run goes on in the same one.
+    The run is named after its folder. A resumed run continues the same one.
     """
 
     def start(self, folder: Path, options: Mapping[str, Any], step: int) -> None:
-        """Begins the run or goes on with it."""
+        """Begins the run, or continues it."""
         import wandb  # pyright: ignore[reportMissingImports]
 
         known = _identity(folder / "wandb.json") if step else None
@@ -111,10 +111,10 @@ class WandB:
 
 
 class MLflow:
-    """A run of MLflow; its variables, such as MLFLOW_TRACKING_URI, decide where."""
+    """A run of MLflow, in the place that MLFLOW_TRACKING_URI and others set."""
 
     def start(self, folder: Path, options: Mapping[str, Any], step: int) -> None:
-        """Begins the run or goes on with it."""
+        """Begins the run, or continues it."""
         import mlflow  # pyright: ignore[reportMissingImports]
 
         known = _identity(folder / "mlflow.json") if step else None
@@ -138,11 +138,11 @@ class MLflow:
 
 
 LIBRARIES = {"wandb": WandB, "mlflow": MLflow}
-"""Loggers of libraries, by the library's name."""
+"""Loggers that use a library, by its name."""
 
 
 def make_logger(name: str) -> Logger:
-    """The logger of a name: `wandb`, `mlflow` or `module:Class`.
+    """Makes the logger of a name: `wandb`, `mlflow` or `module:Class`.
 
     Raises:
       InputError: the library is not installed, or the class is not a logger.
@@ -161,7 +161,7 @@ def make_logger(name: str) -> Logger:
 
 
 def _identity(path: Path) -> str | None:
-    """The identity of an earlier start's run; None where no such file is there."""
+    """Reads the identity of the run at an earlier start; None if there is no such file."""
     if not path.is_file():
         return None
     try:
@@ -174,7 +174,7 @@ def _identity(path: Path) -> str | None:
 
 @functools.cache
 def _silence_event_threads() -> None:
-    """TensorBoard's threads print a traceback of an error that the next call raises, too."""
+    """Silences the tracebacks of TensorBoard's threads: the next call raises the same error."""
     previous = threading.excepthook
 
     def hook(arguments: threading.ExceptHookArgs) -> None:

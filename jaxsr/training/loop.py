@@ -1,7 +1,7 @@
-"""The training loop: the only one, for every family and both engines.
+"""The training loop, one for all families and both engines.
 
-It feeds batches in the order of their step numbers, brings scalars to the host every few steps,
-validates, saves, and stops cleanly on a signal, on a number that is not finite, or at the end.
+It feeds batches in the order of their step numbers, copies scalars to the host every few steps,
+validates and saves. It stops cleanly at the end, on a signal, or on a number that is not finite.
 """
 
 import logging
@@ -37,22 +37,22 @@ log = logging.getLogger(__name__)
 
 
 class TrainingError(UserError, RuntimeError):
-    """The run cannot go on; the message says what is safe and what to do."""
+    """The run cannot go on; the message says which state is saved and how to continue."""
 
 
 def train(task: TaskRun, out: Path, record: RunRecord | None = None) -> bool:
-    """Trains a task from its start, or from the newest checkpoint in `out` with `resume`.
+    """Trains a task from its start or, with `resume`, from the newest checkpoint in `out`.
 
     Args:
-      task: what to train; its configuration says how.
-      out: folder of the run, which exists.
-      record: of the run's configuration, repeated in every checkpoint; for the first host.
+      task: the task to train; its configuration has the options.
+      out: run folder, which exists.
+      record: the run's configuration, repeated in every checkpoint; for the first host.
 
     Returns:
-      Whether it reached its last step; otherwise a signal stopped it.
+      Whether the run reached its last step; if not, a signal stopped it.
 
     Raises:
-      TrainingError: a loss or gradient was not finite.
+      TrainingError: a loss or gradient is not finite.
       jaxsr.interop.errors.CheckpointError: a checkpoint cannot be written or read.
     """
     config = task.config
@@ -60,7 +60,8 @@ def train(task: TaskRun, out: Path, record: RunRecord | None = None) -> bool:
     first_host = jax.process_index() == 0
     engine = make_engine(task)
     with ExitStack() as stack:
-        stopping = stack.enter_context(StopRequest())  # last to end: signals stop no final save
+        stopping = stack.enter_context(StopRequest())  # entered first, so closed last: signals do
+        # not interrupt the final save
         checkpoints = stack.enter_context(
             Checkpoints(
                 out / "checkpoints",
@@ -109,10 +110,10 @@ def train(task: TaskRun, out: Path, record: RunRecord | None = None) -> bool:
 def _restore(
     engine: TrainingEngine, checkpoints: Checkpoints, config: RunConfig, total: int
 ) -> str:
-    """Loads the run's newest checkpoint, or that of the run it branches from, if it has either.
+    """Loads the newest checkpoint of the run, or of the run it branches from, if there is one.
 
     Returns:
-      What it did, in words; empty where the run begins with its own weights.
+      What it did, in words; empty if the run begins with its own weights.
     """
     origin, checkpoint = "resumed", None
     if config.resume:
@@ -137,7 +138,7 @@ def _restore(
 
 
 class _Run:
-    """One pass of the loop: metrics wait on the devices until the step that reports them."""
+    """One pass of the loop: metrics stay on the devices until the step that reports them."""
 
     def __init__(
         self,
@@ -152,7 +153,7 @@ class _Run:
         self.waiting: dict[int, Mapping[str, Any]] = {}
         self.figures: dict[str, float] = {}
         self.phase: str | None = None
-        """That of the last step: the first step of each is compiled."""
+        """Phase of the last step; the first step of each phase is compiled."""
 
     def steps(self, batches: Iterator[Any], total: int, stopping: StopRequest) -> None:
         config, engine = self.task.config, self.engine
@@ -204,7 +205,7 @@ class _Run:
         self.checkpoints.wait()
 
     def _check_folder(self, done: int) -> None:
-        """Raises where the folder is gone: Orbax would make it anew, without all else in it."""
+        """Raises if the folder is gone: Orbax would create it again without its other files."""
         if not (self.out / "config.json").exists():
             raise TrainingError(
                 f"{self.out} was removed or emptied under the run, which stops after step {done}; "
@@ -212,7 +213,7 @@ class _Run:
             )
 
     def _keep_steps(self, done: int, phase: str) -> None:
-        """Saves before an error ends the run, where this process can do so alone."""
+        """Saves before an error ends the run, if this process can do so alone."""
         if self.waiting:
             self._report(done, phase)
         if done and jax.process_count() == 1:
@@ -221,12 +222,12 @@ class _Run:
             self.records.warn(f"the state of step {done} is saved")
 
     def _report(self, done: int, phase: str, *, line: bool = True) -> None:
-        """Brings the waiting metrics to the host and stops at the first that is not finite."""
+        """Copies the pending metrics to the host and stops at the first one that is not finite."""
         steps = list(self.waiting)
         fetched = dict(zip(steps, self.engine.fetch(list(self.waiting.values())), strict=True))
         self.waiting.clear()
         bad = _first_failure(fetched)
-        # An index tells of the data, not of the training: it is not a metric.
+        # The index describes the data, not the training: it is not a metric.
         shown = {
             step: {name: value for name, value in metrics.items() if index_rule(name) is None}
             for step, metrics in fetched.items()
@@ -241,7 +242,7 @@ class _Run:
         self._fail(step, NonFiniteError(f"{name} is {value} at step {step}"))
 
     def _fail(self, step: int, error: NonFiniteError | RefusedValueError) -> NoReturn:
-        """Saves the state before the failing step, which both engines leave as it was; raises."""
+        """Saves the state before the failing step, which both engines keep as it was; raises."""
         saved, again = "nothing to save before step 1", "start again"
         if step > 1:
             self.checkpoints.save(step - 1, self.engine.sound_state(), None)
@@ -249,7 +250,7 @@ class _Run:
             saved = f"the state of step {step - 1} is saved"
             again = f"go on with --branch-from {self.out} --out NEW"
         mend, cause = "Lower --lr, set --clip-norm, or train in float32", str(error)
-        if step == 1:  # the weights are the first ones: no learning rate had a part in it
+        if step == 1:  # the first weights: the learning rate had no part in it
             mend = "Look for NaN or a division by zero in the data, the loss and the network"
         if isinstance(error, RefusedValueError):
             cause = f"{error} at step {step}"
@@ -259,8 +260,8 @@ class _Run:
         raise TrainingError(f"{cause}; {saved}. {mend}, and {again}")
 
     def _validate(self, done: int, phase: str) -> None:
-        # Every host judges for itself: all need the figures, for Orbax ranks checkpoints by them,
-        # and none has to wait for another.
+        # Every host checks for itself: all have the figures, because Orbax ranks checkpoints by
+        # them, so no host has to wait for another.
         try:
             validation = self.task.validate(self.engine.network(phase))
         except RefusedValueError as error:
@@ -278,8 +279,9 @@ class _Run:
         self._export(done, self.figures)
 
     def _export(self, done: int, figures: Mapping[str, float]) -> None:
-        """Writes the weights of this step, and keeps those of the best validation."""
-        weights = self.engine.weights()  # a joint operation where parameters are split over hosts
+        """Writes the weights of this step, and keeps a copy of the best validation's."""
+        weights = self.engine.weights()  # a collective operation where parameters are split over
+        # hosts
         if jax.process_index():
             return
         notes = {**self.task.describe(), "step": done, "validation": dict(figures)}
@@ -297,9 +299,9 @@ class _Run:
             export_weights(best, weights, metadata=notes)
 
     def _better_than(self, path: Path) -> bool:
-        """Whether the last validation beats the one that an exported file tells of.
+        """Whether the last validation beats the one recorded in an exported file.
 
-        A file that is damaged is renamed, and beaten.
+        A damaged file is renamed, and counts as beaten.
         """
         metric = self.task.metric
         assert metric is not None
@@ -320,9 +322,9 @@ class _Run:
 def _first_failure(
     fetched: Mapping[int, Mapping[str, float]],
 ) -> tuple[int, str, float] | None:
-    """The first step with an index out of range or a metric that is not finite, and which."""
+    """Finds the first step whose index is out of range or whose metric is not finite."""
     for step, metrics in fetched.items():
-        # An index first: a loss that is not finite may come of it.
+        # The index comes first: it may be the cause of a loss that is not finite.
         for name, value in sorted(metrics.items(), key=lambda item: index_rule(item[0]) is None):
             sound = math.isfinite(value) if index_rule(name) is None else value == 0
             if decides_failure(name) and not sound:
@@ -341,7 +343,7 @@ def _write_picture(path: Path, picture: Any) -> None:
 
 
 class _Profiler:
-    """Records the steps of a window, whole and no others, with JAX's profiler."""
+    """Records the steps of a window with JAX's profiler, whole steps and no others."""
 
     def __init__(self, window: tuple[int, int] | None, folder: Path) -> None:
         self.window, self.folder, self.running = window, folder, False
@@ -350,13 +352,13 @@ class _Profiler:
         return self
 
     def before(self, engine: TrainingEngine) -> None:
-        """Starts or ends the recording where the next step asks for it."""
+        """Starts or ends the recording if the next step is at an edge of the window."""
         if self.window is None:
             return
         start, stop = self.window
         if self.running == (start <= engine.step < stop):
             return
-        # Steps run behind the host: the last one before an edge must have ended.
+        # Steps run asynchronously: the last one before an edge must have ended.
         jax.block_until_ready(engine.state())
         if self.running:
             self._stop()

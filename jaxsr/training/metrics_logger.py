@@ -1,4 +1,4 @@
-"""A run's records: `metrics.jsonl`, `log.txt`, loggers; lines and a bar to look at."""
+"""A run's records: `metrics.jsonl`, `log.txt` and loggers, and lines and a bar for a person."""
 
 import importlib.util
 import logging
@@ -21,23 +21,23 @@ log = logging.getLogger(__name__)
 
 
 class Records:
-    """Writes figures as they come; a killed run loses at most the line being written.
+    """Writes figures as they arrive; a killed run loses at most the line being written.
 
-    Lines for a person go to standard output and `log.txt`, a bar to standard error.
+    Lines for a person go to standard output and `log.txt`, a progress bar to standard error.
 
-    Each line of `metrics.jsonl` has a digest of itself. Where a resumed run finds damaged lines, it
-    leaves them out; the file as it was is renamed to `metrics.jsonl.damaged`.
+    Each line of `metrics.jsonl` has a digest of itself. A resumed run leaves damaged lines out, and
+    renames the original file to `metrics.jsonl.damaged`.
 
     Args:
-      folder: of the run.
-      start_step: step the run starts or resumes at; records of later steps, left by a run that
-        was killed after its last checkpoint, are dropped because those steps will run again.
+      folder: run folder.
+      start_step: step at which the run starts or resumes. Records of later steps, left by a run
+        that was killed after its last checkpoint, are dropped because those steps will run again.
       total_steps: length of the run.
       batch: samples per step, for the rate.
-      sample_name: what samples are called in the rate, in the plural.
+      sample_name: name of the samples in the rate, in the plural.
       loggers: others that receive the figures.
-      options: of the run, for them.
-      branched: the run began at another one's checkpoint, whose steps have no lines here.
+      options: the run's options, for the loggers.
+      branched: the run began at another run's checkpoint, whose steps have no lines here.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Records:
         self._bar = None
         if (sys.stderr.isatty() or notebook) and not is_quiet():
             self._bar = _make_bar(total_steps, start_step)
-        # A bar that is in the same place shows what the lines of steps say.
+        # A bar that stays in place shows the figures of the step lines.
         self._prints_steps = self._bar is None or not (sys.stdout.isatty() or notebook)
 
     def _drop_after(self, step: int, *, branched: bool) -> None:
@@ -92,7 +92,7 @@ class Records:
         earlier = [
             line for line, s in zip(lines, steps, strict=True) if s is not None and s <= step
         ]
-        # A validation's line has no phase: it does not stand for the step itself.
+        # The line of a validation has no phase: it does not replace the line of its step.
         recorded = {
             s for line, s in zip(lines, steps, strict=True) if s is not None and b'"phase"' in line
         }
@@ -104,7 +104,7 @@ class Records:
             atomic_write(self._path, b"".join(earlier))
 
     def compiled(self, done: int) -> None:
-        """Leaves the time until now, in which a step was compiled, out of the rate."""
+        """Excludes the time until now, in which a step was compiled, from the rate."""
         set_status(None)
         self._began = (time.perf_counter(), done - 1)
         if self._bar is not None:
@@ -121,10 +121,10 @@ class Records:
         """Records the metrics of several steps.
 
         Args:
-          done: the last of them.
+          done: the last of these steps.
           phase: its phase.
           records: metrics by step.
-          line: say those of the last step in a line.
+          line: print the metrics of the last step on a line.
         """
         elapsed = time.perf_counter() - self._began[0]
         rate = (done - self._began[1]) * self._batch / max(elapsed, 1e-9)
@@ -146,7 +146,7 @@ class Records:
     def validation(
         self, step: int, metrics: Mapping[str, float], picture: np.ndarray | None
     ) -> None:
-        """Records what a validation found; time spent in it does not count in the rate."""
+        """Records the figures of a validation; its time does not count in the rate."""
         self._write(step, {f"validation/{name}": value for name, value in metrics.items()})
         if picture is not None:
             self._event("image", step, "validation", picture)
@@ -155,7 +155,7 @@ class Records:
         self._began = (time.perf_counter(), step)
 
     def _write(self, step: int, figures: Mapping[str, Any]) -> None:
-        # JSON has no NaN or infinity; a failed step must be readable all the same.
+        # JSON lacks NaN and infinity, but a failed step must also be readable.
         plain = {
             name: value if not isinstance(value, float) or math.isfinite(value) else str(value)
             for name, value in figures.items()
@@ -167,7 +167,7 @@ class Records:
         )
 
     def _event(self, method: str, *arguments: Any) -> None:
-        """Calls every logger; one that fails ends, and the run goes on."""
+        """Calls every logger; one that fails is closed, and the run goes on."""
         for logger in tuple(self._loggers):
             try:
                 getattr(logger, method)(*arguments)
@@ -177,11 +177,11 @@ class Records:
                 self.warn(f"the records of {type(logger).__name__} end here: {cause}")
 
     def say(self, line: str) -> None:
-        """A line for a person, on standard output and in `log.txt`."""
+        """Writes a line for a person to standard output and `log.txt`."""
         self._line(line)
 
     def warn(self, line: str) -> None:
-        """A line on standard error, with `--quiet` as well, and in `log.txt`."""
+        """Writes a line to standard error, with `--quiet` as well, and to `log.txt`."""
         self._line(line, sys.stderr)
 
     def _line(self, line: str, stream: TextIO | None = None, *, printed: bool = True) -> None:
@@ -205,11 +205,11 @@ class Records:
 
 
 def _make_bar(total: int, start: int) -> Any:
-    """A bar that keeps its place beside the loss and the rate, also where 80 columns are all."""
+    """Makes a bar that keeps its place next to the loss and the rate, even at 80 columns."""
     if "ipykernel" in sys.modules and importlib.util.find_spec("ipywidgets"):
         from tqdm.notebook import tqdm
 
-        bar = "{bar}"  # of any width: tqdm puts the widget there
+        bar = "{bar}"  # of any width: tqdm replaces it by the widget
     else:
         from tqdm import tqdm
 
@@ -219,9 +219,9 @@ def _make_bar(total: int, start: int) -> Any:
 
 
 def _loss_first(figures: Mapping[str, float]) -> dict[str, float]:
-    """The figures as a line has them: losses, learning rates, the rest.
+    """Orders the figures of a line: losses, learning rates, the rest.
 
-    Where all are of one network, its name is left out.
+    If all are of one network, its name is left out.
     """
     order = {"loss": 0, "lr": 1}
     names = sorted(figures, key=lambda name: order.get(name.rpartition("/")[2], 2))
@@ -231,14 +231,14 @@ def _loss_first(figures: Mapping[str, float]) -> dict[str, float]:
 
 
 class NoRecords:
-    """Stands in on every host but the first: its methods do nothing."""
+    """Replaces `Records` on every host but the first: its methods do nothing."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *_, **__: None
 
 
 def _step_of(line: bytes) -> int | None:
-    """The step of a line, or None where it is damaged, or cut short by the end of a process."""
+    """Returns the step of a line, or None if it is damaged or was cut short by a kill."""
     try:
         return int(unseal(line, source="a line")["step"])
     except (DamagedFileError, KeyError, TypeError):
@@ -246,7 +246,7 @@ def _step_of(line: bytes) -> int | None:
 
 
 def _ranges(steps: list[int], most: int = 5) -> str:
-    """Ascending steps as `3, 7 to 12`; the first few ranges."""
+    """Writes ascending steps as `3, 7 to 12`; the first few ranges."""
     starts = [s for n, s in enumerate(steps) if n == 0 or steps[n - 1] != s - 1]
     ends = [s for n, s in enumerate(steps, 1) if n == len(steps) or steps[n] != s + 1]
     words = [str(a) if a == b else f"{a} to {b}" for a, b in zip(starts, ends, strict=True)]

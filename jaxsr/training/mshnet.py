@@ -1,6 +1,6 @@
 """Training MSHNet: a warm-up of the finest head alone, then all heads and their fusion.
 
-Data and validation are those of every detector, `detector_task.py`.
+Data and validation are those of every detector, see `detector_task.py`.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ Terms = tuple[Tensor, dict[str, Tensor]]
 
 
 class MSHNetObjective(Objective):
-    """The network and its losses, of `image` (B, C, H, W), normalised, and `mask` (B, 1, H, W)."""
+    """The network and its losses, for `image` (B, C, H, W), normalised, and `mask` (B, 1, H, W)."""
 
     phases = (
         Phase(
@@ -37,28 +37,28 @@ class MSHNetObjective(Objective):
         self.network = MSHNet(self.config)
 
     def share_warmup(self, batch: Batch) -> dict[str, Tensor]:
-        """The finest head's logits."""
+        """Returns the finest head's logits."""
         return {"head_0": self.network(batch["image"], "warmup")}
 
     def share(self, batch: Batch) -> dict[str, Tensor]:
-        """The logits of the fusion (`final`) and of each head (`head_0`, …)."""
+        """Returns the logits of the fusion (`final`) and of each head (`head_0`, …)."""
         final, *heads = self.network(batch["image"], "all")
         return {"final": final, **{f"head_{k}": head for k, head in enumerate(heads)}}
 
     def warmup_loss(self, shared: Batch, batch: Batch) -> Terms:
-        """1 − IoU of the finest head."""
+        """Returns 1 − IoU of the finest head."""
         loss = warmup_loss(shared["head_0"], batch["mask"], form=self.config.loss)
         return loss, {}
 
     def main_loss(self, shared: Batch, batch: Batch) -> Terms:
-        """The SLS loss, averaged over the fusion and the heads."""
+        """Returns the SLS loss, averaged over the fusion and the heads."""
         outputs = [shared["final"]] + [shared[f"head_{k}"] for k in range(len(shared) - 1)]
         terms = deep_supervision(outputs, batch["mask"], form=self.config.loss)
         return terms.pop("loss"), terms
 
 
 class MSHNetTask(MSHNetPresets, DetectorTask):
-    """MSHNet on infrared images; synthetic scenes where there are none."""
+    """MSHNet on infrared images, or on synthetic scenes if there are none."""
 
     config: MSHNetRun
     title = "mshnet"

@@ -1,8 +1,8 @@
 """Training user-supplied networks: built by name, tried in torch, compared with torch in JAX.
 
-Before a run begins, one batch of random pictures goes through the network and its losses, in torch.
-What does not fit is then one line, not an error in the middle of a program. With the JAX engine,
-`jaxsr.check` also compares outputs and gradients with torch's.
+Before a run begins, one batch of random images goes through the network and its losses in torch. A
+network that does not fit then gives a one-line error, not a failure inside a compiled program. With
+the JAX engine, `jaxsr.check` also compares outputs and gradients with torch's.
 """
 
 import inspect
@@ -24,14 +24,14 @@ from jaxsr.training.task_methods import PhaseTrial
 from jaxsr.training.user_code import located
 
 _ROUNDING = 1e-3
-"""Relative error that rounding may reach in training through normalisations. Wrong code is further
+"""Relative error that rounding may cause in training through normalisations. Wrong code is further
 off; `python -m jaxsr.check` judges by torch's own rounding."""
 _CHECK_PX = 32
-"""Least side of the pictures that JAX and torch are compared on: small, to compile in seconds."""
+"""Least side of the images that compare JAX with torch: small, to compile in seconds."""
 
 
 def build(config: NetworkOptions) -> nn.Module:
-    """The network, with the initial values that its own code gives it.
+    """Builds the network with the initial values of its own code.
 
     Raises:
       InputError: no network is named, or it cannot be built.
@@ -53,18 +53,19 @@ def try_network(
     expected: tuple[int, ...],
     mend: str,
 ) -> None:
-    """Runs the network in torch, in evaluation mode; refuses a result that is not an image, or does
-    not depend on the parameters.
+    """Runs the network in torch, in evaluation mode, and refuses an unusable result.
+
+    The result must be an image that depends on the parameters.
 
     Args:
       network: unchanged.
-      picture: a batch of one.
-      option: how the user named the network, for errors.
-      expected: shape of the answer.
-      mend: what to do where it has another; `{}` stands for the shape.
+      picture: a batch of one image.
+      option: the user's name of the network, for errors.
+      expected: shape that the result must have.
+      mend: remedy for a result of another shape; `{}` stands for the shape.
 
     Raises:
-      InputError: it fails, or gives something else.
+      InputError: the network fails, or gives another result.
     """
     shape = tuple(picture.shape)
     try:
@@ -95,8 +96,8 @@ def try_losses(objective: Objective, batch: Mapping[str, Tensor], *, option: str
 
     Args:
       objective: unchanged.
-      batch: of at least two samples, as the run's are.
-      option: how the user named the network, for errors.
+      batch: at least two samples, as in the run.
+      option: the user's name of the network, for errors.
 
     Raises:
       InputError: a loss fails, is not a scalar, or gives the network no gradient.
@@ -112,16 +113,16 @@ def try_losses(objective: Objective, batch: Mapping[str, Tensor], *, option: str
 def check_in_jax(network: nn.Module, picture: Tensor, *, config: RunConfig, option: str) -> None:
     """Refuses a network that computes otherwise in JAX than in torch, rounding aside.
 
-    A resumed run passed before it began.
+    Resumed runs skip this: they passed it when they began.
 
     Args:
       network: unchanged.
       picture: a small batch.
-      config: of the run.
-      option: how the user named the network, for errors.
+      config: the run's configuration.
+      option: the user's name of the network, for errors.
 
     Raises:
-      InputError: outputs, gradients or buffers differ, or something is not supported.
+      InputError: outputs, gradients or buffers differ, or an operation is not supported.
     """
     if config.engine != "jax" or config.aot is not None or config.resume:
         return
@@ -153,14 +154,14 @@ def check_in_jax(network: nn.Module, picture: Tensor, *, config: RunConfig, opti
 
 
 def check_side(multiple: int) -> int:
-    """Side in pixels of the pictures that JAX and torch are compared on.
+    """Side in pixels of the images that compare JAX with torch.
 
-    At least two multiples: the coarsest features are then more than one pixel, as instance
-    normalisation needs.
+    It is at least twice the multiple: the coarsest features then have more than one pixel, as
+    instance normalisation requires.
     """
     return max(-(-_CHECK_PX // multiple), 2) * multiple
 
 
 def random_pictures(*size: int, seed: int = 0) -> Tensor:
-    """Noise in 0…1."""
+    """Returns noise in 0…1."""
     return torch.rand(*size, generator=torch.Generator().manual_seed(seed))

@@ -1,4 +1,4 @@
-"""The phases of a run: names and the steps that each takes."""
+"""The phases of a run: their names and steps."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from jaxsr.errors import InputError
 
 
 def phase_at(phases: Sequence[tuple[str, int]], step: int) -> str:
-    """The phase that a step belongs to, steps counted from 0."""
+    """Returns the phase of a step, counted from 0."""
     end = 0
     for name, steps in phases:
         end += steps
@@ -19,7 +19,7 @@ def check_phases(phases: Sequence[tuple[str, int]], steps: int) -> None:
     """Refuses phases that don't fill the run.
 
     Raises:
-      ValueError: a phase has no step, or the phases don't add up to the run's steps.
+      ValueError: a phase has no steps, or the phases don't add up to the run's steps.
     """
     listed = ", ".join(f"{name} {length}" for name, length in phases)
     for name, length in phases:
@@ -37,5 +37,5 @@ def check_phases(phases: Sequence[tuple[str, int]], steps: int) -> None:
 
 
 def phases_in_words(phases: Sequence[tuple[str, int]]) -> str:
-    """Names and steps, for a person."""
+    """Names and steps of the phases, for a person."""
     return ", ".join(f"{name} {steps} steps" for name, steps in phases)

@@ -1,11 +1,10 @@
 """Training super-resolution: photos in, a generator out, judged on photos it never saw.
 
-What all generators share, those of families and the user's: the options of a run on photos, its
-data and its validation.
-Figures are PSNR and SSIM on MATLAB's Y (BT.601, studio range) of 8-bit pictures, `scale` pixels
-cut from each border, as super-resolution papers report them; the low-resolution side is made by
-MATLAB's bicubic. Each stands beside the same figure of plain bicubic enlargement. LPIPS
-(AlexNet, lower is better) joins them where its weights are installed and no photo is too small.
+This module has the parts that all generators share: the options of a run on photos, its data and
+its validation. Figures are PSNR and SSIM on MATLAB's Y (BT.601, studio range) of 8-bit images, with
+`scale` pixels cut from each border, as super-resolution papers report them. MATLAB's bicubic makes
+the low-resolution images. Each figure comes with that of plain bicubic enlargement. LPIPS (AlexNet,
+lower is better) joins them if its weights are installed and no photo is too small.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,12 +29,12 @@ from jaxsr.training.phases import phases_in_words
 from jaxsr.training.task import Task
 from jaxsr.training.validation import Network, ValidationResult
 
-_GRID_SIDE = 192  # pixels of a validation photo that the grid shows, about the middle
+_GRID_SIDE = 192  # side in pixels of the centre crops in the validation grid
 _GRID_ROWS = 4
 
 
 class PhotoTask(Task):
-    """Photos, and validation on some of them; a subclass has the networks."""
+    """Photos, and validation on some of them; subclasses add the networks."""
 
     exported = "generator"
     metric = "psnr_y"
@@ -43,9 +42,9 @@ class PhotoTask(Task):
     best = "max"
     config: Any
     title: str
-    """The network, for the summary."""
+    """Description of the network for the summary."""
     labels: Mapping[str, tuple[float, float]] | None = None
-    """Ranges of the labels that a discriminator's losses take with each sample."""
+    """Ranges of the labels that a discriminator's losses draw for each sample."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -53,15 +52,15 @@ class PhotoTask(Task):
         self._lpips: Callable[[np.ndarray, np.ndarray], float] | None = None
 
     def networks(self) -> PictureObjective:
-        """The networks and losses."""
+        """Builds the networks and losses."""
         raise NotImplementedError
 
     def builder(self) -> JsonObject:
-        """The builder of the network, for the metadata of its weights."""
+        """Returns the builder of the network, for the metadata of its weights."""
         raise NotImplementedError
 
     def train_data(self) -> PhotoCrops:
-        """Checks every photo; some are held out."""
+        """Checks every photo, and holds some out for validation."""
         config = self.config
         self.photos, self.held_out = open_training_photos(
             config.data,
@@ -76,7 +75,7 @@ class PhotoTask(Task):
         )
         if config.fractions != (1.0,):
             self.photos = self.photos.at_fractions(config.fractions, crop=config.crop)
-        # Bytes ahead of the step, or float32 in it.
+        # Memory: uint8 batches ahead of the step, or float32 within it.
         check_fits(
             config.batch * config.crop**2 * 12,
             f"{config.batch} crops of {config.crop} px",
@@ -117,7 +116,7 @@ class PhotoTask(Task):
         return self.config.phases
 
     def prepare(self, batch: Mapping[str, PyTree], key: jax.Array) -> Mapping[str, PyTree]:
-        # Random numbers of a sample depend on nothing but the seed and its number.
+        # Random numbers of a sample depend only on the seed and the sample's number.
         crops = {name: rows for name, rows in batch.items() if name != "resident"}
         return self._degrade(crops, jax.random.key(self.config.seed), batch.get("resident"))
 
@@ -172,7 +171,7 @@ class PhotoTask(Task):
         return {
             **self.builder(),
             "network": self.exported,
-            # So that whoever judges the weights can leave out what they were trained on.
+            # Lists the training photos, so that an evaluation can leave them out.
             "held_out": self.held_out.names,
         }
 
@@ -190,11 +189,11 @@ class PhotoTask(Task):
 
 
 def _levels(images: np.ndarray, intensities: tuple[float, float]) -> np.ndarray:
-    """Black to white as uint8, rounded."""
+    """Converts black to white into uint8, rounded."""
     black, white = intensities
     levels = (jnp.asarray(images) - black) * (255 / (white - black))
     levels = jnp.clip(jnp.round(levels), 0, 255)
-    return np.asarray(levels.astype(jnp.uint8))  # by XLA, which casts a NaN without a warning
+    return np.asarray(levels.astype(jnp.uint8))  # in XLA, which casts NaN without a warning
 
 
 def _channels_last(images: np.ndarray) -> np.ndarray:
@@ -202,7 +201,7 @@ def _channels_last(images: np.ndarray) -> np.ndarray:
 
 
 def _bicubic(low: np.ndarray, scale: int) -> np.ndarray:
-    """MATLAB's bicubic enlargement, what papers compare with; at scale 1 the input itself."""
+    """Enlarges with MATLAB's bicubic, as papers do; at scale 1 returns the input itself."""
     return np.asarray(enlarge(jnp.asarray(low), scale, convention="matlab")) if scale > 1 else low
 
 
@@ -218,7 +217,7 @@ def _judge(image: np.ndarray, truth: np.ndarray, scale: int) -> dict[str, float]
 
 
 def _grid_row(pictures: Sequence[np.ndarray], scale: int) -> np.ndarray:
-    """Input (pixels enlarged), bicubic, output and truth side by side, cut about the middle."""
+    """Joins input (pixels enlarged), bicubic, output and truth side by side, centre-cropped."""
     low, *rest = pictures
     low = low.repeat(scale, axis=2).repeat(scale, axis=3)
     cells = []

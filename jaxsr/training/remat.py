@@ -1,4 +1,4 @@
-"""Which blocks of a network `--remat` recomputes in the backward pass."""
+"""Chooses the blocks of a network that `--remat` recomputes in the backward pass."""
 
 from collections.abc import Sequence
 
@@ -10,16 +10,16 @@ from jaxsr.errors import InputError
 def blocks_to_recompute(
     network: nn.Module, stated: Sequence[str], *, prefix: str, owner: str
 ) -> list[str]:
-    """The blocks that a task states, or else `remat_blocks`.
+    """Returns the blocks that a task names, or else `remat_blocks`.
 
     Args:
       network: the network.
       stated: patterns of names in the network.
       prefix: the network's name in the objective.
-      owner: whose network it is, for the error.
+      owner: owner of the network, for the error.
 
     Raises:
-      InputError: there are none.
+      InputError: there are no such blocks.
     """
     blocks = [f"{prefix}.{pattern}" for pattern in stated] or remat_blocks(network, prefix)
     if not blocks:
@@ -31,10 +31,10 @@ def blocks_to_recompute(
 
 
 def remat_blocks(network: nn.Module, prefix: str) -> list[str]:
-    """The submodules that `remat` recomputes, outermost first and none inside another.
+    """Returns the submodules that `remat` recomputes, outermost first and none inside another.
 
     They are the items of an `nn.Sequential` or `nn.ModuleList` that has two or more of one class
-    with submodules of their own. Where there is no such list, they are the network's children that
+    with submodules of their own. If there is no such list, they are the network's children that
     have submodules.
 
     Args:

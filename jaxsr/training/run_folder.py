@@ -1,8 +1,8 @@
-"""The folder of a training run: which it is, and whether this run may use it.
+"""The folder of a training run: which one it is, and whether this run may use it.
 
-A run that is resumed has its own configuration. What the command line gives besides may change how
-long it runs, where, and what it reports. Everything else is refused; a branch may change it.
-`config.json` is described in `config_file`.
+A resumed run has its own configuration. The command line may change how long it runs, where, and
+what it reports. Other changes are refused; a branch may make them. `config_file` describes
+`config.json`.
 """
 
 import logging
@@ -28,7 +28,7 @@ from jaxsr.training.config_file import (
 from jaxsr.training.run_lock import LOCK
 
 RUNS = Path("runs")
-"""Where runs without `--out` are, each in FAMILY-DATE-TIME."""
+"""Folder of runs without `--out`, each in FAMILY-DATE-TIME."""
 
 CHANGEABLE = frozenset(
     {
@@ -37,23 +37,23 @@ CHANGEABLE = frozenset(
         "cache_gb", "scratch", "resident_gb", "workers", "data", "val",
     }
 )  # fmt: skip
-"""Options that a resumed run may change: they are recorded. The files of `data` and `val` are
-compared themselves, so that a data set may move."""
+"""Options that a resumed run may change; the changes are recorded. The files of `data` and `val`
+are compared instead of their paths, so that a data set may move."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """Content of `config.json`, written once everything is checked."""
+    """Content of `config.json`, written after all checks."""
 
     out: Path
     content: Mapping[str, Any]
     remarks: tuple[str, ...] = ()
-    """Lines for the person at the terminal: what a resumed run changes."""
+    """Lines for the person at the terminal about what a resumed run changes."""
 
     def write(self) -> None:
-        """Writes `config.json`; one that is damaged is renamed before."""
+        """Writes `config.json`; a damaged one is renamed first."""
         path, text = self.out / "config.json", seal(self.content, indent=2) + "\n"
         if path.exists() and path.read_bytes() == text.encode():
             return
@@ -71,7 +71,7 @@ def _is_damaged(path: Path) -> bool:
 
 
 def choose_folder(config: RunConfig, family: str, processes: int) -> Path:
-    """The folder that a run's options name, or a new one.
+    """Returns the folder that a run's options name, or a new one.
 
     Raises:
       InputError: several processes would each choose their own, or its path is not UTF-8.
@@ -87,15 +87,15 @@ def choose_folder(config: RunConfig, family: str, processes: int) -> Path:
 
 
 def _folder_name(family: str) -> str:
-    """The name of a family, or of the class of a user's task."""
+    """Name of a family, or of the class of a user's task."""
     return family.rpartition(":")[2]
 
 
 def newest_run(family: str | None) -> Path:
-    """The newest folder in `RUNS`, of one family or of any.
+    """Returns the newest folder in `RUNS`, of one family or of any.
 
     Raises:
-      InputError: there is none.
+      InputError: there is no run.
     """
     runs = RUNS.glob(f"{_folder_name(family) if family else '*'}-*-*")
     newest = max(runs, default=None, key=lambda path: path.name.rsplit("-", 2)[1:])
@@ -106,13 +106,13 @@ def newest_run(family: str | None) -> Path:
 
 
 def read_run(out: Path, *, sealed: bool = True) -> ConfigFile | None:
-    """The configuration of the run in a folder; None where there is no run.
+    """Reads the configuration of the run in a folder; None if there is no run.
 
-    Where `config.json` is damaged or missing, that in the newest checkpoint stands in.
+    If `config.json` is damaged or missing, the copy in the newest checkpoint replaces it.
 
     Args:
-      out: the run's folder.
-      sealed: refuse a file without digest, as jaxsr 0.2.0 wrote it.
+      out: run folder.
+      sealed: refuse a file without a digest, as jaxsr 0.2.0 wrote it.
 
     Raises:
       InputError: the file cannot be used, and no checkpoint has a copy.
@@ -136,10 +136,10 @@ def _reason(error: Exception) -> str:
 
 
 def check_changes(out: Path, run: ConfigFile, config: RunConfig) -> None:
-    """Refuses options that differ from those of the run in the folder, `CHANGEABLE` ones aside.
+    """Refuses options that differ from those of the run in the folder, except `CHANGEABLE` ones.
 
     Raises:
-      InputError: some do; the message has both values.
+      InputError: an option differs; the message has both values.
     """
     changed = {
         name: values
@@ -155,7 +155,7 @@ def check_changes(out: Path, run: ConfigFile, config: RunConfig) -> None:
 
 
 def _differences(run: ConfigFile, config: RunConfig) -> dict[str, tuple[str, str]]:
-    """Values before and now, by the option's name."""
+    """Returns the old and the new value of each changed option, by name."""
     before = flat_options(run.run_config(type(config), without=PER_RUN))
     now = flat_options(config)
     names = [n for n in dict.fromkeys((*before, *now)) if n not in PER_RUN]
@@ -200,23 +200,23 @@ def claim_folder(
     kernel_threads: int,
     computed_by: Mapping[str, Any] | None = None,
 ) -> RunRecord:
-    """Checks that this run may use the folder, which it has locked; a new run writes its record.
+    """Checks that this run may use the locked folder; a new run writes its record.
 
     Args:
-      out: the run's folder.
-      config: of the run.
-      family: its name.
-      files: as `TaskRun.files` lists them.
-      cpu_threads: that the run computes with.
-      kernel_threads: torch's.
+      out: run folder.
+      config: the run's configuration.
+      family: name of its family.
+      files: the list of `TaskRun.files`.
+      cpu_threads: threads that the run computes with.
+      kernel_threads: threads of torch.
       computed_by: see `ConfigFile`.
 
     Returns:
-      The record, for a resumed run to write once its checkpoint is restored.
+      The record, which a resumed run writes once its checkpoint is restored.
 
     Raises:
-      InputError: the folder holds another run, no run to resume, or a run on other data.
-      FileAccessError: it cannot be written.
+      InputError: the folder has another run, no run to resume, or a run on other data.
+      FileAccessError: the folder cannot be written.
     """
     data = describe_data(files)
     threads = {"cpu_threads": cpu_threads, "kernel_threads": kernel_threads}
@@ -261,20 +261,20 @@ def claim_folder(
 
 
 def _begins(out: Path) -> tuple[str, ...]:
-    """Says that there is nothing to resume: the folder's name may be mistyped."""
+    """Reports that there is nothing to resume: the folder's name may be mistyped."""
     others = sorted(p.parent.name for p in out.parent.glob("*/config.json") if p.parent != out)
     listed = f"; {out.parent} has the runs {first_of(others)}" if others else ""
     return (f"--resume found no run in {out}: a new one begins at step 0{listed}",)
 
 
 def _other_computation(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Lines about code and environment variables that are not those of the run so far."""
+    """Returns lines about code and environment variables that have changed since the run began."""
     remarks = []
     if before and (codes := [each.get("code") or {} for each in (before, now)])[0] != codes[1]:
         names = {n for n in {*codes[0], *codes[1]} if codes[0].get(n) != codes[1].get(n)}
         remarks.append(
             f"resumed with other code in {first_of(sorted(names))}: the run goes on as the code is "
-            "now, and is not what an uninterrupted one would be"
+            "now, so its result differs from that of an uninterrupted run"
         )
     for name in ENVIRONMENT if before else ():
         if before.get(name, "") != now.get(name, ""):
@@ -286,7 +286,7 @@ def _other_computation(before: Mapping[str, Any], now: Mapping[str, Any]) -> lis
 
 
 ENVIRONMENT = ("XLA_FLAGS", "JAXSR_CPU_KERNELS")
-"""Environment variables that change what is computed."""
+"""Environment variables that change the computation."""
 
 
 def _counted(data: Mapping[str, Any]) -> str:

@@ -1,10 +1,12 @@
-"""Keeps two runs from writing one folder, on one machine or on several that share a disk.
+"""Keeps two runs from writing to one folder, on one machine or on several that share a disk.
 
-The holder has a POSIX record lock on `run.lock`, which the kernel, or the NFS server, frees when
-its process ends, however it ends. Forked children do not inherit it. The file names the holder.
+The holder has a POSIX record lock on `run.lock`. The kernel, or the NFS server, frees the lock when
+the holder's process ends, however it ends. Forked children do not inherit it. The file names the
+holder.
 
-Some network file systems keep such locks to one host, or have none. So the holder also rewrites
-the file every few seconds; where another host's name is in it, a new run waits to see that.
+Some network file systems limit such locks to one host, or have none. So the holder also rewrites
+the file every few seconds. A new run that finds another host's name there waits to see whether the
+file changes.
 """
 
 import errno
@@ -24,7 +26,7 @@ from jaxsr.errors import FileAccessError, InputError
 from jaxsr.interop.annotations import JsonObject
 
 LOCK = "run.lock"
-"""The file in the run's folder; it stays, empty, when the run has ended."""
+"""Name of the lock file in the run's folder; it stays, empty, when the run has ended."""
 BEAT_S = 5.0
 """Seconds between two entries of the holder."""
 _BEATS_AWAITED = 2.5
@@ -32,21 +34,21 @@ _RECORD_BYTES = 512
 _LOCKED = (errno.EACCES, errno.EAGAIN)
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 _own_locks: set[tuple[int, int]] = set()
-"""Device and inode of the locks of this process, against which the kernel would not hold it."""
+"""Device and inode of this process's own locks: the kernel would not refuse them a second time."""
 
 log = logging.getLogger(__name__)
 
 
 @contextmanager
 def lock_folder(out: Path) -> Generator[None]:
-    """Holds a run's folder, which exists, while the block runs.
+    """Locks a run's folder, which exists, while the block runs.
 
     Raises:
-      InputError: another run holds it; the message names that run's process and host.
+      InputError: another run holds the lock; the message names its process and host.
       FileAccessError: the lock cannot be written.
     """
     path = out / LOCK
-    # Closing a second descriptor would free this process's own lock: the check comes first.
+    # Closing a second descriptor would free this process's own lock, so this check comes first.
     if path.is_file() and not path.is_symlink() and _identity(path.stat()) in _own_locks:
         raise _in_use(out, _parsed(path.read_bytes()))
     try:
@@ -76,10 +78,10 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 
 def _take(out: Path) -> int:
-    """The descriptor of the lock file, with the lock and this run's entry."""
+    """Returns the descriptor of the lock file, with the lock and this run's entry."""
     descriptor, has_lock = _open(out)
     before = _entry(descriptor)
-    # A dead holder of this host has lost its lock; of another host, only a pause proves it dead.
+    # A dead holder on this host has lost its lock; on another host, only a pause proves it dead.
     if before and (not has_lock or before["host"] != platform.node()):
         os.close(descriptor)
         log.warning(
@@ -87,7 +89,7 @@ def _take(out: Path) -> int:
             out, before["process"], before["host"],
         )  # fmt: skip
         time.sleep(BEAT_S * _BEATS_AWAITED)
-        descriptor, _ = _open(out)  # anew: NFS clients ask the server when they open a file
+        descriptor, _ = _open(out)  # opened again: NFS clients ask the server when they open a file
         if (now := _entry(descriptor)) != before:
             os.close(descriptor)
             raise _in_use(out, now)
@@ -96,8 +98,8 @@ def _take(out: Path) -> int:
 
 
 def _open(out: Path) -> tuple[int, bool]:
-    """The lock file's descriptor, and whether the file system has locks."""
-    # Not what a link points to, which would be overwritten; without waiting for a FIFO.
+    """Returns the lock file's descriptor, and whether the file system has locks."""
+    # Does not follow a link, whose target would be overwritten, nor wait for a FIFO.
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         descriptor = os.open(out / LOCK, flags, 0o644)
@@ -134,7 +136,7 @@ def _beat(descriptor: int, stopped: threading.Event) -> None:
     count = 0
     while not stopped.wait(BEAT_S):
         count += 1
-        with suppress(OSError):  # a full disk or a removed folder: saving will say so
+        with suppress(OSError):  # a full disk or a removed folder: saving will report it
             _write_entry(descriptor, count)
 
 

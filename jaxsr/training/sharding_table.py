@@ -1,4 +1,4 @@
-"""How a run's parameters lie on a mesh, as a table: what each chip holds."""
+"""Prints how a run's parameters are split over a mesh, and the memory they take on each chip."""
 
 import re
 from collections.abc import Mapping
@@ -12,24 +12,25 @@ from jaxsr.interop.annotations import PyTree
 
 @dataclass(frozen=True)
 class ShardingRow:
-    """Parameters that are alike but for the numbers in their names."""
+    """Parameters that differ only in the numbers in their names."""
 
     name: str
-    """With `*` for numbers."""
+    """Name, with `*` in the place of numbers."""
     count: int
     shape: tuple[int, ...]
     axes: tuple[str, ...]
-    """For each axis of the array, the mesh's axis that it is split over; empty: whole."""
+    """For each axis of the array, the mesh axis that splits it; empty for an axis that is not
+    split."""
     chip_bytes: int
-    """Bytes of all of them, on one chip."""
+    """Bytes of all these parameters on one chip."""
 
 
 def sharding_rows(arrays: Mapping[str, Any], shardings: Mapping[str, Any]) -> list[ShardingRow]:
-    """A row for each kind of parameter.
+    """Returns a row for each kind of parameter.
 
     Args:
       arrays: shapes and dtypes by name.
-      shardings: of each.
+      shardings: the sharding of each.
     """
     groups: dict[tuple, list[int]] = {}
     for name, array in arrays.items():
@@ -50,7 +51,7 @@ def chip_bytes(array: Any, sharding: Any) -> int:
 
 
 def show_sharding(state: PyTree, shardings: PyTree) -> None:
-    """Prints the table, and what the whole state takes on a chip.
+    """Prints the table, and the memory of the whole state on a chip.
 
     Args:
       state: a `TrainState` of shapes and dtypes.

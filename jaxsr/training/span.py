@@ -1,6 +1,6 @@
-"""Training SPAN: an enlarger that can be tiled exactly, on pixels alone.
+"""Training SPAN: an enlarger that can be tiled exactly, trained on pixels alone.
 
-Data and validation are those of every super-resolution family, `photo_task.py`.
+Data and validation are those of every super-resolution family, see `photo_task.py`.
 """
 
 from collections.abc import Sequence

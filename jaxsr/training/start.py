@@ -40,21 +40,21 @@ _PER_HOST = (
     "aot_json",
     "aot_save",
 )
-"""Options that the processes of a job may have different: the files themselves are compared."""
+"""Options that may differ between the processes of a job: the files themselves are compared."""
 
 _SOURCES = ("jaxsr", "jaxsr.interop", "jaxsr.ops")
 
 
 def start(name: str, kind: type[Task], config: RunConfig) -> Run:
-    """Runs a task's training as one process, or as one of those of a job.
+    """Runs a task's training as one process, or as one process of a job.
 
     Args:
-      name: of the task.
+      name: name of the task.
       kind: its class.
-      config: of the run.
+      config: the run's configuration.
 
     Returns:
-      What it left.
+      The results of the run.
 
     Raises:
       UserError: the run cannot start, here or in another process of the job, or cannot go on.
@@ -99,12 +99,12 @@ def start(name: str, kind: type[Task], config: RunConfig) -> Run:
                 return Run(out, train(task, out, record))
         except OSError as error:
             if error.filename is None and error.errno is not None:
-                error.filename = str(out)  # a stream that is full does not know its file
+                error.filename = str(out)  # a full stream does not know its file
             raise
 
 
 def _environment() -> dict[str, str]:
-    """Variables that change results, without what jaxsr itself adds to them."""
+    """Variables that change results, without the flags that jaxsr itself adds to them."""
     values = {name: os.environ.get(name, "") for name in ENVIRONMENT}
     flags = without_ynn_flag(values["XLA_FLAGS"]).split()
     return values | {"XLA_FLAGS": " ".join(f for f in flags if "platform_device_count" not in f)}

@@ -3,8 +3,8 @@
 A job manager and `kill` send SIGTERM, Ctrl-C sends SIGINT, a terminal that closes sends SIGHUP. A
 second SIGINT stops at once, without saving (`runtime.interrupts`).
 
-In a job of several processes JAX's preemption service has its own SIGTERM handler, which stays: it
-tells all processes, and they agree on the step. The other signals are passed on to it.
+In a job of several processes, JAX's preemption service has its own SIGTERM handler, which stays in
+place. It tells all processes, and they agree on the step. The other signals are passed on to it.
 """
 
 import os
@@ -20,11 +20,12 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class StopRequest:
-    """Whether a signal asked the run to stop; a context, after which earlier handlers are back."""
+    """Tells whether a signal asked the run to stop; as a context, restores the handlers."""
 
     def __init__(self) -> None:
         self.signal_name = signal.SIGTERM.name
-        """The signal that this process received; SIGTERM where another process of the job did."""
+        """The signal that this process received; SIGTERM if another process of the job received
+        one."""
         self._received = False
         self._interrupts = 0
         self._previous: dict[signal.Signals, Callable | int | None] = {}
@@ -42,7 +43,7 @@ class StopRequest:
             return  # Python delivers signals to the main thread only
         for number in STOP_SIGNALS:
             if number == signal.SIGTERM and jax.distributed.is_initialized():
-                continue  # JAX's own handler, which Python does not know
+                continue  # JAX's own handler, unknown to Python
             handler = signal.getsignal(number)
             if handler not in (signal.SIG_IGN, None):
                 self._previous[number] = handler
@@ -57,10 +58,10 @@ class StopRequest:
         return multihost_utils.reached_preemption_sync_point(step)
 
     def receive(self, number: int, _: FrameType | None = None) -> None:
-        """The handler of the signals.
+        """Handles the signals.
 
         Raises:
-          KeyboardInterrupt: the second SIGINT.
+          KeyboardInterrupt: on the second SIGINT.
         """
         name = signal.Signals(number).name
         if number == signal.SIGINT:
@@ -71,6 +72,7 @@ class StopRequest:
         self.signal_name = name
         self._received = True
         note = f"jaxsr: {name}: saving after this step; a second Ctrl-C stops at once, unsaved\n"
-        os.write(2, note.encode())  # print could wait for a lock that the main thread holds
+        os.write(2, note.encode())  # not print, which could wait for a lock that the main thread
+        # has
         if jax.distributed.is_initialized() and number != signal.SIGTERM:
             os.kill(os.getpid(), signal.SIGTERM)

@@ -1,6 +1,6 @@
-"""Training a network of the user's that enlarges pictures, or at scale 1 restores them.
+"""Training a user's network that enlarges images, or restores them at scale 1.
 
-Data and validation are those of every super-resolution family, `photo_task.py`.
+Data and validation are those of every super-resolution family, see `photo_task.py`.
 """
 
 import torch
@@ -28,7 +28,7 @@ _LABELS = {"label_real": (1.0, 1.0), "label_fake": (0.0, 0.0), "label_generator"
 
 
 class SuperResolutionTask(SuperResolutionPresets, PhotoTask):
-    """A network of the user's that enlarges pictures, or at scale 1 restores them."""
+    """A user's network that enlarges images, or restores them at scale 1."""
 
     labels = _LABELS
     config: SuperResolutionRun
@@ -38,7 +38,7 @@ class SuperResolutionTask(SuperResolutionPresets, PhotoTask):
         return str(self.config.network)
 
     def networks(self) -> PictureObjective:
-        """The network, its discriminator and losses, tried on random pictures.
+        """Builds the network, its discriminator and losses, and tries them on random images.
 
         Raises:
           InputError: the network, a loss or the discriminator cannot be used.
@@ -95,10 +95,10 @@ def _losses(config: SuperResolutionRun) -> dict[str, Loss | None]:
 
 
 def _try(config: SuperResolutionRun, network: torch.nn.Module, option: str) -> None:
-    """Runs the network on crops as in training, and on a picture of other sides.
+    """Runs the network on crops as in training, and on an image of other sides.
 
     Raises:
-      InputError: it fails, or its output is no such picture.
+      InputError: it fails, or its output is not such an image.
     """
     scale, multiple = config.scale, config.multiple
     side = config.crop // scale

@@ -1,4 +1,4 @@
-"""A task of the user's own: its network, its loss in torch code, and its data.
+"""A user's own task: its network, its loss in torch code, and its data.
 
     class Denoising(jaxsr.Task):
         class Config(jaxsr.TaskConfig):
@@ -14,7 +14,7 @@
         def train_data(self):
             return NoisyPictures(self.config.data)
 
-`python -m jaxsr.train my_file:Denoising` trains it. docs/own-task.md has the whole protocol.
+`python -m jaxsr.train my_file:Denoising` trains it. docs/own-task.md describes every method.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,81 +46,83 @@ Loss = Tensor | tuple[Tensor, Mapping[str, Tensor]]
 
 
 class Task(TaskOptions):
-    """Base of users' tasks: `network`, `loss` and `train_data` are needed, all else is optional.
+    """Base class of users' tasks. `network`, `loss` and `train_data` are required.
 
-    The object itself holds what the data and the losses need; the network is passed to each method,
-    because the engines run it with their own arrays.
+    The task keeps what the data and the losses need. Each method receives the network as an
+    argument, because the engines run it with their own arrays.
     """
 
     metric: ClassVar[str] = "loss"
     """Validation figure that ranks checkpoints."""
     best: ClassVar[Literal["max", "min"]] = "min"
-    """Which way the metric is better."""
+    """Whether the largest or the smallest value of the metric is best."""
     item_names: ClassVar[Sequence[str]] = ("x", "y")
-    """Names in the batch for the parts of items that are tuples."""
+    """Names in the batch for the parts of an item that is a tuple."""
     remat_blocks: Sequence[str] = ()
-    """Submodules of the network that `--remat` recomputes, `fnmatch` patterns. Default: see
+    """Submodules of the network that `--remat` recomputes, as `fnmatch` patterns. Default: see
     `jaxsr.training.remat`."""
     sharding_rules: ClassVar[Mapping[str, str]] = {}
-    """How `--mesh tensor=N` splits parameters: pattern of the module's name -> `colwise`,
-    `rowwise` or `replicate`. Default: what transformers' configuration plans, if it is one."""
+    """How `--mesh tensor=N` splits parameters: pattern of the module's name -> `colwise`, `rowwise`
+    or `replicate`. Default: the plan in the network's configuration, if transformers provides
+    one."""
     exported: ClassVar[str] = "network"
-    """The objective's network that is validated and exported."""
+    """The network of the objective that is validated and exported."""
     sample_name: ClassVar[str] = "samples"
-    """Name of samples in the rate: `images`, `rows`."""
+    """Unit of the rate in the log: `images`, `rows`."""
     metadata: ClassVar[Mapping[str, Any]] = {}
-    """Metadata of the exported file for `restore` and `detect`: `channels`, `value_range`,
-    `multiple` of the sides of images; `input` as a detector's run folder has it."""
+    """Metadata of the exported file for `restore` and `detect`: `channels`, `value_range`, the
+    `multiple` that the sides of images must have, and a detector's `input`."""
 
     def __init__(self, config: Any) -> None:
-        """Keeps the options; a subclass that needs more calls this first."""
+        """Stores the options; a subclass that needs more calls this first."""
         self.config = config
 
     def network(self) -> nn.Module:
-        """The network with its initial weights; the run's seed is set."""
+        """Returns the network with its initial weights; the run's seed is set before the call."""
         raise self._lacks("network")
 
     def loss(self, network: nn.Module, batch: Batch) -> Loss:
-        """A scalar, the mean over the batch's samples; with it, scalars to log, by name.
+        """Returns the loss, a scalar mean over the samples; may add a dictionary of scalars to log.
 
-        Random numbers that it draws differ from step to step, and repeat after a restart.
+        Its random numbers differ from step to step and repeat after a restart.
         """
         raise self._lacks("loss")
 
     def train_data(self) -> Any:
-        """A dataset, a table, an iterable, or a function of the step number."""
+        """Returns a dataset, a table, an iterable, or a function of the step number."""
         raise self._lacks("train_data")
 
     def validation_data(self) -> Any:
-        """Data to validate on, None for no validation. A function of the step is none."""
+        """Returns data to validate on, but no function of the step, or None to skip validation."""
         return None
 
     def metrics(self, network: nn.Module, batch: Batch) -> Mapping[str, Any]:
-        """Figures on a validation batch, beside the loss: the mean over its samples, or a pair.
+        """Returns further figures on a validation batch, each a mean over its samples or a pair.
 
         A pair (numerator, denominator) is summed over all batches, then divided.
         """
         return {}
 
     def pictures(self, network: nn.Module, batch: Batch) -> Tensor | None:
-        """Images (n, 1 or 3, h, w) in [0, 1] of the first validation batch, to look at."""
+        """Returns images (n, 1 or 3, h, w) in [0, 1] that show the first validation batch."""
         return None
 
     def collate(self, items: list) -> Mapping[str, Any]:
-        """A batch from items, with the samples along the first axis. Default: fields are stacked.
+        """Joins items into a batch, samples along the first axis. Default: stacks each field.
 
-        On several hosts each collates its own rows.
+        On several hosts each host collates its own rows.
         """
         raise self._lacks("collate")
 
     def objective(self) -> Objective:
-        """The networks and losses. Default: `network` and `loss`; several networks need their own,
-        see `jaxsr.interop.train.objective`.
+        """Returns the networks and losses. Default: `network` and `loss`.
+
+        Override it to train several networks, see `jaxsr.interop.train.objective`.
         """
         return SingleNetwork(self)
 
     def phases(self, objective: Objective) -> Sequence[tuple[str, int]]:
-        """Names of the objective's phases and the steps each takes, which add up to the run's."""
+        """Returns the objective's phases and the steps of each, which must add up to the run's."""
         names = [phase.name for phase in objective.phases]
         if len(names) != 1:
             raise InputError(
@@ -130,75 +132,78 @@ class Task(TaskOptions):
         return ((names[0], self.config.total_steps),)
 
     def prepare(self, batch: Mapping[str, Any], key: "jax.Array") -> Mapping[str, Any]:
-        """The losses' batch from the data's, on the device: JAX code, compiled into the step.
+        """Turns a batch of the data into the batch of the losses: JAX code, compiled into the step.
 
-        Crops, damage and augmentation go here, with `jaxsr.ops` for example. Validation data do not
-        pass through it, but through `prepare_validation`.
+        Crops, degradation and augmentation belong here, for example with `jaxsr.ops`. Validation
+        data go through `prepare_validation` instead.
 
         Args:
-          batch: JAX arrays by name: of the data, of `constants`, and `sample`, int32, the number of
-            each sample in the run.
-          key: of random numbers; another for each step, the same after a restart and on any mesh.
+          batch: JAX arrays by name: those of the data, those of `constants`, and `sample`, int32,
+            the number of each sample in the run.
+          key: random key; it differs at each step, and is the same after a restart and on any mesh.
         """
         return batch
 
     def prepare_validation(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The batch of `loss` and `metrics` from that of the validation data: JAX code, compiled.
+        """Turns a batch of the validation data into that of `loss` and `metrics`.
 
-        `batch` has arrays of the data, and of `constants`.
+        This is JAX code, and is compiled. `batch` has the arrays of the data and those of
+        `constants`.
         """
         return batch
 
     def constants(self) -> Mapping[str, Any]:
-        """Arrays, or trees of them, that lie on every device and are in each batch of `prepare`."""
+        """Returns arrays, or trees of arrays, that stay on every device for each `prepare`."""
         return {}
 
     def optimizer(self, network: str) -> "OptimizerConfig | optax.GradientTransformation":
-        """The optimiser of one of the objective's networks. Default: as the options say.
+        """Returns the optimiser of one of the objective's networks. Default: set by the options.
 
         An `OptimizerConfig` works on both engines, for instance
-        `dataclasses.replace(self.config.optimizer_config, lr=1e-3)`; a transformation of optax,
-        with a learning rate of its own, on JAX.
+        `dataclasses.replace(self.config.optimizer_config, lr=1e-3)`. A transformation of optax,
+        with a learning rate of its own, works on JAX alone.
         """
         return self.config.optimizer_config
 
     def inputs(self, phase: str) -> tuple:
-        """Further arguments of the exported network, after the images, in this phase."""
+        """Returns the exported network's arguments after the images, in this phase."""
         return ()
 
     def validate(self, network: Network) -> ValidationResult:
-        """Figures of the network on data that it never trained on.
+        """Measures the network on data that it was not trained on.
 
         Default: the means of `loss` and `metrics` over `validation_data`.
         """
         raise self._lacks("validate")
 
     def files(self) -> Mapping[str, str]:
-        """Samples of training and validation, by name: compared between hosts, and on resuming."""
+        """Returns the names of all samples, which hosts and resumed runs compare."""
         raise self._lacks("files")
 
     def describe(self) -> Mapping[str, Any]:
-        """Metadata of the exported weights: what builds the network. Default: this task."""
+        """Returns the metadata of the exported weights, which rebuild it. Default: this task."""
         raise self._lacks("describe")
 
     def summary(self, objective: Objective) -> Sequence[str]:
-        """Lines that tell a person what the run is, printed once at its start."""
+        """Returns lines that describe the run, printed once at its start."""
         raise self._lacks("summary")
 
     @classmethod
     def defines(cls, *methods: str) -> bool:
-        """Whether one of these methods is a subclass's own."""
+        """Whether a subclass overrides one of these methods."""
         return any(getattr(cls, name) is not getattr(Task, name) for name in methods)
 
     @classmethod
     def untrained_network(cls, options: Mapping[str, Any]) -> nn.Module:
-        """The exported network of a run with these options, before its weights are loaded."""
+        """Returns the exported network of a run with these options, before weights are loaded."""
         config = ConfigFile(family=cls.__name__, options=options).run_config(cls.Config)
         task = cls(config)
         return task.objective().get_submodule(task.exported)
 
     def _lacks(self, method: str) -> InputError:
-        return refusal(f"{type(self).__name__} defines no {method}; docs/own-task.md shows one")
+        return refusal(
+            f"{type(self).__name__} does not define {method}; docs/own-task.md shows how"
+        )
 
 
 class SingleNetwork(Objective):
@@ -220,18 +225,18 @@ class SingleNetwork(Objective):
                 "torch module; return an object such as nn.Linear(3, 1)"
             )
         self._name = f"{type(task).__name__}.loss"
-        # A function, which copies of the module share: the task holds the data.
+        # A function, which copies of the module share: the task may hold the data.
         self._loss = lambda network, batch: loss_and_metrics(task, network, batch)
 
     def share(self, batch: Batch) -> Mapping[str, Tensor]:
-        """Nothing: there is one player."""
+        """Returns an empty dictionary: there is only one player."""
         return {}
 
     def loss(self, shared: Mapping[str, Tensor], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The task's loss.
+        """Returns the task's loss.
 
         Raises:
-          InputError: it depends on no parameter that is trained.
+          InputError: the loss depends on no parameter that is trained.
         """
         loss, metrics = self._loss(self.network, batch)
         if torch.is_grad_enabled() and not loss.requires_grad:
@@ -245,10 +250,10 @@ class SingleNetwork(Objective):
 def loss_and_metrics(
     task: Task, network: nn.Module, batch: Batch
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of a batch, checked.
+    """Computes and checks the loss of a batch.
 
     Raises:
-      InputError: it is not a scalar of floats, or the task's numbers changed.
+      InputError: the loss is not a floating-point scalar, or the method changes the task's numbers.
     """
     name = f"{type(task).__name__}.loss"
     with refusing_state(task, "loss"), naming_batch(batch):

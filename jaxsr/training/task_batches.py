@@ -1,8 +1,8 @@
 """Batches of a user's data by step number, and those of a validation.
 
 The position in the data is the step number. Sample `s` of a run (step · batch + row) is item
-`order(s)`, each epoch in a fresh permutation, for any number of hosts and workers and after any
-restart. Every host makes the rows of its own devices; an iterable it reads in whole.
+`order(s)`. Each epoch is a fresh permutation, for any number of hosts and workers and after any
+restart. Every host makes the rows of its own devices, but reads an iterable in whole.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ _END = object()
 
 @dataclass(frozen=True, kw_only=True)
 class StepBatches:
-    """This host's rows of every step's batch, by step; Grain's random access source."""
+    """This host's rows of every step's batch, by step; a random access source for Grain."""
 
     data: TaskData
     batch: int
@@ -74,7 +74,7 @@ class StepBatches:
 
 
 def sample_numbers(first: int, count: int, *, length: int, seed: int, shuffle: bool) -> np.ndarray:
-    """Index and epoch of samples `first` to `first + count - 1`: int64 (count, 2)."""
+    """Returns index and epoch of samples `first` to `first + count - 1`: int64 (count, 2)."""
     if shuffle:
         return shuffled(first, count, length=length, seed=seed)
     numbers = np.arange(first, first + count, dtype=np.int64)
@@ -102,20 +102,20 @@ def step_batches(
     prefetch: int | None = None,
     numbered: bool = False,
 ) -> BatchStream:
-    """This host's rows of the batches of `start_step` and all later steps.
+    """Returns this host's rows of the batches of `start_step` and all later steps.
 
     Args:
-      data: where from.
+      data: the user's data.
       batch: rows of the global batch, a multiple of `hosts`.
       start_step: the first step to yield.
-      host, hosts: this host's number, and how many there are.
+      host, hosts: this host's number, and the number of hosts.
       shuffle: whether each epoch is a fresh permutation of the items.
-      workers: processes that work ahead; 0 loads between steps. An iterable is read without.
-      prefetch: batches that threads make ahead. Default: 4, where there are threads.
+      workers: processes that work ahead; 0 loads between steps. An iterable allows none.
+      prefetch: batches that threads make ahead. Default: 4, if there are threads.
       numbered: whether batches have `sample`, the numbers of their samples in the run.
 
     Raises:
-      InputError: workers are asked for and Grain is missing, or the data cannot be sent to them.
+      InputError: workers are requested and Grain is missing, or the data cannot be sent to them.
     """
     source = StepBatches(data=data, batch=batch, host=host, hosts=hosts, shuffle=shuffle)
     samples: Samples = data.source if data.kind == "samples" else source
@@ -164,7 +164,7 @@ class _Stream:
 
 
 def validation_batches(data: TaskData, batch: int) -> Iterator[HostBatch]:
-    """Every item once, in order; the last batch may be smaller.
+    """Yields every item once, in order; the last batch may be smaller.
 
     Raises:
       InputError: the data has no end, or can be read only once.

@@ -1,4 +1,4 @@
-"""The options of a task: `jaxsr.TaskConfig`, and what a task says of them without its networks."""
+"""The options of a task: `jaxsr.TaskConfig`, and the part of a task that has no networks."""
 
 import dataclasses
 import inspect
@@ -18,28 +18,28 @@ from jaxsr.training.config import CacheOptions, RunConfig
 class TaskConfig(CacheOptions, RunConfig):
     """Options of a task; a subclass adds its own, and needs no decorator.
 
-    `lr = 3e-3` in a subclass gives an option of the base another default; a name without a type
-    that no base has is refused.
+    `lr = 3e-3` in a subclass changes the default of an inherited option. A name that is not
+    inherited needs a type.
     """
 
     batch: int = 16
     """Samples per step, over the whole mesh and all hosts."""
     data: Path | None = None
-    """Where the data to train on is; the task decides how it is read."""
+    """Data to train on; the task decides how to read them."""
     val: Path | None = None
-    """Where the data to validate on is; the task decides how it is read."""
+    """Data to validate on; the task decides how to read them."""
     steps: int | None = 1000
-    """Optimiser steps of the whole run; either these or epochs."""
+    """Optimiser steps of the whole run. Give either steps or epochs."""
     shuffle: bool = True
-    """Each epoch is a fresh permutation of the data; off: the data's own order."""
+    """Shuffle the data anew in each epoch; off: keep the data's own order."""
     workers: int = number(0, least=0)
     """Processes that load data ahead; 0 loads in this process between steps."""
     cache: Literal["off", "auto", "device", "host"] = "off"
-    """Where items stay, once they are read, if they are the same each time: on the device, in host
-    memory, or auto: on the device if they fit resident_gb. A thread then reads ahead."""
+    """Where items stay after they are read, if they are the same each time: on the device, in host
+    memory, or auto: on the device if they fit --resident-gb. A thread then reads ahead."""
     prefetch: int | None = number(None, least=0, most=1024)
-    """Batches that a thread makes ahead of the step, of data that draw no random numbers from
-    generators of the process. Default: 4 where cache keeps items, else 0."""
+    """Batches that a thread makes ahead of the step, for data that draw no random numbers from
+    generators of the process. Default: 4 if --cache keeps items, else 0."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -53,7 +53,7 @@ class TaskConfig(CacheOptions, RunConfig):
                     f"one of your own a type ({name}: {type(value).__name__} = {value!r}), or "
                     "correct the name"
                 )
-        # A plain `lr = 3e-3` would not reach the field that it names.
+        # A plain `lr = 3e-3` would not reach the field of that name.
         cls.__annotations__ = {n: types[n] for n in vars(cls) if n in types} | stated
         dataclass(frozen=True, kw_only=True)(cls)
 
@@ -67,8 +67,8 @@ class TaskConfig(CacheOptions, RunConfig):
             )
         if self.workers and (self.cache != "off" or self.prefetch):
             raise InputError(
-                f"workers={self.workers} are processes that load ahead, each without what another "
-                f"has; leave them out, or cache={self.cache} and prefetch={self.prefetch}"
+                f"workers={self.workers} are processes, which cannot share kept items; leave out "
+                f"--workers, or cache={self.cache} and prefetch={self.prefetch}"
             )
 
 
@@ -76,8 +76,8 @@ class TaskOptions:
     """The part of a task that its command line needs; `Task` adds networks, losses and data."""
 
     Config: ClassVar[type[RunConfig]] = TaskConfig
-    """Options of the run, read from the command line."""
+    """Options of the run, set on the command line."""
     presets: ClassVar[Mapping[str, RunConfig]] = {}
-    """Options by the name that `--preset` takes. Default: one, `default`."""
+    """Options by the name that `--preset` takes. Default: a single one, `default`."""
     default_presets: ClassVar[tuple[str, str]] = ("default", "default")
-    """The preset without `--data`, and with it."""
+    """The presets without and with `--data`."""

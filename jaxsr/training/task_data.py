@@ -4,16 +4,16 @@ Items by number have `__len__` and `__getitem__`: torch's `Dataset`, Grain's sou
 table, a list. A mapping of arrays is a table of items. A function of the step number returns the
 global batch. An object with `begin` (`jaxsr.data.prefetch.Samples`) makes the arrays of samples by
 their numbers in the run, which threads fill ahead of the step. An iterable of items (torch's
-`IterableDataset`, a generator) is read forward only: a resumed run reads and drops what it has
-trained on.
+`IterableDataset`, a generator) is read forward only: a resumed run reads and drops the items that
+it was trained on.
 
 Before an item is read, the global random generators of `random`, NumPy and torch are seeded from
-the run's seed, the epoch and the item's index. So what a dataset draws from them depends on nothing
-else. Items that are `fixed` draw nothing: several threads read them, and they may stay in memory or
-on the device. Which items a batch has, `task_batches` decides.
+the run's seed, the epoch and the item's index. So the draws of a dataset depend on nothing else.
+Items that are `fixed` draw nothing: several threads read them, and they may stay in memory or on
+the device. `task_batches` decides which items a batch has.
 
-Batches hold what torch's `DataLoader` would give, in NumPy: float32, integers, bool; torch's int64
-becomes int32 on the way to the device, and int64 again in the loss.
+Batches have the values that torch's `DataLoader` would give, in NumPy: float32, integers, bool.
+Torch's int64 becomes int32 on the way to the device, and int64 again in the loss.
 """
 
 import functools
@@ -40,44 +40,44 @@ Kind = Literal["items", "steps", "samples", "stream"]
 
 _END = object()
 _BATCH = 2**32 - 1
-"""Stands for an item's index where a whole batch is seeded."""
+"""Replaces an item's index where a whole batch is seeded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskData:
-    """A user's data, of whatever kind."""
+    """A user's data of any kind."""
 
     source: Any
     """The value that the task's method returned."""
     name: str
-    """The method, for errors: `Denoising.train_data`."""
+    """Name of the method, for errors: `Denoising.train_data`."""
     kind: Kind
     length: int | None
-    """Items of an epoch; None where that is not known."""
+    """Items of an epoch; None if unknown."""
     item_names: Sequence[str] = ("x", "y")
-    """Names of an item's parts where it is a tuple."""
+    """Names of an item's parts if it is a tuple."""
     collate: Collate | None = None
-    """From a list of items to a batch. Default: fields are stacked."""
+    """Joins a list of items into a batch. Default: fields are stacked."""
     seed: int = 0
     threads: int = 0
-    """Threads that read items ahead of the step, which draw nothing from the process's generators.
-    0: items are read between steps, with everything seeded."""
+    """Threads that read items ahead of the step, and draw nothing from the process's generators. 0:
+    items are read between steps, with all generators seeded."""
     cache: PixelCache | None = None
-    """With `threads`: where items stay, once they are read."""
+    """With `threads`: where items stay after they are read."""
     resident: bool = False
-    """With `threads`: all items are put on the device, and batches hold their numbers."""
+    """With `threads`: all items are on the device, and batches have their numbers."""
 
     @classmethod
     def open(cls, source: Any, *, name: str, **options: Any) -> Self:
-        """Finds out what kind of data this is.
+        """Recognises the kind of the data.
 
         Args:
           source: see the module's docstring.
-          name: for errors.
+          name: name for errors.
           **options: further fields.
 
         Raises:
-          InputError: it is none of these, or empty.
+          InputError: the kind is unknown, or the data is empty.
         """
         if isinstance(source, torch.utils.data.DataLoader):
             raise InputError(
@@ -103,16 +103,16 @@ class TaskData:
         raise InputError(f"{name} returned a {type(source).__name__}; {_ACCEPTED}")
 
     def item(self, index: int, epoch: int = 0) -> Any:
-        """One item, as the data gives it, with everything seeded.
+        """Reads one item as the data returns it, with all generators seeded.
 
         Raises:
-          InputError: the data cannot give it.
+          InputError: the data cannot return it.
         """
         with located(f"{self.name}: item {index}"):
             if not self.threads:
                 seed_generators(self.seed, epoch, index)
             try:
-                # Grain's datasets draw and shuffle anew where the number is beyond their length.
+                # Grain's datasets shuffle again and repeat when the number is beyond their length.
                 many = type(self.source).__module__.startswith("grain.")
                 beyond = epoch * (self.length or 0) if many else 0
                 return self.source[index + beyond]
@@ -129,15 +129,15 @@ class TaskData:
                 ) from error
 
     def batch(self, items: list, numbers: Sequence[int], stream: int) -> HostBatch:
-        """A batch of these items.
+        """Makes a batch of these items.
 
         Args:
-          items: at least one, as the data gave them.
-          numbers: theirs, for errors.
-          stream: what the random generators are seeded with before `collate`.
+          items: at least one, as the data returned them.
+          numbers: their numbers, for errors.
+          stream: seed of the random generators before `collate`.
 
         Raises:
-          InputError: they do not fit one another, or hold what cannot be an array.
+          InputError: the items do not match, or contain something that cannot be an array.
         """
         if self.collate is not None:
             if not self.threads:
@@ -155,7 +155,7 @@ class TaskData:
         return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
     def fields(self, item: Any, number: int) -> HostBatch:
-        """An item's parts as arrays, by name."""
+        """Returns an item's parts as arrays, by name."""
         if isinstance(item, Mapping):
             named = dict(item)
         elif isinstance(item, tuple | list):
@@ -188,7 +188,7 @@ class TaskData:
                 )
 
     def first(self) -> HostBatch:
-        """A batch of one item, or the first batch of a function: what all others look like."""
+        """Returns a batch of one item, or a function's first batch, as an example of all others."""
         with preserved_generators():
             if self.kind == "steps":
                 return self.of_step(0)
@@ -200,23 +200,23 @@ class TaskData:
             if self.kind == "items":
                 return self.batch([self.item(0)], [0], 0)
             if iter(self.source) is self.source:
-                return {}  # looking at it would take an item away
+                return {}  # inspecting it would consume an item
             return self.batch([next(self.endless_items(0))], [0], 0)
 
     @functools.cached_property
     def form(self) -> HostBatch:
-        """The first item's arrays, (1, …): those of `fixed` items are all alike."""
+        """Returns the first item's arrays, (1, …): all `fixed` items have the same form."""
         return self.first()
 
     def kept(self, cache: str, config: CacheOptions) -> Self:
-        """The same items, to be kept once they are read.
+        """Returns the same items, kept once they are read.
 
         Args:
           cache: `auto`, `device` or `host`.
-          config: how much may be kept.
+          config: says how much may be kept.
 
         Raises:
-          InputError: they are not items of one form, or must go on the device and do not fit.
+          InputError: the items differ in form, or must go on the device and do not fit.
         """
         if self.kind != "items" or self.collate is not None:
             raise InputError(
@@ -230,13 +230,13 @@ class TaskData:
         return replace(data, cache=cached)
 
     def threaded(self, option: str) -> Self:
-        """The same data, read by a thread ahead of the step.
+        """Returns the same data, read by a thread ahead of the step.
 
         Args:
-          option: what asks for it, for errors.
+          option: the option that asks for it, for errors.
 
         Raises:
-          InputError: their position is not a number, or they draw from the process's generators,
+          InputError: the data have no position by number, or draw from the process's generators,
             which the thread would share with the step.
         """
         if self.kind not in ("items", "steps"):
@@ -255,10 +255,10 @@ class TaskData:
         return replace(self, threads=1)
 
     def fits_device(self, resident_gb: float, *, required: bool = False) -> bool:
-        """Whether all items take at most so many GiB, by the first one.
+        """Whether all items fit in so many GiB, by the size of the first one.
 
         Raises:
-          InputError: they must, and do not.
+          InputError: they must fit, and do not.
         """
         needed = (self.length or 0) * sum(a.nbytes for a in self.form.values()) / 2**30
         if required and needed > resident_gb:
@@ -269,7 +269,10 @@ class TaskData:
         return needed <= resident_gb
 
     def fixed(self, indices: np.ndarray) -> tuple[HostBatch, Fill]:
-        """Arrays for the items of these numbers, and what fills rows of them, from any thread."""
+        """Returns arrays for the items of these numbers, and a function that fills rows of them.
+
+        Any thread may call the function.
+        """
         shapes = {n: ((len(indices), *a.shape[1:]), a.dtype) for n, a in self.form.items()}
         batch = {name: np.empty(*shape) for name, shape in shapes.items()}
 
@@ -281,7 +284,7 @@ class TaskData:
         return batch, fill
 
     def _read(self, index: int) -> HostBatch:
-        """An item's arrays, from memory or else from its source."""
+        """Reads an item's arrays, from memory or else from the source."""
         cache = self.cache
         if cache is not None:
             kept = {name: cache.get((index, name)) for name in self.form}
@@ -294,7 +297,7 @@ class TaskData:
         return fields
 
     def columns(self) -> HostBatch:
-        """All items, as arrays with the items along the first axis."""
+        """Returns all items as arrays, with the items along the first axis."""
         assert self.length is not None
         batch, fill = self.fixed(np.arange(self.length))
         parts = np.array_split(np.arange(self.length), min(self.length, 8 * self.threads))
@@ -303,7 +306,7 @@ class TaskData:
         return batch
 
     def of_step(self, step: int) -> HostBatch:
-        """The global batch that a function gives for a step."""
+        """Returns the global batch of a step from a function of the step number."""
         with located(f"{self.name} for step {step}"):
             if not self.threads:
                 seed_generators(self.seed, step, _BATCH)
@@ -325,13 +328,13 @@ class TaskData:
         }
 
     def endless_items(self, skip: int) -> Iterator[Any]:
-        """Items of an iterable without end: it starts again where it ends, if it can.
+        """Yields items of an iterable without end: at its end it starts again, if it can.
 
         Args:
-          skip: of the first, which are read and dropped.
+          skip: number of first items to read and drop.
 
         Raises:
-          InputError: it ends, and can be read only once.
+          InputError: the iterable ends, and can be read only once.
         """
         number, epoch, count = 0, 0, 0
         iterator = self.iterator(epoch)
@@ -355,7 +358,7 @@ class TaskData:
             number, count = number + 1, count + 1
 
     def iterator(self, epoch: int) -> Iterator[Any]:
-        """An iterable's items, from its start to its end."""
+        """Iterates over an iterable's items, from its start to its end."""
         seed_generators(self.seed, epoch, _BATCH)
         with located(self.name):
             return iter(self.source)
@@ -398,7 +401,7 @@ def _length(source: Any, name: str) -> int:
         raise InputError(f"{name} returned data without a length ({one_line(error)})") from error
     if length == 0:
         option = "--val" if name.endswith("validation_data") else "--data"
-        raise InputError(f"{name} returned data without an item; check what {option} names")
+        raise InputError(f"{name} returned data without an item; check {option}")
     if length >= 2**40:
         raise InputError(f"{name} returned data that repeats itself; leave repeat() out")
     return length
@@ -418,7 +421,7 @@ def seed_generators(seed: int, epoch: int, index: int) -> None:
 
 
 def generator_states() -> str:
-    """The states of the global generators, to be compared."""
+    """Returns the states of the global generators, for comparison."""
     _, keys, *rest = np.random.get_state(legacy=True)
     numpy = np.asarray(keys).tobytes(), rest
     return repr((random.getstate(), numpy, torch.get_rng_state().tolist()))
@@ -426,7 +429,7 @@ def generator_states() -> str:
 
 @contextmanager
 def preserved_generators() -> Generator[None]:
-    """Leaves the global generators as they were."""
+    """Restores the global generators afterwards."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield
@@ -437,6 +440,6 @@ def preserved_generators() -> Generator[None]:
 
 
 def describe(batch: Mapping[str, np.ndarray], *, samples: bool) -> str:
-    """Names, shapes and dtypes of a batch, without its first axis where it is that of samples."""
+    """Lists names, shapes and dtypes of a batch, without its first axis if that is the samples'."""
     axes = slice(1, None) if samples else slice(None)
     return ", ".join(f"{n} {a.dtype} {a.shape[axes]}" for n, a in batch.items())

@@ -1,4 +1,4 @@
-"""Guards around a task's methods: they refuse state and draws, and complete errors."""
+"""Guards around a task's methods: they refuse state and random draws, and complete errors."""
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ Batch = Mapping[str, Tensor]
 
 
 def refusal(message: str) -> InputError:
-    """An error that says where it is from: tracing puts no place in front of it."""
+    """Returns an error that names its own place, which tracing does not add."""
     error = InputError(message)
     error.located = True  # pyright: ignore[reportAttributeAccessIssue]
     return error
@@ -24,13 +24,13 @@ def refusal(message: str) -> InputError:
 
 @contextmanager
 def refusing_state(task: object, method: str) -> Generator[None]:
-    """Refuses a method that counts or keeps something that it reaches in Python.
+    """Refuses a method that counts, or keeps a value, in an object that it reaches in Python.
 
-    What changes, a list that grows, and a tensor that follows from the batch are state. What is
-    made once and kept, such as a kernel, is not.
+    Numbers that change, lists that grow, and tensors computed from the batch are state. A value
+    that is made once and kept, such as a kernel, is not.
 
     Raises:
-      InputError: as said, with what it changes.
+      InputError: the method keeps state; the message names what it changes.
     """
     with filling_paused():
         state = Snapshot(task)
@@ -52,7 +52,7 @@ def refusing_draws(task: object, method: str) -> Generator[None]:
     """Refuses JAX code that draws from the generators of Python, NumPy or torch.
 
     Raises:
-      InputError: it did.
+      InputError: the code drew from one.
     """
 
     before = generator_states()
@@ -68,14 +68,15 @@ def refusing_draws(task: object, method: str) -> Generator[None]:
 def naming_batch(batch: Batch) -> Generator[None]:
     """Adds the names and shapes of a batch's fields to errors of the task's code.
 
-    Torch's own messages about shapes know no field.
+    Torch's own messages about shapes do not name the fields.
     """
     try:
         yield
     except UserError:
         raise
     except Exception as error:
-        if len(error.args) == 1:  # of torch and Python; others format their text themselves
+        if len(error.args) == 1:  # exceptions of torch and Python; others format their text
+            # themselves
             fields = ", ".join(
                 f"{name} {str(rows.dtype).removeprefix('torch.')}{list(rows.shape)}"
                 for name, rows in batch.items()
@@ -86,5 +87,5 @@ def naming_batch(batch: Batch) -> Generator[None]:
 
 
 def with_long_integers(batch: Batch) -> dict[str, Tensor]:
-    """The batch with torch's default integers, which its losses and indexing ask for."""
+    """Returns the batch with torch's default integers, which its losses and indexing require."""
     return {n: t.long() if t.dtype == torch.int32 else t for n, t in batch.items()}

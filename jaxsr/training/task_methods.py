@@ -1,4 +1,4 @@
-"""A task's methods as modules that both engines run, and what is refused of them."""
+"""A task's methods as modules that both engines run, and checks of these methods."""
 
 import inspect
 from collections.abc import Mapping
@@ -23,10 +23,10 @@ from jaxsr.training.task_guards import (
 
 
 def check_methods(task: Task) -> None:
-    """Refuses methods that do not take what they get, and a `best` that is neither.
+    """Refuses methods with wrong parameters, and a `best` that is neither `max` nor `min`.
 
     Raises:
-      InputError: as said, with what each takes.
+      InputError: a method or `best` is wrong; the message has the right form.
     """
     name = type(task).__name__
     arguments = dict.fromkeys(("loss", "metrics", "pictures"), ("network", "batch"))
@@ -47,7 +47,7 @@ def check_methods(task: Task) -> None:
 
 
 class ValidationMethods(nn.Module):
-    """Computations on a validation batch, as methods of a module that holds the network."""
+    """Computations on a validation batch, as methods of a module that contains the network."""
 
     def __init__(self, task: Task, network: nn.Module) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class ValidationMethods(nn.Module):
         self._task = lambda: task  # a function, which copies of the module share
 
     def measure(self, batch: Batch) -> dict[str, Tensor | tuple]:
-        """Every figure, a scalar or a pair."""
+        """Returns every figure, a scalar or a pair."""
         task = self._task()
         figures: dict[str, Tensor | tuple] = {}
         if task.defines("loss"):
@@ -71,7 +71,7 @@ class ValidationMethods(nn.Module):
         return figures | dict(measured)
 
     def picture(self, batch: Batch) -> Tensor:
-        """The task's pictures."""
+        """Returns the task's images."""
         task = self._task()
         with naming_batch(batch):
             pictures: Any = task.pictures(self.network, with_long_integers(batch))
@@ -86,14 +86,14 @@ class ValidationMethods(nn.Module):
 
 
 class PhaseTrial(nn.Module):
-    """One phase of an objective as a method of the batch."""
+    """One phase of an objective as a method that takes the batch."""
 
     def __init__(self, objective: Objective, phase: Phase) -> None:
         super().__init__()
         self.objective, self._phase = objective, phase
 
     def losses(self, batch: Batch) -> list[Tensor]:
-        """The loss of each player."""
+        """Returns the loss of each player."""
         shared = getattr(self.objective, self._phase.share)(batch)
         players = self._phase.players
         return [
@@ -104,7 +104,7 @@ class PhaseTrial(nn.Module):
 def traced_result(
     module: nn.Module, method: str, batch: Mapping[str, np.ndarray], *, train: bool = False
 ) -> PyTree:
-    """Result of a torch module's method for a batch, in shapes and dtypes; not computed."""
+    """Traces a torch module's method for a batch; returns shapes and dtypes without computing."""
     model = to_jax(module)
 
     def run(params: Arrays, buffers: Arrays, batch: Arrays) -> PyTree:

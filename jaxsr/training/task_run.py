@@ -1,4 +1,4 @@
-"""One run of a task: what the engines and the loop ask, answered by `jaxsr.training.task.Task`."""
+"""One run of a task: the interface of `Task` for the engines and the loop."""
 
 import contextlib
 import dataclasses
@@ -45,25 +45,25 @@ from jaxsr.training.validation import Network, ValidationResult
 Optimizer = OptimizerConfig | optax.GradientTransformation
 
 _ITEMS = "items"
-"""The constant that holds all items on the device."""
+"""Name of the constant that has all items on the device."""
 _PICTURED = 8
-"""Images in a validation's picture."""
+"""Images in the preview of a validation."""
 
 
 class TaskRun:
     """A task with its data opened, its networks built, and its length in steps."""
 
     def __init__(self, name: str, kind: type[Task], config: RunConfig) -> None:
-        """Opens the data and builds the networks; looks at one item of each data set.
+        """Opens the data and builds the networks; reads one item of each data set.
 
         Raises:
-          InputError: the task's code fails, or gives what cannot be used.
+          InputError: the task's code fails, or returns something that cannot be used.
         """
         self.family, label = name, kind.__name__
         self._is_users = not kind.__module__.startswith("jaxsr.")
         with self._located(f"{label}(config)"):
             self.task = kind(config)
-        self.task.config = config  # an __init__ of its own may not have kept it
+        self.task.config = config  # an overriding __init__ may not have stored it
         check_methods(self.task)
         self._check_metadata(label)
         self.exported, self.sample_name = self.task.exported, self.task.sample_name
@@ -106,18 +106,18 @@ class TaskRun:
 
     @property
     def learning_rate_factors(self) -> dict[str, float]:
-        """Factors of the learning rate by the objective's parameter names; 1 is left out."""
+        """Returns the factors of the learning rate by parameter name; factors of 1 are left out."""
         return learning_rate_factors(self.network, self.config.lr_factor, f"{self.exported}.")
 
     def _located(self, what: str) -> contextlib.AbstractContextManager[None]:
-        """Makes errors of the user's code one line; those of jaxsr's keep their traceback."""
+        """Makes errors of the user's code one line; errors of jaxsr keep their traceback."""
         return located(what) if self._is_users else contextlib.nullcontext()
 
     def _check_names(self) -> None:
-        """Refuses data whose names are those that `prepare` gets besides.
+        """Refuses data with names that `prepare` receives from elsewhere.
 
         Raises:
-          InputError: as said.
+          InputError: the message has the name.
         """
         if not self.task.defines("prepare") or self.train.kind == "samples":
             return
@@ -128,7 +128,7 @@ class TaskRun:
             )
 
     def _check_metadata(self, label: str) -> None:
-        """Refuses metadata that no file can hold, or that `restore` would not read."""
+        """Refuses metadata that a file cannot store, or that `restore` would not read."""
         metadata = self.task.metadata
         try:
             json.dumps(dict(metadata))
@@ -141,7 +141,7 @@ class TaskRun:
             ) from error
 
     def _source(self, method: str, seed: int) -> Any:
-        """The value that the task's method returns."""
+        """Returns the value that the task's method returns."""
         label = f"{type(self.task).__name__}.{method}"
         with self._located(label), preserved_generators():
             torch.manual_seed(seed)
@@ -167,7 +167,7 @@ class TaskRun:
         return data
 
     def _look(self, data: TaskData) -> str:
-        """Reads one item, and says what it holds."""
+        """Reads one item, and describes it."""
         first = data.first()
         if data.kind != "steps":
             rows = self.task.config.batch
@@ -183,7 +183,7 @@ class TaskRun:
         with self._located(f"{label}.network"), torch.random.fork_rng(devices=[]):
             objective = None
             if self.config.aot is not None:
-                # Without values, as for a network that this machine could not hold.
+                # Without values, as for a network that does not fit in this machine's memory.
                 with (
                     contextlib.suppress(Exception),
                     warnings.catch_warnings(action="error"),
@@ -201,7 +201,7 @@ class TaskRun:
         return objective
 
     def _try_validation(self, data: TaskData) -> None:
-        """Runs or traces the figures of one batch: what is wrong with them shows before training.
+        """Runs or traces the figures of one batch, so that errors show before training.
 
         Raises:
           InputError: they fail, are not scalars, or lack the metric.
@@ -227,13 +227,13 @@ class TaskRun:
             )
 
     def _try_phases(self) -> None:
-        """Runs or traces the losses of the later phases: a run may reach them in hours.
+        """Runs or traces the losses of the later phases, which a run may reach only after hours.
 
         A JAX step runs their code once, and a number that it changes shows in a second trace. So
-        the first phase is traced, too, where no validation runs its loss.
+        the first phase is also traced if no validation runs its loss.
 
         Raises:
-          InputError: they fail.
+          InputError: a loss fails.
         """
         is_seen = self.config.engine == "torch" or self.held_out is not None
         phases = self.phases[1:] if is_seen else self.phases
@@ -254,7 +254,7 @@ class TaskRun:
                     traced_result(trial, "losses", batch, train=True)
 
     def _tried_preparation(self, batch: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
-        """Result of `prepare` for a batch; for the JAX engine in shapes and dtypes."""
+        """Returns the result of `prepare` for a batch; on the JAX engine only shapes and dtypes."""
         batch = {**batch, **self.task.constants()}
         batch["sample"] = np.arange(len(next(iter(batch.values()))), dtype=np.int32)
         key = jax.random.key(0)
@@ -264,10 +264,10 @@ class TaskRun:
             return jax.eval_shape(self.task.prepare, batch, key)
 
     def _tried(self, method: str, batch: Mapping[str, np.ndarray]) -> Any:
-        """Result of a method of the evaluation for a batch, from the engine of the run."""
+        """Returns the result of a method of the evaluation for a batch, from the run's engine."""
         if self.config.engine != "torch":
             return traced_result(self._evaluation, method, batch)
-        # A copy: what the figures write into buffers is not part of the training.
+        # A copy: values that the figures write into buffers are not part of the training.
         network = copy_module(self.network).eval().requires_grad_(False)
         trial = ValidationMethods(self.task, network)
         with torch.random.fork_rng(devices=[]):
@@ -280,11 +280,11 @@ class TaskRun:
         return {f"{self.exported}.{pattern}": style for pattern, style in rules.items()}
 
     def prepare(self, batch: Mapping[str, PyTree], key: jax.Array) -> Mapping[str, PyTree]:
-        """The objective's batch from the host's and `constants`, under `jit`."""
+        """Makes the objective's batch from the host's batch and `constants`, under `jit`."""
         arrays = dict(batch)
         if self.train.resident:
             items, index = arrays.pop(_ITEMS), arrays.pop("index")
-            # Every device holds all items: a mesh needs no communication.
+            # Every device has all items: a mesh needs no communication.
             arrays |= {name: column[index] for name, column in items.items()}
         if not self.task.defines("prepare"):
             return arrays
@@ -294,11 +294,11 @@ class TaskRun:
             return self.task.prepare(arrays, key)
 
     def constants(self, sharding: jax.sharding.Sharding | None) -> Mapping[str, PyTree]:
-        """Trees of arrays that every batch carries unchanged, put once where `sharding` says."""
+        """Returns the arrays that every batch carries unchanged, placed once by `sharding`."""
         return jax.tree.map(lambda leaf: on_device(leaf, sharding), self.host_constants())
 
     def host_constants(self) -> Mapping[str, PyTree]:
-        """The same as NumPy arrays."""
+        """Returns the constants as NumPy arrays."""
         with self._located(f"{type(self.task).__name__}.constants"):
             constants = dict(self.task.constants())
         if self.train.resident:
@@ -306,10 +306,10 @@ class TaskRun:
         return jax.tree.map(np.asarray, constants)
 
     def optimizers(self, networks: Iterable[str]) -> dict[str, Optimizer]:
-        """The optimiser of each network.
+        """Returns the optimiser of each network.
 
         Raises:
-          InputError: the task's method gives something else, or what the engine lacks.
+          InputError: the task's method returns something else, or the engine lacks the optimiser.
         """
         made = {name: self.task.optimizer(name) for name in networks}
         for name, optimizer in made.items():
@@ -334,7 +334,7 @@ class TaskRun:
         return made
 
     def batches(self, start_step: int, *, host: int, hosts: int) -> BatchStream:
-        """This host's rows of the batches of `start_step` and all later steps."""
+        """Returns this host's rows of the batches of `start_step` and all later steps."""
         config, options = self.config, {}
         if isinstance(config, TaskConfig):
             workers = config.workers if config.aot is None else 0
@@ -350,7 +350,7 @@ class TaskRun:
         )
 
     def _validation_batches(self, data: TaskData) -> Iterator[dict[str, np.ndarray]]:
-        """Every item once, prepared."""
+        """Yields every item once, prepared."""
         batches = validation_batches(data, self.config.batch)
         if not self.task.defines("prepare_validation"):
             yield from batches
@@ -360,7 +360,7 @@ class TaskRun:
             yield on_host(prepare({**batch, **constants}))
 
     def validate(self, network: Network) -> ValidationResult:
-        """Figures of the network on data that it never trained on."""
+        """Returns the figures of the network on data that it was not trained on."""
         if self.task.defines("validate"):
             return self.task.validate(network)
         if self.held_out is None:
@@ -382,7 +382,7 @@ class TaskRun:
         return ValidationResult(metrics, picture)
 
     def files(self) -> Mapping[str, str]:
-        """Samples of training and validation, by name: equal on all hosts."""
+        """Lists the samples of training and validation by name: equal on all hosts."""
         if self.task.defines("files"):
             return self.task.files()
         parts = {"train": self.train, "validation": self.held_out}
@@ -393,7 +393,7 @@ class TaskRun:
         }
 
     def describe(self) -> JsonObject:
-        """Metadata of a weights file, from which another program builds the network."""
+        """Returns the metadata of a weights file, from which another program builds the network."""
         if self.task.defines("describe"):
             return {**self.task.describe()}
         options = json.loads(json.dumps(dataclasses.asdict(self.config), default=str))
@@ -406,7 +406,7 @@ class TaskRun:
         }
 
     def summary(self) -> Sequence[str]:
-        """Lines that tell a person what the run is, printed once at its start."""
+        """Returns lines that describe the run, printed once at its start."""
         if self.task.defines("summary"):
             return self.task.summary(self.objective)
         network = self.network
@@ -427,12 +427,12 @@ class TaskRun:
 
 
 def on_host(batch: Mapping[str, jax.Array]) -> dict[str, np.ndarray]:
-    """The batch as arrays that may be written, as torch wants them."""
+    """Copies the batch to arrays that may be written, as torch requires."""
     return {name: np.array(rows) for name, rows in batch.items()}
 
 
 def _tiled(images: np.ndarray) -> np.ndarray:
-    """A few images beside one another, uint8 (h, w, 3)."""
+    """Tiles a few images side by side, uint8 (h, w, 3)."""
     images = np.asarray(images, np.float32)
     row = np.concatenate(list(images[:_PICTURED]), axis=-1)
     pixels = np.rint(np.clip(np.nan_to_num(row), 0, 1) * 255).astype(np.uint8)

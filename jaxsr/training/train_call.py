@@ -1,4 +1,4 @@
-"""`jaxsr.train`: a run of a task from Python. Heavy imports wait for the call."""
+"""`jaxsr.train` runs a task from Python; it loads the heavy modules when called."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -13,13 +13,13 @@ def train(task: "str | type[Task]", **options: Any) -> "Run":
     """Trains a task, as `python -m jaxsr.train` does.
 
     Args:
-      task: a subclass of `jaxsr.Task`, or what the command line calls one: `span`, `mshnet`,
+      task: a subclass of `jaxsr.Task`, or its name on the command line: `span`, `mshnet`,
         `my_file:Denoising`.
       **options: those of the command line with underscores: `steps=200`, `mesh=8`, `data="photos"`,
         `preset="quick"`, `resume=True`, `model={"width": 16}`.
 
     Returns:
-      The run; its folder has all that it wrote.
+      The finished run; its folder has all files.
 
     Raises:
       UserError: an option cannot be used, or the run cannot start or go on.
@@ -42,7 +42,7 @@ def train(task: "str | type[Task]", **options: Any) -> "Run":
 
 
 def _words(options: Mapping[str, Any], prefix: str = "--") -> list[str]:
-    """The words of a command line that say the same."""
+    """Translates keyword arguments into the words of a command line."""
     words = []
     for name, value in options.items():
         option = prefix + name.replace("_", "-")

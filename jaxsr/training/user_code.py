@@ -13,7 +13,7 @@ from jaxsr.models.user_files import is_users_file, place_of
 
 
 def code_digests() -> dict[str, str]:
-    """Digests of the modules that were imported from files of the user's, by their names."""
+    """Returns digests of the modules that were imported from the user's files, by name."""
     digests = {}
     for name, module in sorted(sys.modules.items()):
         file = getattr(module, "__file__", None)
@@ -24,25 +24,25 @@ def code_digests() -> dict[str, str]:
 
 @contextmanager
 def located(what: str) -> Generator[None]:
-    """Makes any error one line that names the file and line where it was raised.
+    """Turns any error into one line that names the file and line where it was raised.
 
     Args:
-      what: the code that runs, all of it the user's.
+      what: description of the code that runs, all of it the user's.
 
     Raises:
-      InputError: it raised something that is not an `UserError` already.
+      InputError: the code raised something other than a `UserError`.
     """
     try:
         yield
     except UserError:
         raise
-    except (Exception, SystemExit) as error:  # exit() would end the run, and look like its end
+    except (Exception, SystemExit) as error:  # exit() would end the run as if it were complete
         raise InputError(f"{what} failed: {_described(error)}") from error
 
 
 @contextmanager
 def located_in_users_files() -> Generator[None]:
-    """The same for errors that pass through a file which is neither jaxsr's nor of a library.
+    """As `located`, for errors that pass through a file of neither jaxsr nor a library.
 
     Others are faults of jaxsr and keep their traceback.
     """
@@ -53,10 +53,10 @@ def located_in_users_files() -> Generator[None]:
     except (Exception, SystemExit) as error:
         if not _passes_users_file(error.__traceback__):
             raise
-        # What happens while a network is traced for JAX names its place itself.
+        # Errors from tracing a network for JAX name their place themselves.
         text = _described(error)
         if getattr(error, "located", False):
-            text = " ".join(str(error.args[0]).split())  # a KeyError's text has quotes
+            text = " ".join(str(error.args[0]).split())  # the text of a KeyError has quotes
         raise InputError(f"{text} (JAXSR_TRACEBACK=1 shows the traceback)") from error
 
 

@@ -1,4 +1,4 @@
-"""The network that a task validates, and its result."""
+"""The network that a task validates, and the result of the validation."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -33,13 +33,13 @@ class Network:
 
     @property
     def module(self) -> "nn.Module":
-        """The torch module, whose own values are not those of the run."""
+        """The torch module; its own values are not those of the run."""
         return self.runner.network
 
     def __call__(self, images: np.ndarray, **named: np.ndarray) -> np.ndarray:
-        """Float32 NCHW in, float32 NCHW out; on one device.
+        """Float32 NCHW in, float32 NCHW out, on one device.
 
-        Arrays given by keyword go to the torch module's `forward` under that name.
+        Arrays passed by keyword go to the torch module's `forward` under that name.
         """
         return self.runner.submit(images, **named)()
 
@@ -49,6 +49,6 @@ class ValidationResult:
     """Result of a validation."""
 
     metrics: Mapping[str, float]
-    """Figures by name, the convention in the name where there are several."""
+    """Figures by name; where there are several conventions, the name includes the convention."""
     picture: np.ndarray | None = None
-    """uint8 (h, w, 3) for a person to look at."""
+    """Image for a person to look at, uint8 (h, w, 3)."""

@@ -231,7 +231,7 @@ def is_put_off(number: int, frame: types.FrameType | None) -> bool:
     """Whether a signal's handler is called where a kernel's call begins, and is sent again later.
 
     Python sees a signal that came while XLA computed at that place, before any `try`. ctypes would
-    drop the handler's exception, and XLA read what lay where the result is to be.
+    drop the handler's exception, and XLA would read old memory in the place of the result.
     """
     if frame is None or frame.f_code is not _handle.__code__:
         return False
@@ -252,7 +252,7 @@ def _keep_interrupts_outside() -> None:
 
 
 def _run(function: Kernel, place: int, inputs: list[np.ndarray]) -> None:
-    """Calls the kernel; `inputs` are what it got."""
+    """Calls the kernel; `inputs` are its arguments."""
     frame = _FRAME.from_address(place)[:]
     if frame[1] and _answered_version(frame[1]):
         return
@@ -303,7 +303,7 @@ _DEFERRED = [
     int(getattr(signal, name)) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 ]
 _signals: Any = importlib.import_module("_signal")
-"""Python's functions in C. What Python wraps around them makes enumerations, at 10 µs a kernel."""
+"""Python's functions in C. Python's wrappers would make enumerations of them, at 10 µs a kernel."""
 
 
 repeated: list[int] = []

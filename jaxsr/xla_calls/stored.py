@@ -1,6 +1,6 @@
 # pyright: basic
 # JAX gives primitives no types.
-"""Arrays that all readers read from memory: what is decided by a value and what is weighed by it.
+"""Arrays that all readers read from memory, so that decisions and weights use the same value.
 
 XLA makes an array anew in each fusion that reads it. On CPUs one fusion rounds a product and a sum,
 another one makes a multiply-add of them: `floor` of one position and the fraction of the other then

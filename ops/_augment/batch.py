@@ -144,8 +144,8 @@ def uniform(keys: jax.Array, count: int, least: float = 0.0) -> jax.Array:
 def log_gamma(key: jax.Array, alpha: float, count: int) -> jax.Array:
     """(count,) logarithms of draws of the Gamma distribution (Marsaglia & Tsang, ACM TOMS 2000).
 
-    Of a fixed number of attempts the first is taken that is accepted: `jax.random.gamma` repeats
-    until a whole batch is done, which shards would have to tell each other.
+    The first accepted one of a fixed number of attempts is taken: `jax.random.gamma` repeats until
+    a whole batch is done, which shards would have to tell each other.
     """
     # Below 1 by the draw for alpha + 1, times a power of a uniform number.
     mean = alpha + (alpha < 1) - 1 / 3

@@ -48,7 +48,7 @@ class RandomFlip:
         check_share(self.vertical, "vertical")
 
     def __call__(self, keys: jax.Array, batch: Augmented, layout: Layout) -> Augmented:
-        """Flips what belongs to an image alike."""
+        """Flips an image and everything that belongs to it alike."""
         draws = uniform(keys, 2)
         across, down = draws[:, 0] < self.horizontal, draws[:, 1] < self.vertical
 

@@ -34,7 +34,7 @@ OPERATIONS = (
 )  # fmt: skip
 """By torchvision's names. The first six move pixels."""
 SIGNED = OPERATIONS[1:10]
-"""Those whose magnitude has a random sign."""
+"""Operations whose magnitude has a random sign."""
 IDENTITY = 0
 
 
@@ -49,7 +49,7 @@ def apply_operation(
     """The batch, each image changed by its operation.
 
     Args:
-      batch: images, and what moves with them.
+      batch: images, and the masks, boxes and points that move with them.
       layout: its axes.
       operation: (N,) places in `OPERATIONS`.
       magnitude: (N,): slopes, whole pixels, degrees, factors less 1, bits, and shares of white.

@@ -19,7 +19,7 @@ class Convention:
     methods: tuple[str, ...]
     """Names of its filters."""
     antialias: bool
-    """Default of `antialias`, or what the library always does."""
+    """Default of `antialias`, or the library's only behaviour."""
     antialias_is_fixed: bool = False
     """Whether the library leaves no choice of it."""
     options: tuple[str, ...] = ()

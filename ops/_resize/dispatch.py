@@ -6,10 +6,10 @@ spread a NaN or an infinity over whole lines; so where one turns up the products
 way. uint8 images in fixed point are products as well, digit by digit.
 
 A CPU is good at sums of slices and bad at their gradient as JAX derives it, which pads and
-scatters. So the gradient is sums, too, with the transposed tables: 4 to 27 times as fast as
-products with the tables as matrices (`python -m benchmarks.ops --only gradient`).
-A pixel in which more outputs than `MOST_GATHERS` have a share is left to products. Where an
-output's gradient is not finite, NaN then spreads over the lines that their zeros meet.
+scatters. So the gradient also consists of sums, with the transposed tables: 4 to 27 times as fast
+as products with the tables as matrices (`python -m benchmarks.ops --only gradient`). A pixel in
+which more outputs than `MOST_GATHERS` have a share is left to products. Where an output's gradient
+is not finite, NaN then spreads over the lines that their zeros meet.
 """
 
 import math
@@ -188,7 +188,7 @@ def by_products(image: jax.Array, passes: Sequence[Pass]) -> jax.Array:
     of_any = partial(products, passes=passes, product=by_matmul_of_any)
     grows = math.prod(step.taps.outputs / step.taps.extent for step in passes) > 1
     if grows:
-        # The image is what is smaller, and the branch writes the result where it belongs.
+        # The image is smaller than the result, and the branch writes the result into its place.
         branches = partial(products, passes=passes), of_any
         return cond(jnp.isfinite(image).all(), *branches, image)
     # A bad pixel that any output reads is bad in the result as well.

@@ -14,8 +14,8 @@
   pixel of a band. `by_matmul_of_any` takes any input, for more products.
 - `by_digits`: matrix products for uint8 levels and fixed-point weights, exact.
 
-All of them sum in the dtype of their array, and from the first tap to the last where
-the tables ask for it. The first two end in a concatenation, which XLA:CPU does not fuse into what
+All of them sum in the dtype of their array, and from the first tap to the last where the tables ask
+for it. The first two end in a concatenation, which XLA:CPU does not fuse into operations that
 follows: fused, the next pass would compute this one again for each of its own taps. (It drops
 `optimization_barrier` before it fuses.)
 """
@@ -166,7 +166,7 @@ def by_phase(
 def by_fused_gathers(
     x: jax.Array, taps: Taps, axis: int, finish: Finish | None = None
 ) -> jax.Array:
-    """One gather a tap, which a compiler may fuse into what follows."""
+    """One gather a tap, which a compiler may fuse into later operations."""
     total = _gather(x, taps, slice(None), axis)
     return total if finish is None else finish(total)
 
@@ -192,7 +192,7 @@ def by_loop(x: jax.Array, taps: Taps, axis: int) -> jax.Array:
     outputs, width = taps.index.shape
     turns = -(-width // LOOP_TAPS)
     spare = turns * LOOP_TAPS - width
-    # Spare taps read what the first tap reads, with its sign.
+    # Spare taps read the first tap's pixel, with its sign.
     index = np.concatenate([taps.index, np.repeat(taps.index[:, :1], spare, axis=1)], axis=1)
     no_share = np.copysign(SPARE, taps.weight[:, :1]).astype(x.dtype)
     weight = np.concatenate([taps.weight, np.repeat(no_share, spare, axis=1)], axis=1)

@@ -18,7 +18,7 @@ from jaxsr.xla_calls.calls import Arrays, Attributes, enabled, kernel
 _OPERATORS = ("upsample_bilinear2d", "upsample_bicubic2d",
               "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")  # fmt: skip
 _CHANNELS = (3, 4)
-"""Those of torch's kernels; of planes XLA's program is faster."""
+"""Numbers of channels for torch's kernels; for planes XLA's program is faster."""
 _MOST_PHASES, _MOST_READS = 4, 16
 """Outputs of a period, and taps times input pixels per output, up to which XLA's sums of strided
 slices are faster. Two loaded cores, 8 × 512² × 3 by torch and by XLA, processor ms: bilinear to

@@ -72,7 +72,7 @@ class Taps:
         weight = np.full(index.shape, SPARE)
         weight[pixel, place] = self.weight[output, tap]
         index[pixel, place] = output
-        # Spare taps read what the first one reads, with its sign.
+        # Spare taps read the first one's pixel, with its sign.
         spare = np.arange(index.shape[1]) >= counts[:, None]
         index = np.where(spare, index[:, :1], index)
         weight = np.where(spare, np.copysign(SPARE, weight[:, :1]), weight)
@@ -82,7 +82,7 @@ class Taps:
 
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """One axis of a resize: the dtype of the sums, and what is done to them afterwards."""
+    """One axis of a resize: the dtype of the sums, and the operations on them afterwards."""
 
     axis: int
     taps: Taps

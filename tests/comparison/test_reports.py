@@ -11,7 +11,7 @@ import pytest
 
 from jaxsr.comparison.compare_engines import compare_engines
 from jaxsr.comparison.comparison_report import as_json, report_of
-from jaxsr.comparison.report import html_page, print_report
+from jaxsr.comparison.report import Line, Report, Table, as_text, html_page, print_report
 from jaxsr.comparison.summary import block_of, headline, notes, token_lines
 from tests.comparison.faults import FAULTS, TORCH
 
@@ -147,3 +147,13 @@ def test_an_ill_conditioned_operation_is_named_with_its_condition(subject):
     assert headline(comparison).startswith("AGREE")
     row.inherited = 0.5  # its inputs were off already
     assert not any("ill-conditioned" in note for note in notes(comparison))
+
+
+def test_a_narrow_terminal_breaks_tables_between_words_alone(monkeypatch):
+    headings = ("module", "operations", "total, worst", "total, at its end", "local, worst", "at")
+    cells = ("middle_layer.1", "26", "1.0e-01", "4.2e-03", "6.7e-03", "interpolate")
+    table = Table(title="by block", headings=headings, lines=[Line(cells=cells)], left=(0, 5))
+    report = Report(title="a", status="ok", headline="b", lines=(), tables=[table], notes=())
+    monkeypatch.setattr("jaxsr.comparison.report.WIDTH", 72)
+    words = as_text(report).split()
+    assert {*" ".join((*headings, *cells)).split()} <= {*words}

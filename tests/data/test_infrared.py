@@ -192,7 +192,7 @@ def test_masks_that_nothing_can_be_learned_from_stop_the_run(data_set):
 
 def test_a_threshold_above_all_values_is_refused(data_set):
     _all_masks(data_set, lambda mask: mask // 255)
-    with pytest.raises(ValueError, match="a mask of 0 and 1, of which none is above the thresh"):
+    with pytest.raises(ValueError, match="a mask of 0 and 1, whose values are not above the thr"):
         open_training(data_set, mask_threshold=127)
     assert open_training(data_set)[0].target_pixels.min() == 12
 

@@ -423,7 +423,7 @@ def data_streams(tmp_path, ending, capsys):
     assert "(data, " in said and " is dropped" in said
 
 
-@case("MP4, MKV, AVI", "a file that is cut short", "what is there, with a line and status 1")
+@case("MP4, MKV, AVI", "a file that is cut short", "the readable part, with a line and status 1")
 def cut(tmp_path, ending, capsys):
     path = tmp_path / f"a.{ending}"
     with film(path, options={"crf": "1", "g": "1"}) as (out, _, _):

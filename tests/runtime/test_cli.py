@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import jax
@@ -55,6 +56,27 @@ def test_what_the_parser_rejects_names_the_help_once(words, message):
     text = str(caught.value)
     assert text.startswith(message)
     assert text.endswith("; see python -m tool --help") and text.count("--help") == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "message"),
+    [
+        (
+            "jaxsr.detection.config:EvaluateConfig",
+            [],
+            "DATA is missing (Folder of the data set, such",
+        ),
+        ("jaxsr.generation.config:GenerateConfig", [], "--model is missing (Hugging Face folder"),
+        ("jaxsr.comparison.commands:TracesOptions", [], "PATH PATH is missing (Folders of the two"),
+        ("jaxsr.comparison.commands:TracesOptions", ["a"], "too few folders; see tool"),
+    ],
+)
+def test_a_missing_argument_comes_with_an_example(kind, words, message):
+    module, name = kind.split(":")
+    with pytest.raises(InputError) as caught:
+        parse_options(getattr(import_module(module), name), words, prog="tool")
+    assert str(caught.value).startswith(message)
+    assert ("such as" in str(caught.value)) == (not words)
 
 
 def test_the_words_of_the_command_line_arrive(monkeypatch):

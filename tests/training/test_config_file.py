@@ -215,7 +215,11 @@ def test_a_run_of_an_older_version_is_only_branched_from(tmp_path):
     ("words", "preset", "line"),
     [
         (["--data", "photos"], "quick", ""),
-        (["span", "--data", "photos"], "restore", "preset restore, for --data; --preset quick is"),
+        (
+            ["span", "--data", "photos"],
+            "restore",
+            "preset restore, because of --data; --preset quick",
+        ),
         (["span", "--data=photos", "--preset", "quick"], "quick", ""),
         (["span"], "quick", ""),
     ],

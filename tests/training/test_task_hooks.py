@@ -228,7 +228,7 @@ def test_a_task_of_jaxsrs_may_be_extended():
         (["FailingPreparation"], "KeyError: 'picture' (hooked_tasks.py:"),
         (
             ["Denoise", "--cache", "host", "--workers", "1"],
-            "workers=1 are processes that load ahead",
+            "workers=1 are processes, which cannot share",
         ),
         (["Denoise", "--cache", "device", "--resident-gb", "0"], "cache=device needs 0.00 GiB for"),
         (["ByNumber", "--cache", "host"], "cache=host is for items by number that fit one another"),

@@ -81,7 +81,7 @@ def test_options_become_words():
         (Fit, {"engine": "tf"}, "--engine must be one of jax, torch, got 'tf'"),
         (Fit, {"aot": "v5e:1x1"}, "compiles instead of training; use python -m jaxsr.train"),
         ("spam", {}, "no model family 'spam' to train"),
-        (dict, {}, "is not a task; make it a subclass of jaxsr.Task"),
+        (dict, {}, "is not a task; subclass jaxsr.Task"),
     ],
 )
 def test_wrong_options_are_errors(task, options, message):

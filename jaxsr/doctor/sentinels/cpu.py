@@ -27,7 +27,7 @@ def softmax_of_a_masked_row() -> Outcome:
     hidden[1] = np.finfo(np.float32).min
     program = jax.jit(lambda s, m: jax.nn.softmax((s + m) / np.float32(8**0.5)))
     masked = (scores.astype(np.float64) + hidden) / 8**0.5
-    masked[1] = 0  # what the scores add to the largest number is lost
+    masked[1] = 0  # the sum of the scores and the largest number loses the scores
     weights = np.exp(masked - masked.max(1, keepdims=True))
     return program(scores, hidden), weights / weights.sum(1, keepdims=True)
 
@@ -51,7 +51,7 @@ def product_summed_at_rank_7() -> Outcome:
     workaround=_YNN_OFF,
 )
 def broadcast_product_summed_at_rank_8() -> Outcome:
-    # Of the sizes in the report; those a third of it do not crash.
+    # The sizes of the report; a third of them does not crash.
     a, b = np.ones((10, 4, 6), np.float32), np.ones((10, 4, 6, 9, 9, 9, 9, 9), np.float32)
     program = jax.jit(lambda a, b: jnp.log((a[..., None, None, None, None, None] * b).sum(2)))
     return program(a, b), np.full((10, 4, 9, 9, 9, 9, 9), np.log(6.0))

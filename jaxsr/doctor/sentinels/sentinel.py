@@ -14,7 +14,7 @@ _OTHER_RELEASE = "install another jaxlib, or compute this on another platform"
 
 
 class NotHereError(Exception):
-    """A sentinel needs what this machine does not have; its message says what."""
+    """A sentinel needs something that this machine lacks; its message names it."""
 
 
 Outcome = tuple[PyTree, PyTree]

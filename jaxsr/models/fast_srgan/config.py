@@ -30,21 +30,26 @@ class FastSRGANConfig:
     depth: int = number(8, least=1, most=2**10)
     """Blocks of the generator between its neck and its bottleneck."""
     block: Literal["residual", "mobile"] = "residual"
-    """Two 3×3 convolutions, or one depthwise 3×3 and one 1×1 (a sixteenth of the arithmetic)."""
+    """residual: two 3×3 convolutions. mobile: one depthwise 3×3 and one 1×1, a sixteenth of the
+    arithmetic."""
     norm: Norm = "instance"
-    """Generator's normalisation; `instance` ties each pixel to the whole input: no exact tiles."""
+    """Generator's normalisation. With instance each pixel depends on the whole input, so tiles
+    cannot be exact."""
     predict: Literal["image", "residual"] = "image"
-    """`image`: tanh output, as the public model. `residual`: added to the enlarged input."""
+    """image: tanh output, as in the public model. residual: the output is added to the enlarged
+    input."""
     discriminator_width: int = number(64, least=1, most=2**12)
-    """Feature channels of the discriminator's first convolution; later ones reach 8 times that."""
+    """Feature channels of the discriminator's first convolution; later ones have up to 8 times as
+    many."""
     discriminator_layers: int = number(7, least=1, most=64)
     """Normalised convolutions of the discriminator between its neck and its 1×1 head."""
     discriminator_layout: Literal["alternating", "strided"] = "alternating"
-    """Strides 2, 1, 2, … and the width doubling at each 1, or stride 2 and doubling throughout."""
+    """alternating: strides 2, 1, 2, …, and the width doubles at each 1. strided: stride 2 and
+    doubling throughout."""
     discriminator_norm: Norm = "instance"
     """Discriminator's normalisation."""
     pixel_loss: Literal["smooth_l1", "l1"] = "smooth_l1"
-    """Distance between pixels; `smooth_l1` is quadratic below 1, a half of the intensity range."""
+    """Distance between pixels; smooth_l1 is quadratic below 1, half of the intensity range."""
     pixel_weight: float = number(0.0, least=0)
     """Weight of the pixel loss in the adversarial phase; the pretrain phase has no other loss."""
     perceptual_weight: float = number(0.5, least=0)
@@ -56,7 +61,7 @@ class FastSRGANConfig:
     label_fake: tuple[float, float] = (0.0, 0.3)
     """Range of the discriminator's targets for generated images."""
     label_generator: tuple[float, float] = (0.7, 1.0)
-    """Range of the targets that the generator wants for its images."""
+    """Range of the generator's targets for its images."""
 
     def __post_init__(self) -> None:
         check_fields(self)

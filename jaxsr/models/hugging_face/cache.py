@@ -280,7 +280,7 @@ def _opened(index: int, standard: Any, window: int | None) -> Any:
 
 def _fill_layer(index: int, layer: Any, entries: Mapping[str, Tensor]) -> None:
     if isinstance(layer, SlotLayer):
-        # Of models that share one block's keys with others, only that block has entries.
+        # If a model shares one block's keys with others, only that block has entries.
         layer.keys, layer.values = (entries.get(f"layers.{index}.{name}") for name in SLOTTED)
     if isinstance(layer, IndexedLayer):
         layer.indexer = entries.get(f"layers.{index}.{INDEXER}")
@@ -308,7 +308,7 @@ def mask_of_slots(cache: SlotCache, slots_T: Tensor, first_B1: Tensor) -> Tensor
     """
     spans = _spans(cache)
     if not spans:
-        # Without keys, the mask is that of the tokens fed: states hold nothing of single slots.
+        # Without keys, the mask is that of the tokens fed: states have no entries for single slots.
         return slots_T[None] >= first_B1
     size = {is_ring: size for size, is_ring in spans}
     parts = []

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 def directly_read(network: nn.Module) -> frozenset[str]:
-    """Names of these layers; none where the code cannot run without values.
+    """Names of these layers; empty if the code cannot run without values.
 
     Args:
       network: of `jaxsr.models.hugging_face.network`, on the meta device. In bfloat16: grouped

@@ -40,7 +40,7 @@ class LibraryConfig:
     vocab_size: int
     """Tokens that the embedding knows."""
     max_position_embeddings: int
-    """Tokens of context; the largest number where nothing bounds it."""
+    """Tokens of context; the largest integer if it is unlimited."""
     num_key_value_heads: int
     """Heads of most blocks; 1 where the configuration does not say."""
     keeps_states: bool
@@ -209,7 +209,7 @@ class LibraryLM(nn.Module):
         return {f"inner.{name}.weight": "colwise" for name in tied} | rules
 
     def program_key(self) -> list[tuple[str, str, str]]:
-        """The dependencies of a traced program besides the tensors."""
+        """The dependencies of a traced program other than the tensors."""
         import transformers
 
         model = (type(self.inner).__qualname__, transformers.__version__, self.config.values)
@@ -226,8 +226,10 @@ class LibraryLM(nn.Module):
         }
 
     def cache_windows(self) -> dict[str, int]:
-        """Entries of a cache that are rings, and the most slots of each: it lies in slot s modulo
-        their size what a block with a window of attention needs of the token in slot s.
+        """Entries of a cache that are rings, and the most slots of each.
+
+        A block with a window of attention stores the entry of token slot s in slot s modulo the
+        ring's size.
         """
         return self._windows
 
@@ -247,14 +249,14 @@ class LibraryLM(nn.Module):
 
         Args:
           tokens_BT: token ids; they take the slots from `filled` on.
-          cache: of the tokens before, see `jaxsr.models.hugging_face.cache`; None where there are
-            none. Then T may be any number, with a cache it is 1.
+          cache: of the tokens before, see `jaxsr.models.hugging_face.cache`; None if there are no
+            such entries. Then T may be any number, with a cache it is 1.
           filled: slots that are filled, a scalar. Needed with `cache`, unless `length_B` is there.
           first_B: slot of each row's first true token, which has position 0.
           length_B: tokens of each row in `cache`, from slot `first_B` on; rings are turned so that
-            they end in the last place, and if `needs_order` the other entries are, too. Then T may
-            be any number, the logits are (B, T, V), after each token, and of the cache the new
-            tokens' entries alone are given, as with `aside`.
+            they end in the last place, and so are the other entries if `needs_order`. Then T may be
+            any number, the logits are (B, T, V), after each token, and of the cache the new tokens'
+            entries alone are given, as with `aside`.
           slots: without `cache`, of the one that is returned. Default: T.
           ahead: slots that its rings have beyond their window.
           aside: give only the new token's entries of `cache`, (B, K, 1, D), to be written by the

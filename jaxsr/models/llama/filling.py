@@ -26,7 +26,7 @@ def packable(network: nn.Module) -> set[str]:
 
 
 def is_tied(tensors: dict[str, Tensor], head: str, embedding: str) -> bool:
-    """Whether a head that the configuration ties to the embedding is tied by the checkpoint, too.
+    """Whether a head that the configuration ties to the embedding is also tied by the checkpoint.
 
     As in transformers, two weights with different values are two, and a lone one is both's. A
     weight that is stored twice is removed from the table once.

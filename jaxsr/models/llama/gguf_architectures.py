@@ -1,7 +1,7 @@
 """The configuration of a model from the header of its GGUF file, as in its `config.json`.
 
 Names of fields: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Each field of the model
-is read, or checked to have the one value that is computed; a field that nobody reads is refused.
+is read, or checked to have the one value that is computed; an unread field is refused.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,7 +33,7 @@ class Header:
     def __init__(self, file: GGUFFile) -> None:
         self.file = file
         self.architecture = str(file.need("general.architecture"))
-        # Nothing depends on these: the layout of the converter's input, and its history.
+        # No result depends on these: the layout of the converter's input, and its history.
         self._read = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"}
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -65,7 +65,7 @@ class Header:
         return any(n.startswith(front) and n.endswith(back) for n in self.file.tensors)
 
     def refuse_unread(self) -> None:
-        """Refuses a field of the architecture that nobody has read."""
+        """Refuses a field of the architecture that was not read."""
         for name, value in self.file.fields.items():
             prefix, _, rest = name.partition(".")
             if prefix == self.architecture and rest not in self._read:

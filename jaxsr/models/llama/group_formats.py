@@ -28,7 +28,7 @@ _ONES = {4: 0x11111111, 8: 0x01010101}
 
 
 class InputOrder(nn.Module):
-    """A layer whose groups are of inputs that do not lie beside each other."""
+    """A layer whose groups consist of inputs that are not adjacent."""
 
     order: Tensor
 

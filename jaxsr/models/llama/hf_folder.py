@@ -46,7 +46,7 @@ def read_json(path: Path) -> JsonObject:
 
 
 def _number(value: JsonObject) -> Any:
-    """transformers writes infinity as an object, for JSON has none."""
+    """transformers writes infinity as an object, because JSON lacks it."""
     match value:
         case {"__float__": "Infinity" | "-Infinity" | "NaN" as text} if len(value) == 1:
             return float(text)
@@ -59,7 +59,7 @@ def weight_files(folder: Path) -> list[Path]:
     As in transformers, a single file is taken before an index of several.
 
     Raises:
-      FileNotFoundError: there are none, or a shard that the index names is missing.
+      FileNotFoundError: there are no weights, or a shard that the index names is missing.
     """
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]

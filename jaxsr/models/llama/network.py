@@ -257,7 +257,7 @@ class CausalLM(nn.Module):
         return {f"layers.{i}.{name}": shape for i in layers for name in ("keys", "values")}
 
     def cache_windows(self) -> dict[str, int]:
-        """Entries of a cache that hold a window alone: none."""
+        """Entries of a cache that store only a window: there are no such entries."""
         return {}
 
     def attention_features(self) -> int:
@@ -365,7 +365,7 @@ def take_fewer_kernels(network: nn.Module, *, join: bool) -> None:
 
     Args:
       network: changed in place.
-      join: the projections, too; not where their weights are split over devices.
+      join: also the projections, unless their weights are split over devices.
     """
     for module in network.modules():
         if isinstance(module, RMSNorm):

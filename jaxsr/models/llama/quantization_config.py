@@ -1,7 +1,7 @@
 """Reads `quantization_config` of a Hugging Face folder: every key is understood or refused by name.
 
 `fp8` and `fbgemm_fp8` are as in `transformers`, `compressed-tensors` as in its own package. Keys
-that say how scales were found while the checkpoint was made change nothing here.
+that say how scales were found while the checkpoint was made have no effect here.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from jaxsr.errors import InputError
 from jaxsr.models.llama.quantized import Float8Activations
 
 _ANY = object()
-"""Stands for any value of a key that changes nothing here."""
+"""Stands for any value of a key without effect here."""
 _NOT_CONVERTED = {
     "quant_method": _ANY,
     "modules_to_not_convert": _ANY,
@@ -83,7 +83,7 @@ _MADE_BY = {
         "modules_to_not_convert", "do_fuse", "modules_to_fuse",
     )
 }  # fmt: skip
-"""How a checkpoint was made, by which kernels its makers ran it, and what its tensors say again."""
+"""Fields that say how a checkpoint was made and run, or that repeat facts of its tensors."""
 
 
 def _gptq(stated: Mapping[str, Any]) -> Quantization:

@@ -117,7 +117,7 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
       path: a Hugging Face folder with tokenizer.json, that file itself, or a GGUF file.
 
     Raises:
-      FileNotFoundError: nothing there.
+      FileNotFoundError: there is no such file.
       ValueError: the file is broken, or its kind is not read.
     """
     path = fetched(path)

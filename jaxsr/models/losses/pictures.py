@@ -1,6 +1,6 @@
-"""Losses between pictures: means over all their elements, in the inputs' dtype.
+"""Losses between images: means over all their elements, in the inputs' dtype.
 
-Pictures are (B, C, H, W). Intensities are those of the caller; SSIM and MS-SSIM expect 0…1.
+Images are (B, C, H, W). Intensities are those of the caller; SSIM and MS-SSIM expect 0…1.
 """
 
 import math
@@ -42,7 +42,7 @@ def charbonnier(image: Tensor, target: Tensor) -> Tensor:
 
 
 def ssim(image: Tensor, target: Tensor) -> Tensor:
-    """1 − SSIM of pictures in 0…1: Gaussian window of 11 pixels, where it fits.
+    """1 − SSIM of images in 0…1: Gaussian window of 11 pixels, where it fits.
 
     `skimage.metrics.structural_similarity` with `gaussian_weights=True` and
     `use_sample_covariance=False` gives the same SSIM.
@@ -56,7 +56,7 @@ def ssim(image: Tensor, target: Tensor) -> Tensor:
 
 
 def ms_ssim(image: Tensor, target: Tensor) -> Tensor:
-    """1 − MS-SSIM of pictures in 0…1 (Wang et al. 2003, section 3.1).
+    """1 − MS-SSIM of images in 0…1 (Wang et al. 2003, section 3.1).
 
     Contrast and structure of five scales, each half the one before, and the luminance of the last,
     each to the power of its weight; a mean over channels and images. Sides that are odd repeat

@@ -19,8 +19,8 @@ With p the sigmoid of the logit and per image P = Σp, G = Σmask, I = Σp·mask
 2. Without a target G = I = 0: the IoU is 0 whatever P is, and has no gradient. Here a pixel's worth
    is added to both sides of each quotient, so that less prediction is a smaller loss, and 0 if
    there is none; there is no location to be sensitive to, so that term is 0.
-3. Where the sigmoid underflows besides, 0/0 is NaN. Here every quotient has a positive denominator;
-   the centroid of a prediction of no mass is the middle of the image.
+3. If the sigmoid also underflows, 0/0 is NaN. Here every quotient has a positive denominator; the
+   centroid of a prediction of no mass is the middle of the image.
 
 Several targets have one common centroid in both forms: telling them apart needs components.
 """

@@ -1,8 +1,8 @@
 """The network's demands on the canvas on which its images lie.
 
 A network that pads with zeros, pools globally and enlarges with corners aligned sees how large its
-input is. `WHOLE` says that every picture fills the canvas. `Extents` says that each has an extent
-of its own in the top left, and has all of these respect it, so that pictures of many sizes share
+input is. `WHOLE` says that every image fills the canvas. `Extents` says that each has an extent
+of its own in the top left, and has all of these respect it, so that images of many sizes share
 one shape (one batch, one compiled program) and each gets the answer that it would get alone.
 
 Beyond an extent features are 0 wherever a convolution could see them.
@@ -16,27 +16,27 @@ from torch import Tensor
 
 
 class Whole:
-    """Pictures that fill the canvas: torch's own operations."""
+    """Images that fill the canvas: torch's own operations."""
 
     def coarser(self) -> "Whole":
         """The canvas after pooling by 2."""
         return self
 
     def cut(self, x_BDHW: Tensor) -> Tensor:
-        """The features, 0 beyond each picture."""
+        """The features, 0 beyond each image."""
         return x_BDHW
 
     def mean(self, x_BDHW: Tensor) -> Tensor:
-        """The mean of each feature over its picture, (B, D, 1, 1), of the result of `cut`."""
+        """The mean of each feature over its image, (B, D, 1, 1), of the result of `cut`."""
         return x_BDHW.mean(dim=(2, 3), keepdim=True)
 
     def most(self, x_BDHW: Tensor) -> Tensor:
-        """The maximum of each feature over its picture, (B, D, 1, 1)."""
+        """The maximum of each feature over its image, (B, D, 1, 1)."""
         return x_BDHW.amax(dim=(2, 3), keepdim=True)
 
     def enlarge(self, x_BDHW: Tensor, factor: int) -> Tensor:
-        """Bilinear with the pictures' corners aligned; `x` lies on this canvas, the result does
-        on one `factor` times as large, 0 beyond each picture there."""
+        """Bilinear with the images' corners aligned; `x` lies on this canvas, the result does
+        on one `factor` times as large, 0 beyond each image there."""
         if factor == 1:
             return x_BDHW
         return F.interpolate(x_BDHW, scale_factor=factor, mode="bilinear", align_corners=True)
@@ -46,11 +46,11 @@ WHOLE = Whole()
 
 
 class Extents(Whole):
-    """Pictures of several sizes on one canvas."""
+    """Images of several sizes on one canvas."""
 
     def __init__(self, size_B2: Tensor, height: int, width: int) -> None:
         """Args:
-        size_B2: height and width of each picture, integers.
+        size_B2: height and width of each image, integers.
         height, width: of the canvas.
         """
         self.size_B2, self.height, self.width = size_B2, height, width
@@ -84,7 +84,7 @@ def _stretch(x_BDHW: Tensor, extent_B: Tensor, factor: int, *, dim: int) -> Tens
     """One axis `factor` times as long: pixel o reads o · (extent − 1) / (factor · extent − 1).
 
     That is at most a pixel before o / factor, whose own pixel and two neighbours are all that can
-    have weight: three shifted copies in place of a gather with indices of each picture's own.
+    have weight: three shifted copies in place of a gather with indices of each image's own.
     """
     length = x_BDHW.shape[dim]
     extent_B11 = extent_B[:, None, None]
@@ -96,7 +96,7 @@ def _stretch(x_BDHW: Tensor, extent_B: Tensor, factor: int, *, dim: int) -> Tens
     for shift in (-1, 0, 1):
         weight_BNF = F.relu(1 - (place_BNF - (own_N1 + shift).float()).abs())
         weight_BNF = weight_BNF.masked_fill(output_NF >= factor * extent_B11, 0).to(x_BDHW.dtype)
-        # Pixel k + shift in place k, 0 where there is none.
+        # Pixel k + shift in place k, 0 beyond the edge.
         if dim == 2:
             neighbour = F.pad(x_BDHW, (0, 0, -shift, shift)).unsqueeze(3)
             term = weight_BNF[:, None, :, :, None] * neighbour

@@ -16,15 +16,16 @@ class MSHNetConfig:
     """The network and its loss; checked when built, before any device is touched."""
 
     channels: int = number(3, least=1, most=2**10)
-    """Image channels; gray images are repeated into three, so that published weights fit."""
+    """Image channels; gray images are repeated over three, so that published weights fit."""
     widths: tuple[int, ...] = number((16, 32, 64, 128, 256), most=2**12)
-    """Feature channels of each resolution, the finest first; each is half the size of the last."""
+    """Feature channels of each resolution, the finest first; each resolution is half the previous
+    one."""
     blocks: tuple[int, ...] = number((1, 2, 2, 2, 2), least=1, most=2**10)
-    """Residual blocks at each resolution, on the way down as on the way up."""
+    """Residual blocks at each resolution, the same number in encoder and decoder."""
     attention_ratio: int = number(16, most=2**12)
-    """Channels of a block over the hidden channels of its channel attention."""
+    """Channels of a block divided by the hidden channels of its channel attention."""
     loss: Literal["paper", "corrected"] = "corrected"
-    """SLS loss as published, or with its defects mended (see `losses/sls.py`)."""
+    """SLS loss as published, or with its defects corrected (see losses/sls.py)."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -115,13 +115,13 @@ class MSHNet(nn.Module):
           heads: "final" for the trained network's answer, (B, 1, H, W); "all" for a tuple of it and
             each head's, from full size (B, 1, H, W) down to (B, 1, H/8, W/8); "warmup" for the
             finest head's alone, (B, 1, H, W), which the first epochs train.
-          size_B2: height and width of each picture, where they are of several sizes: each in the
-            top left of its canvas, and computed as though it were alone. They too must be such
-            multiples. Results beyond these sizes mean nothing. For evaluation only.
+          size_B2: height and width of each image, where they are of several sizes: each in the top
+            left of its canvas, and computed as though it were alone. They too must be such
+            multiples. Results beyond these sizes are meaningless. For evaluation only.
 
         Raises:
-          ValueError: other channels, sides that are no such multiple, an unknown `heads`, or sizes
-            in training.
+          ValueError: other channels, sides that are not such multiples, an unknown `heads`, or
+            sizes in training.
         """
         self._check(image_BCHW, heads, size_B2)
         scales = self.config.scales

@@ -17,13 +17,14 @@ class SpanConfig:
     width: int = number(48, least=1, most=2**12)
     """Feature channels."""
     depth: int = number(6, least=2, most=2**10)
-    """Blocks; at least 2: the first and the last differ."""
+    """Number of blocks, at least 2, because the first and the last differ."""
     block: Literal["attention", "residual"] = "attention"
-    """SPAN's block of three 3×3 convolutions, or EDSR's of two, which learns in fewer steps."""
+    """attention: SPAN's block of three 3×3 convolutions. residual: EDSR's block of two, which
+    learns in fewer steps."""
     expansion: int | None = number(2, least=1, most=64)
-    """Widening inside a convolution's trained factors; None trains the plain convolution."""
+    """Widening inside a convolution's trained factors; None: train the plain convolution."""
     pixel_loss: Literal["smooth_l1", "l1"] = "l1"
-    """Distance between pixels that training minimises."""
+    """Pixel loss of training."""
 
     def __post_init__(self) -> None:
         check_fields(self)

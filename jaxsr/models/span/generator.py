@@ -4,7 +4,7 @@ Images are NCHW in [-1, 1]. Each block weighs its features by an odd function of
 sigmoid(x) - 0.5, instead of a learned attention; nothing is normalised, so the receptive field is
 finite and an image can be cut into tiles exactly. 426,288 parameters once merged. Departures:
 
-- A convolution that is trained in factors is always run merged, in training too. The published code
+- A convolution that is trained in factors always runs merged, even in training. The published code
   runs the factors one after the other in training and merged in evaluation, and the two disagree
   along the image's border, where the first factor's bias meets the padding.
 - The network predicts the residual to the bicubic enlargement, and starts as that enlargement. Its

@@ -1,1 +1,1 @@
-"""Options and presets of jaxsr's own tasks, a file each, for `--help` without torch or JAX."""
+"""Options and presets of jaxsr's own tasks, one file each, for `--help` without torch or JAX."""

@@ -1,4 +1,4 @@
-"""Options and presets of a network of the user's that marks targets."""
+"""Options and presets of a user's network that marks targets."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -20,14 +20,14 @@ class DetectionRun(NetworkOptions, DetectorRun):
     multiple: int = number(32, least=1, most=2**12)
     """The sides of the network's input must be multiples of this many pixels."""
     loss: str = "bce=1,iou=1"
-    """Losses and weights, as bce=1,dice=1: bce, dice, iou, focal, sls, or package.module:function
-    of your own, which takes (logits, mask) and returns a scalar."""
+    """Losses and weights, as bce=1,dice=1: bce, dice, iou, focal, sls, or your own
+    package.module:function, which takes (logits, mask) and returns a scalar."""
     scale_weights: tuple[float, ...] | None = None
-    """Weights of the network's logit maps, in its order, where it gives several. Default: equal."""
+    """Weights of the network's logit maps in their order, if it returns several. Default: equal."""
 
     def __post_init__(self) -> None:
         parse_json_object(self.network_args, "network_args")
-        _ = self.loss_weights  # checks itself
+        _ = self.loss_weights  # Constructing it checks the loss.
         weights = self.scale_weights
         if weights is not None and not (weights and min(weights) >= 0 and sum(weights) > 0):
             raise InputError(
@@ -38,7 +38,7 @@ class DetectionRun(NetworkOptions, DetectorRun):
 
     @property
     def loss_weights(self) -> dict[str, float]:
-        """Weights of the losses by name."""
+        """Returns the weights of the losses by name."""
         return parse_weights(self.loss, names=MASK_LOSS_NAMES, option="--loss")
 
     @property
@@ -55,7 +55,7 @@ QUICK = DetectionRun(epochs=25, **detectors.QUICK)
 
 
 class DetectionPresets(TaskOptions):
-    """Options and presets of a network of the user's that marks targets."""
+    """Options and presets of a user's network that marks targets."""
 
     Config = DetectionRun
     presets = {"quick": QUICK, "toolbox": TOOLBOX}  # noqa: RUF012

@@ -13,29 +13,31 @@ class DetectorRun(PictureRunConfig):
     """Options of every detector's run."""
 
     base_size: int = number(256, most=2**14)
-    """Side in pixels that images are scaled about, and evaluated at with evaluate=base."""
+    """Side in pixels to which images are scaled in training, up to a random factor, and in
+    evaluation with --evaluate base."""
     crop_size: int = number(256, most=2**14)
     """Side in pixels of the square that the network trains on."""
     augment: Literal["scale", "patch"] = "scale"
-    """scale: the paper's rescaling, flip and blur. patch: crops of the image as it is, turned."""
+    """scale: the paper's rescaling, flip and blur. patch: crops of the unscaled image, rotated."""
     zoom: float = number(1.0, least=1, most=4)
-    """With augment=patch: each image is scaled by a factor between 1/zoom and zoom, at most 4."""
+    """With --augment patch: each image is scaled by a factor between 1/zoom and zoom."""
     contrast: float = number(0.0, least=0, most=0.99)
-    """Contrast changes by up to this share, at most 0.99, and brightness by half as much."""
+    """Contrast changes by up to this share, and brightness by half as much."""
     normalise: Literal["imagenet", "dataset"] = "imagenet"
     """Mean and standard deviation of the input: ImageNet's, or those of the training images."""
     evaluate: Literal["base", "native"] = "base"
-    """Validate at base_size, or each image as it is."""
+    """Validate at --base-size, or each image at its own size."""
     val_split: float = 0.1
-    """Fraction of the training list to validate on, unless val names a list of its own."""
+    """Fraction of the training list to validate on, unless --val names another list."""
     lists: str | None = None
-    """Folder of the split lists within the data set, where it has several."""
+    """Folder of the split lists within the data set, if it has several."""
     mask_threshold: int | None = None
-    """Gray level above which a mask pixel is target. Default: masks must be binary."""
+    """Gray level above which a mask pixel belongs to a target. Default: masks must be binary."""
     cache: Literal["auto", "device", "host", "off"] = "auto"
-    """Place of decoded images; auto: on the device if they fit resident_gb, else in host memory."""
+    """Place of decoded images; auto: on the device if they fit --resident-gb, else in host
+    memory."""
     scenes: int = number(256, least=4, most=2**20)
-    """Synthetic scenes to train on where there is no data; a quarter as many validate."""
+    """Synthetic scenes to train on if there is no data; a quarter as many validate."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,16 +53,16 @@ class DetectorRun(PictureRunConfig):
 
     @property
     def side_multiple(self) -> int:
-        """Pixels that the sides of the network's input are multiples of."""
+        """Number of which the sides of the network's input must be multiples."""
         return 16
 
     @property
     def input_channels(self) -> Literal[1, 3]:
-        """Channels of the network's input; gray images fill three."""
+        """Channels of the network's input; gray images are repeated over three."""
         return 3
 
     def phases(self, samples: int) -> tuple[tuple[str, int], ...]:
-        """Names of the phases with their steps, an epoch being of `samples` images."""
+        """Returns the phases with their steps, for epochs of `samples` images."""
         return (("main", self.total_steps),)
 
 
@@ -72,7 +74,7 @@ TOOLBOX: dict[str, Any] = {
     "normalise": "dataset",
     "evaluate": "native",
 }
-"""Options in the manner of the BasicIRSTD toolbox, whose runs take 400 epochs."""
+"""Options as in the BasicIRSTD toolbox, whose runs take 400 epochs."""
 
 QUICK = TOOLBOX | {
     "batch": 8,

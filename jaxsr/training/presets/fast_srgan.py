@@ -13,11 +13,11 @@ class FastSRGANRun(AdversarialRun):
     """Options of a Fast-SRGAN run."""
 
     model: FastSRGANConfig = field(default_factory=FastSRGANConfig)
-    """The networks and the losses' weights."""
+    """The networks and the weights of the losses."""
 
 
-# No normalisation, so that nothing has to settle, and a network that only adds to the bicubic
-# picture.
+# Without normalisation there are no statistics to settle, and the network only adds to the bicubic
+# image.
 QUICK = FastSRGANRun(
     model=FastSRGANConfig(
         width=24, depth=4, norm="none", predict="residual", perceptual_weight=0.0
@@ -26,8 +26,8 @@ QUICK = FastSRGANRun(
     **photos.QUICK,
 )
 
-# The published forms. Their sources give no lengths: these are what some thousand photos take.
-# Weight decay of the first is torch's default for AdamW, which the public code leaves alone.
+# The published forms. Their sources give no lengths: these suit some thousand photos. Weight decay
+# of the first is torch's default for AdamW, which the public code keeps.
 SUPER_RESOLUTION = FastSRGANRun(
     model=FastSRGANConfig(),
     steps=200_000,
@@ -39,7 +39,7 @@ SUPER_RESOLUTION = FastSRGANRun(
     weight_decay=1e-2,
 )
 
-# The source names no warm-up that leaves steps for the second phase: a tenth here.
+# The source gives no warm-up that leaves steps for the second phase: a tenth here.
 RESTORATION = FastSRGANRun(
     model=FastSRGANConfig(
         scale=1,
@@ -70,5 +70,5 @@ class FastSRGANPresets(TaskOptions):
         "super-resolution": SUPER_RESOLUTION,
         "restoration": RESTORATION,
     }
-    # The published forms need weights that are installed separately: they are asked for by name.
+    # The published forms need weights that are installed separately, so they are never the default.
     default_presets = ("quick", "quick")

@@ -17,21 +17,21 @@ class MSHNetRun(DetectorRun):
     model: MSHNetConfig = field(default_factory=MSHNetConfig)
     """The network and the form of its loss."""
     warmup_epochs: float = number(5, least=0, most=1e6)
-    """Epochs that train the finest head alone, before the main phase."""
+    """Epochs that train only the finest head, before the main phase."""
 
     @property
     def side_multiple(self) -> int:
         return self.model.multiple
 
     def phases(self, samples: int) -> tuple[tuple[str, int], ...]:
-        """Both phases in steps, an epoch being of `samples` images.
+        """Returns both phases in steps, for epochs of `samples` images.
 
         Raises:
-          ValueError: the warm-up leaves no step to the main phase.
+          ValueError: the warm-up leaves no steps for the main phase.
         """
         if self.warmup_epochs == 0:
             return (("main", self.total_steps),)
-        # At least one, where a batch holds more than these epochs' images.
+        # At least one step, if a batch has more images than these epochs.
         warmup = max(round(self.warmup_epochs * samples / self.batch), 1)
         if warmup >= self.total_steps:
             raise InputError(
@@ -51,14 +51,14 @@ PAPER = MSHNetRun(
     lr=0.05,
 )
 
-# The toolbox takes the same DNA-Net from 87 to 94 IoU on NUDT-SIRST.
+# In the toolbox it takes the same DNA-Net from 87 to 94 IoU on NUDT-SIRST.
 TOOLBOX = MSHNetRun(
     model=MSHNetConfig(loss="corrected"),
     epochs=400,
     **detectors.TOOLBOX,
 )
 
-# Shows that training works, and no more.
+# Only shows that training works.
 QUICK = MSHNetRun(
     model=MSHNetConfig(loss="corrected"),
     epochs=6,

@@ -1,4 +1,4 @@
-"""Options of runs that train a network of the user's."""
+"""Options of runs that train a user's network."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,10 +9,10 @@ from jaxsr.runtime.options import parse_json_object
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkOptions:
-    """Options of runs that train a network of the user's."""
+    """Options of runs that train a user's network."""
 
     network: str | None = None
-    """The network, needed: package.module:Class or :function (modules in the current folder are
+    """The network, required: package.module:Class or :function (modules in the current folder are
     found), timm:NAME, torchvision:NAME, smp:NAME, spandrel:ARCHITECTURE."""
     network_args: str = "{}"
     """Keyword arguments of the class or function, as a JSON object."""
@@ -23,7 +23,7 @@ class NetworkOptions:
     images."""
 
     def describe(self, task: str) -> JsonObject:
-        """The builder of the network, for the metadata of its weights."""
+        """Returns the builder of the network, for the metadata of its weights."""
         return {
             "task": task,
             "builder": self.network,

@@ -18,23 +18,23 @@ class PhotoRun(PictureRunConfig):
     """Options of every run on photos; a family adds `model`, or another `picture`."""
 
     crop: int = number(most=2**14)
-    """Side of the high-resolution crops in pixels."""
+    """Side in pixels of the high-resolution crops."""
     crops_per_photo: int = number(1, most=2**24)
-    """Crops of each photo in an epoch."""
+    """Crops of each photo per epoch."""
     built_in: bool = False
-    """Also train on the photos that are included in the installation."""
+    """Also train on the included photos."""
     fractions: tuple[float, ...] = (1.0,)
     """Scales at which each training photo is used, as fractions of its size; useful with few
     photos."""
     swap_colours: bool = False
-    """Put red, green and blue of each crop in a random order; useful with few photos."""
+    """Shuffle red, green and blue of each crop; useful with few photos."""
     mixup: float = number(0.0, least=0, most=1)
-    """Share of the samples that are blended with another of the batch."""
+    """Share of the samples that are blended with another sample of the batch."""
     cutmix: float = number(0.0, least=0, most=1)
-    """Share of the samples that get a box of another of the batch."""
+    """Share of the samples in which a box is replaced by that of another sample of the batch."""
     cutblur: float = number(0.0, least=0, most=1)
-    """Share of the samples whose input is undamaged inside or outside a box; needs damage
-    (low-jpeg, low-blur, low-noise) or scale 1."""
+    """Share of the samples whose input is undamaged inside or outside a box; needs degradation
+    (--low-jpeg, --low-blur, --low-noise) or --scale 1."""
     bicubic: Literal["torch", "matlab"] = "torch"
     """Convention of the bicubic resize that shrinks the crops; torch's is Pillow's. Validation
     always uses MATLAB's."""
@@ -48,26 +48,26 @@ class PhotoRun(PictureRunConfig):
     low_noise: float = 0.0
     """Maximum standard deviation of the noise of the network's input, in levels of 255."""
     low_jpeg: tuple[int, int] | None = None
-    """Lowest and highest quality, as 40 95, of JPEG files that the network's input went through."""
+    """Lowest and highest JPEG quality, as 40 95, with which the network's input is compressed."""
     low_share: float = number(1.0, least=0, most=1)
-    """Share of the samples that are blurred, and of those with noise."""
+    """Share of the samples that are blurred, and share of those that get noise."""
     low_again: float = number(0.0, least=0, most=1)
-    """Share of the samples that are resized, sharpened and damaged a second time, as images from
-    the web are."""
+    """Share of the samples that are resized, sharpened and degraded a second time, like images from
+    the web."""
     held_out: float = 0.1
-    """Fraction of the data held out for validation where there is no val folder."""
+    """Fraction of the data held out for validation if --val is not given."""
     validation_px: int = number(512, most=2**15)
-    """Validation photos larger than this are cut to their middle."""
+    """Larger validation photos are cropped to this size around their middle."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.degradation  # checks itself
+        _ = self.degradation  # Constructing it checks the options.
         if (self.mixup or self.cutmix) and self.batch % 2:
             raise InputError(f"mixup and cutmix take pairs of a batch, got batch={self.batch}")
         if self.cutblur and self.picture.scale > 1 and self.degradation is None:
             raise InputError(
-                "cutblur leaves pixels undamaged, and nothing damages them; give low_jpeg, "
-                "low_blur or low_noise, or leave it out"
+                "cutblur needs a degraded input; give --low-jpeg, --low-blur or --low-noise, or "
+                "leave --cutblur out"
             )
         if self.crop < 1 or self.crop % self.picture.scale:
             raise InputError(
@@ -82,12 +82,12 @@ class PhotoRun(PictureRunConfig):
 
     @property
     def intensities(self) -> tuple[float, float]:
-        """Black and white in the pictures that the network takes and gives."""
+        """Black and white in the images that the network takes and returns."""
         return _SYMMETRIC
 
     @property
     def degradation(self) -> Degradation | None:
-        """Damage to the network's input; None where there is none."""
+        """Degradation of the network's input, or None."""
         damage = Degradation(
             blur=self.low_blur,
             noise=self.low_noise,
@@ -99,12 +99,12 @@ class PhotoRun(PictureRunConfig):
 
     @property
     def side_multiple(self) -> int:
-        """Pixels that the sides of the network's input are multiples of."""
+        """Number of which the sides of the network's input must be multiples."""
         return 1
 
     @property
     def phases(self) -> tuple[tuple[str, int], ...]:
-        """The generator alone on pixels, through the whole run."""
+        """Returns one phase for the whole run: the generator alone on pixels."""
         return (("pretrain", self.total_steps),)
 
 
@@ -120,19 +120,18 @@ QUICK: dict[str, Any] = {
     "validate_every": 100,
 }
 """Options of every quick preset: minutes on two CPU cores for networks of 100,000 parameters, on
-the built-in photos."""
+the included photos."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdversarialRun(PhotoRun):
-    """Options of a run on photos that may have a discriminator."""
+    """Options of a run on photos that may use a discriminator."""
 
     adversarial_share: float = number(0.0, least=0, most=1)
-    """Part of the steps that the adversarial phase gets, at the end of the run; 0 leaves it
-    out."""
+    """Share of the steps for the adversarial phase, which ends the run; 0 omits it."""
     adversarial_steps: int | None = number(None, least=0)
-    """Steps of the adversarial phase. Default: the remaining steps, or the
-    share --adversarial-share of all steps."""
+    """Steps of the adversarial phase. Default: the remaining steps, or a share of all,
+    --adversarial-share."""
     pretrain_steps: int | None = number(None, least=0)
     """Steps of the first phase, the generator alone on pixels. Default: the remaining steps."""
     perceptual_weights: Path | None = None
@@ -146,7 +145,7 @@ class AdversarialRun(PhotoRun):
 
     @property
     def phases(self) -> tuple[tuple[str, int], ...]:
-        """Both phases with their steps; one is left out only where its length is asked to be 0."""
+        """Returns both phases with their steps; a length of 0 omits a phase."""
         share, pretrain, adversarial = (
             self.adversarial_share,
             self.pretrain_steps,

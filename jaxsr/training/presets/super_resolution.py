@@ -1,4 +1,4 @@
-"""Options and presets of a network of the user's that enlarges images."""
+"""Options and presets of a user's network that enlarges images."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -33,18 +33,19 @@ class SuperResolutionRun(NetworkOptions, AdversarialRun):
     """The sides of the network's input must be multiples of this many pixels."""
     loss: str = "l1"
     """Losses and weights, as l1=1,ssim=0.1: l1, smooth_l1, charbonnier, mse, ssim, ms_ssim,
-    focal_frequency, perceptual, lpips, dists, adversarial (needs a discriminator), or
-    package.module:function of your own, which takes (prediction, target) with images in 0…1 and
-    returns a scalar."""
+    focal_frequency, perceptual, lpips, dists, adversarial (needs a discriminator), or your own
+    package.module:function, which takes (prediction, target) with images in 0…1 and returns a
+    scalar."""
     pretrain_loss: str | None = None
-    """Losses of the phase before the adversarial one. Default: those of loss but adversarial."""
+    """Losses of the phase before the adversarial one. Default: those of --loss without
+    adversarial."""
     discriminator: str | None = None
-    """The discriminator, named like network: it takes images in the network's value_range and
-    returns logits, one per image or a map."""
+    """The discriminator, named as in --network. It takes images in --value-range and returns
+    logits, one per image or a map."""
     discriminator_args: str = "{}"
     """Keyword arguments of the discriminator, as a JSON object."""
     adversarial_share: float = 0.5
-    """With an adversarial loss: part of the steps that its phase gets, at the end of the run."""
+    """With an adversarial loss: share of the steps for its phase, which ends the run."""
 
     def __post_init__(self) -> None:
         parse_json_object(self.network_args, "network_args")
@@ -93,19 +94,19 @@ class SuperResolutionRun(NetworkOptions, AdversarialRun):
 
     @property
     def loss_weights(self) -> dict[str, float]:
-        """Weights of the losses by name."""
+        """Returns the weights of the losses by name."""
         return parse_weights(self.loss, names=_NAMES, option="--loss")
 
     @property
     def pretrain_weights(self) -> dict[str, float]:
-        """Weights of the first phase's losses by name."""
+        """Returns the weights of the first phase's losses by name."""
         if self.pretrain_loss is not None:
             return parse_weights(self.pretrain_loss, names=_NAMES, option="--pretrain-loss")
         return {name: w for name, w in self.loss_weights.items() if name != ADVERSARIAL}
 
     @property
     def phases(self) -> tuple[tuple[str, int], ...]:
-        """Both phases with an adversarial loss, else the one without."""
+        """Returns both phases with an adversarial loss, otherwise the first one alone."""
         if ADVERSARIAL not in self.loss_weights:
             return (("pretrain", self.total_steps),)
         return super().phases
@@ -113,7 +114,7 @@ class SuperResolutionRun(NetworkOptions, AdversarialRun):
 
 QUICK = SuperResolutionRun(bicubic="matlab", lr=1e-3, **photos.QUICK)
 
-# The options that published networks of this kind train with, for a data set.
+# Options for a data set, as published networks of this kind are trained.
 LONG = dataclasses.replace(
     QUICK,
     steps=100_000,
@@ -129,7 +130,7 @@ LONG = dataclasses.replace(
 
 
 class SuperResolutionPresets(TaskOptions):
-    """Options and presets of a network of the user's that enlarges images."""
+    """Options and presets of a user's network that enlarges images."""
 
     Config = SuperResolutionRun
     presets = {"quick": QUICK, "long": LONG}  # noqa: RUF012

@@ -1,7 +1,7 @@
 """Tap tables of OpenCV's `cv2.resize`.
 
 It never antialiases; only 'area' averages. On CPUs OpenCV itself is called where it is installed
-and faster (`opencv_calls.py`); what follows computes the same in JAX. Measured against the x86-64
+and faster (`opencv_calls.py`); this module computes the same in JAX. Measured against the x86-64
 wheels of OpenCV 4.14 and 5.0, whose results are equal bit for bit:
 
 - float32 bilinear and bicubic run in Intel's IPP with float64 coordinates, but for images of less

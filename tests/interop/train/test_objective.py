@@ -41,7 +41,7 @@ class Fit(Objective):
     ("phase", "message"),
     [
         (Phase(name="fit", players=()), "'fit' of Fit has no player"),
-        (Phase(name="fit", players=player("nett")), "trains 'nett'.*; it has net, fixed"),
+        (Phase(name="fit", players=player("nett")), "trains 'nett'.*; its networks are net, fixed"),
         (Phase(name="fit", players=player("fixed")), "'fixed', but Linear has no parameter to"),
         (Phase(name="fit", players=player(loss="lose")), r"a method lose\(self, shared, batch\)"),
         (Phase(name="fit", players=player(loss="short")), r"a method short\(self, shared, batch"),
@@ -62,7 +62,7 @@ def test_phases_name_what_there_is(phase, message):
         (torch.ones(2), r"loss of the objective returned shape \(2,\), torch.float32; return a"),
         (torch.tensor(1), "torch.int64"),
         (None, "returned None"),
-        ((ONE, ONE), "returned Tensor beside the loss"),
+        ((ONE, ONE), "returned Tensor with the loss"),
         ((ONE, {"rate": torch.ones(2)}), "reports 'rate', which is not a scalar"),
         ((ONE, {"loss": ONE}), "reports 'loss', a name that the step's own"),
     ],
