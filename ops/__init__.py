@@ -18,7 +18,6 @@ from jaxsr.ops._augment.geometric import (
 from jaxsr.ops._augment.mixing import CutMix, Mixup
 from jaxsr.ops._augment.photometric import ColorJitter, RandomErasing
 from jaxsr.ops._augment.policies import AugMix, RandAugment, TrivialAugment
-from jaxsr.ops._own_promotion import own_promotion
 from jaxsr.ops._resize.conventions.matlab import matlab_size
 from jaxsr.ops.adjust import (
     adjust_brightness,
@@ -90,6 +89,7 @@ from jaxsr.ops.warps import (
 )
 from jaxsr.ops.white_balance import white_balance
 from jaxsr.ops.yuv import rgb_to_yuv, yuv_to_rgb
+from jaxsr.xla_calls.promotion import own_promotion
 
 __all__ = [
     "AugMix",

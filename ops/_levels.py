@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._images import peak_of, real_dtype
 from jaxsr.ops._opencv import for_each_row, opencv
 from jaxsr.ops._row_primitives import row_primitive
-from jaxsr.ops._stored import stored
 from jaxsr.ops._typed_jax import arange, optimization_barrier, platform_dependent, zeros_like
+from jaxsr.xla_calls.calls import Arrays, Attributes, kernel
+from jaxsr.xla_calls.stored import stored
 
 _FEW = 256
 """Levels that can be compared with every pixel."""

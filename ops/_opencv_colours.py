@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxsr.ops._arguments import normal_axis
-from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._images import channel_planes
 from jaxsr.ops._opencv import opencv
 from jaxsr.ops._row_primitives import row_primitive
+from jaxsr.xla_calls.calls import Arrays, Attributes, kernel
 
 _MANY_PIXELS = 1 << 20
 """Pixels from which on it is worth waking other threads: 2 ms of one."""

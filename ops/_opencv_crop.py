@@ -18,19 +18,18 @@ import numpy as np
 from jax.interpreters import ad
 
 from jaxsr.ops._arguments import MASK_THRESHOLD
-from jaxsr.ops._by_rows import RowsCall
-from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
-from jaxsr.ops._cpu_primitives import cpu_primitive
 from jaxsr.ops._opencv import for_each_row, opencv, shares_out
 from jaxsr.ops._opencv_remap import FARTHEST, Read, is_finite, of_parts, read_at
 from jaxsr.ops._row_primitives import (
     CALLS,
     first_installed,
     in_pictures,
-    map_by_rows,
     without_single_channel,
 )
 from jaxsr.ops._window import LARGEST_EXTENT, resample_window
+from jaxsr.xla_calls.calls import Arrays, Attributes, kernel
+from jaxsr.xla_calls.primitives import cpu_primitive, map_by_rows
+from jaxsr.xla_calls.rows import RowsCall
 
 _NO_WEIGHT = 0.25 / LARGEST_EXTENT
 """Below all weights: they are multiples of half a pixel of the result."""

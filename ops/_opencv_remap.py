@@ -15,11 +15,11 @@ import jax
 import numpy as np
 
 from jaxsr.ops._border import BORDERS, border_period
-from jaxsr.ops._by_rows import RowsCall
-from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
-from jaxsr.ops._cpu_primitives import cpu_primitive
 from jaxsr.ops._opencv import for_each_row, opencv, opencv_border, shares_out
-from jaxsr.ops._row_primitives import CALLS, first_installed, map_by_rows, without_single_channel
+from jaxsr.ops._row_primitives import CALLS, first_installed, without_single_channel
+from jaxsr.xla_calls.calls import Arrays, Attributes, kernel
+from jaxsr.xla_calls.primitives import cpu_primitive, map_by_rows
+from jaxsr.xla_calls.rows import RowsCall
 
 CHANNELS = (1, 3, 4)
 """Numbers of channels for which OpenCV computes the weights in float32."""

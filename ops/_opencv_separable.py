@@ -16,9 +16,6 @@ import numpy as np
 from jax.interpreters import ad, batching
 
 from jaxsr.ops._border import Border
-from jaxsr.ops._by_rows import RowsCall
-from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
-from jaxsr.ops._cpu_primitives import cpu_primitive
 from jaxsr.ops._opencv import for_each_row, opencv, opencv_border, shares_out
 from jaxsr.ops._row_primitives import (
     CALLS,
@@ -28,6 +25,9 @@ from jaxsr.ops._row_primitives import (
     without_single_channel,
 )
 from jaxsr.ops._separable import filter_bordered, fold_channels
+from jaxsr.xla_calls.calls import Arrays, Attributes, kernel
+from jaxsr.xla_calls.primitives import cpu_primitive
+from jaxsr.xla_calls.rows import RowsCall
 
 Windows = tuple[tuple[float, ...], tuple[float, ...]]
 """Weights along height and along width."""

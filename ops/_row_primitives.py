@@ -20,14 +20,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.interpreters import ad, batching
+from jax.interpreters import ad
 
-from jaxsr.ops._by_rows import RowsCall
-from jaxsr.ops._cpu_calls import enabled
-from jaxsr.ops._cpu_primitives import cpu_primitive
 from jaxsr.ops._opencv import has_ipp, opencv_version
 from jaxsr.ops._pillow import pillow_version
 from jaxsr.ops._scipy import scipy_version
+from jaxsr.xla_calls.calls import enabled
+from jaxsr.xla_calls.primitives import cpu_primitive, map_by_rows
+from jaxsr.xla_calls.rows import RowsCall
 
 LIBRARIES: Mapping[str, Callable[[], tuple[int, ...] | None]] = {
     "OpenCV": opencv_version,
@@ -115,33 +115,6 @@ def first_installed(kernels: Mapping[str, str]) -> tuple[str, tuple[int, ...]] |
         if version is not None:
             return kernel, version
     return None
-
-
-def map_by_rows(primitive: Any, *, shared: int | None = None) -> None:
-    """Lets `vmap` put its axis into the first one of all operands and results.
-
-    Args:
-      primitive: its operands have a row for each of the batch.
-      shared: place of an operand that may have a single row for all of them.
-    """
-
-    def batched(operands: Any, axes: Any, **options: Any) -> Any:
-        size = next(x.shape[a] for x, a in zip(operands, axes, strict=True) if a is not None)
-        batch = operands[0].shape[int(axes[0] == 0)]
-
-        def rows_of(place: int, x: jax.Array, axis: int | None) -> jax.Array:
-            if axis is None and place == shared and x.shape[0] == 1:
-                return x
-            x = x[None] if axis is None else jnp.moveaxis(x, axis, 0)
-            rows = batch if place == shared else x.shape[1]
-            return jnp.broadcast_to(x, (size, rows, *x.shape[2:])).reshape(-1, *x.shape[2:])
-
-        rows = [rows_of(i, *pair) for i, pair in enumerate(zip(operands, axes, strict=True))]
-        results = primitive.bind(*rows, **options)
-        unmapped = jax.tree.map(lambda out: out.reshape(size, -1, *out.shape[1:]), results)
-        return unmapped, jax.tree.map(lambda _: 0, results)
-
-    batching.primitive_batchers[primitive] = batched
 
 
 def in_planes(

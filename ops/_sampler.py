@@ -25,7 +25,6 @@ from jaxsr.ops._opencv_remap import (
     remap_kernel,
     warp_affine_kernel,
 )
-from jaxsr.ops._stored import stored
 from jaxsr.ops._typed_jax import (
     arange,
     asarray,
@@ -38,6 +37,7 @@ from jaxsr.ops._typed_jax import (
     zeros,
     zeros_like,
 )
+from jaxsr.xla_calls.stored import stored
 
 Weights = Callable[[jax.Array], tuple[jax.Array, list[jax.Array]]]
 """Maps positions to the first tap, and the weight of every tap from there."""

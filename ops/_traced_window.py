@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsr.ops._border import NUMPY_MODES, Border, pad_axis
-from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._images import in_dtype_of, per_picture, real_dtype
 from jaxsr.ops._opencv import for_each_row, opencv, opencv_border, shares_out
 from jaxsr.ops._opencv_remap import is_finite
@@ -23,6 +22,7 @@ from jaxsr.ops._row_primitives import (
     without_single_channel,
 )
 from jaxsr.ops._typed_jax import arange, fori_loop, zeros
+from jaxsr.xla_calls.calls import Arrays, Attributes, kernel
 
 _LONGEST_CALL = 11
 """Pixels along a side: OpenCV multiplies spectra of 130 taps and more."""

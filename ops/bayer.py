@@ -15,12 +15,12 @@ import jax.numpy as jnp
 
 from jaxsr.ops._arguments import ImageLike, normal_axis, one_of
 from jaxsr.ops._border import pad_axis
-from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._images import INTEGER_DTYPES, channel_planes, in_dtype_of, picture, real_dtype
 from jaxsr.ops._opencv import for_each_row, opencv, shares_out
 from jaxsr.ops._row_primitives import row_primitive
 from jaxsr.ops._typed_jax import arange, jit
 from jaxsr.ops._types import Array, Shaped
+from jaxsr.xla_calls.calls import Arrays, Attributes, kernel
 
 PATTERNS = ("RGGB", "BGGR", "GRBG", "GBRG")
 Taps = dict[tuple[int, int], float]

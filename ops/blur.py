@@ -36,7 +36,6 @@ from jaxsr.ops._arguments import (
     positive_pair,
 )
 from jaxsr.ops._border import Border, border_name
-from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._images import Parameter, in_dtype_of
 from jaxsr.ops._opencv import for_each_row, opencv, opencv_border, shares_out
 from jaxsr.ops._opencv_separable import LONGEST_CALL, separable
@@ -45,6 +44,7 @@ from jaxsr.ops._separable import LONGEST_SUM, filter_bordered, fold_channels
 from jaxsr.ops._traced_blur import is_array, traced_blur
 from jaxsr.ops._typed_jax import jit, platform_dependent
 from jaxsr.ops._types import Array, Shaped
+from jaxsr.xla_calls.calls import Arrays, Attributes, kernel
 
 Convention = Literal["torchvision", "opencv"]
 CONVENTIONS = ("torchvision", "opencv")

@@ -19,9 +19,9 @@ from jaxsr.ops._images import Parameter, in_dtype_of, parameter, per_picture, pi
 from jaxsr.ops._opencv_crop import crop_primitive, cut_kernel
 from jaxsr.ops._opencv_remap import LARGEST_EXTENT
 from jaxsr.ops._sampler import METHODS, bilinear
-from jaxsr.ops._stored import stored
 from jaxsr.ops._typed_jax import arange, jit, optimization_barrier, platform_dependent
 from jaxsr.ops._types import Array, Float, Shaped
+from jaxsr.xla_calls.stored import stored
 
 
 def crop_and_resize(

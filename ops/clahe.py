@@ -16,13 +16,13 @@ import numpy as np
 
 from jaxsr.ops._arguments import ImageLike, is_number, number, positive_pair
 from jaxsr.ops._border import pad_axis
-from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._images import INTEGER_DTYPES, Parameter, in_dtype_of, picture, spread
 from jaxsr.ops._levels import histogram, in_256_levels, look_up
 from jaxsr.ops._opencv import for_each_row, opencv
 from jaxsr.ops._row_primitives import in_planes, row_primitive
 from jaxsr.ops._typed_jax import arange, jit
 from jaxsr.ops._types import Array, Shaped
+from jaxsr.xla_calls.calls import Arrays, Attributes, kernel
 
 
 def clahe(

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxsr.ops._arguments import MASK_THRESHOLD, ImageLike, masks_and_axes
-from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._opencv import for_each_row, opencv
 from jaxsr.ops._regions import greatest_in_region
 from jaxsr.ops._row_primitives import in_planes, row_primitive
 from jaxsr.ops._scipy import ndimage
 from jaxsr.ops._typed_jax import arange, jit, zeros_like
 from jaxsr.ops._types import Array, Int, Shaped
+from jaxsr.xla_calls.calls import Arrays, Attributes, kernel
 
 
 class Components(NamedTuple):

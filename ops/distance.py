@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsr.ops._arguments import MASK_THRESHOLD, ImageLike, masks_and_axes
-from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._opencv import for_each_row, opencv
 from jaxsr.ops._row_primitives import in_planes, row_primitive
 from jaxsr.ops._scipy import ndimage
 from jaxsr.ops._typed_jax import arange, jit, platform_dependent, zeros
 from jaxsr.ops._types import Array, Float, Shaped
+from jaxsr.xla_calls.calls import Arrays, Attributes, kernel
 
 _FAR = 1 << 30
 """Squared pixels, beyond any image."""

@@ -14,15 +14,15 @@ import numpy as np
 
 from jaxsr.ops._arguments import ImageLike, is_integer
 from jaxsr.ops._border import Border, checked_border, pad_axis
-from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._images import INTEGER_DTYPES, Parameter, picture, real_dtype, spread
 from jaxsr.ops._opencv import for_each_row, opencv, opencv_border
 from jaxsr.ops._regions import greatest_in_region
 from jaxsr.ops._row_primitives import in_pictures, in_planes, row_primitive, without_single_channel
 from jaxsr.ops._separable import filter_bordered
-from jaxsr.ops._stored import stored
 from jaxsr.ops._typed_jax import jit
 from jaxsr.ops._types import Array, Bool, Float, Shaped
+from jaxsr.xla_calls.calls import Arrays, Attributes, kernel
+from jaxsr.xla_calls.stored import stored
 
 _SIZES = (3, 5, 7)
 _CANNY_SIZES = (3, 5)

@@ -15,7 +15,6 @@ import numpy as np
 
 from jaxsr.ops._arguments import ImageLike, positive_pair
 from jaxsr.ops._border import Border, checked_border, pad_axis
-from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._images import in_dtype_of, picture, real_dtype
 from jaxsr.ops._opencv import for_each_row, opencv, opencv_border, shares_out
 from jaxsr.ops._opencv_remap import is_finite
@@ -29,6 +28,7 @@ from jaxsr.ops._row_primitives import (
 )
 from jaxsr.ops._typed_jax import jit
 from jaxsr.ops._types import Array, Shaped
+from jaxsr.xla_calls.calls import Arrays, Attributes, kernel
 
 _LONGEST_REAL_MEDIAN = 5
 """Pixels of a side for which OpenCV has medians of floats."""

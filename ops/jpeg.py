@@ -14,7 +14,6 @@ import numpy as np
 
 from jaxsr.ops._arguments import ImageLike, is_integer, one_of
 from jaxsr.ops._border import pad_axis
-from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._images import channel_planes, in_dtype_of, peak_of, per_picture, picture, real_dtype
 from jaxsr.ops._jpeg_blocks import quantised
 from jaxsr.ops._opencv import for_each_row
@@ -22,6 +21,7 @@ from jaxsr.ops._pillow import pillow
 from jaxsr.ops._row_primitives import row_primitive, without_single_channel
 from jaxsr.ops._typed_jax import arange, asarray, jit
 from jaxsr.ops._types import Array, Shaped
+from jaxsr.xla_calls.calls import Arrays, Attributes, kernel
 
 SUBSAMPLINGS = {"4:4:4": (1, 1), "4:2:2": (1, 2), "4:2:0": (2, 2)}
 """Rows and columns of pixels that share their colour."""

@@ -31,11 +31,11 @@ from jaxsr.ops._arguments import (
 )
 from jaxsr.ops._box_rule import box_around
 from jaxsr.ops._opencv_crop import crop_box, crop_masks
-from jaxsr.ops._stored import stored
 from jaxsr.ops._typed_jax import asarray, cond, jit, zeros_like
 from jaxsr.ops._types import Array, Float, Int, Shaped
 from jaxsr.ops._window import resample_window
 from jaxsr.ops.blur import gaussian_blur
+from jaxsr.xla_calls.stored import stored
 
 Box = Int[ImageLike, "4"] | Sequence[int]
 Rule = tuple[float, tuple[int, int], float]

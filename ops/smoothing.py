@@ -13,7 +13,6 @@ import numpy as np
 
 from jaxsr.ops._arguments import ImageLike, is_integer, is_number, normal_axis, number
 from jaxsr.ops._border import Border, checked_border, pad_axis
-from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._images import (
     Parameter,
     channel_planes,
@@ -30,6 +29,7 @@ from jaxsr.ops._separable import filter_bordered
 from jaxsr.ops._typed_jax import asarray, jit, zeros_like
 from jaxsr.ops._types import Array, Shaped
 from jaxsr.ops.blur import gaussian_blur
+from jaxsr.xla_calls.calls import Arrays, Attributes, kernel
 
 Pair = tuple[jax.Array, jax.Array]
 _SHARED = 1 << 17

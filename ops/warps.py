@@ -43,10 +43,10 @@ from jaxsr.ops._sampler import (
     spline_window,
 )
 from jaxsr.ops._separable import filter_bordered
-from jaxsr.ops._stored import stored
 from jaxsr.ops._typed_jax import asarray, jit
 from jaxsr.ops._types import Array, Shaped
 from jaxsr.ops.homography import adjugate
+from jaxsr.xla_calls.stored import stored
 
 SPLINE_MODES: dict[str, tuple[Border, Border]] = {
     "reflect": ("symmetric", "symmetric"),

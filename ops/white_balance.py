@@ -20,9 +20,9 @@ from jaxsr.ops._images import (
     picture,
     real_dtype,
 )
-from jaxsr.ops._stored import stored
 from jaxsr.ops._typed_jax import jit
 from jaxsr.ops._types import Array, Shaped
+from jaxsr.xla_calls.stored import stored
 
 
 def white_balance(

@@ -1,6 +1,6 @@
 """Imports go one way, function-level imports included; ARCHITECTURE's picture is this table.
 
-ops ← interop ← errors ← models, data, metrics ← runtime ← tasks ← commands
+xla_calls ← ops ← interop ← errors ← models, data, metrics ← runtime ← tasks ← commands
 """
 
 import ast
@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 HOMES = {"jaxsr.ops": ROOT / "ops", "jaxsr.interop": ROOT / "interop", "jaxsr": ROOT / "jaxsr"}
 
 LAYERS = (
+    ("xla_calls",),
     ("ops",),
     ("interop",),
     ("errors", "field_values", "folders"),
@@ -26,6 +27,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 COMMAND = len(LAYERS)
 
 FRAMEWORKS = {
+    "xla_calls": ("torch", "torchax"),
     "ops": ("torch", "torchax"),
     "models": ("jax", "jaxlib", "flax", "torchax"),
     "data": ("torch", "torchax"),

@@ -51,7 +51,7 @@ def oracle_rows(options: Options) -> Iterator[Row]:
     """A row for each oracle."""
     import jax
 
-    from jaxsr.ops._cpu_calls import SWITCH
+    from jaxsr.xla_calls.calls import SWITCH
     from tests.oracles.images.every import ORACLES
     from tests.oracles.images.oracle import gradient_error, judge
 

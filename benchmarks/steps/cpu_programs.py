@@ -9,7 +9,7 @@ def program_with(kernels: str, function: Callable[..., Any], *arrays: Any) -> Ca
     """The function, compiled with these kernels; a call waits for its result."""
     import jax
 
-    from jaxsr.ops._cpu_calls import SWITCH
+    from jaxsr.xla_calls.calls import SWITCH
 
     os.environ[SWITCH] = kernels
     program = jax.jit(function).lower(*arrays).compile()

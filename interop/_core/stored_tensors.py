@@ -2,8 +2,8 @@
 
 `floor` of a position and its fraction, a maximum and the comparison with it, a quotient and its
 remainder belong together, but XLA's fusions make the position anew and may round it otherwise
-(`ops/_stored.py`). So an operator that decides stores its operand, and whoever reads it later reads
-the same stored array.
+(`jaxsr/xla_calls/stored.py`). So an operator that decides stores its operand, and whoever reads it
+later reads the same stored array.
 """
 
 import jax
@@ -13,7 +13,7 @@ import torch
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace_scope import Region
-from jaxsr.ops._stored import stored
+from jaxsr.xla_calls.stored import stored
 
 DECIDING = {
     getattr(aten, name)

@@ -1,7 +1,7 @@
 """oneDNN's and torch's CPU kernels inside compiled JAX programs.
 
 On a CPU they train convolutions faster than XLA's. Programs lowered for CPUs call them
-(`ops/_cpu_calls`); programs for accelerators never contain such calls. `JAXSR_CPU_KERNELS=xla`
+(`jaxsr.xla_calls`); programs for accelerators never contain such calls. `JAXSR_CPU_KERNELS=xla`
 switches them off.
 
 - `torch_calls`: functions of torch tensors as XLA custom calls.

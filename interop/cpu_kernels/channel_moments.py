@@ -10,7 +10,7 @@ from jax import lax
 
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop.cpu_kernels.torch_calls import torch_call, torch_kernel
-from jaxsr.ops._cpu_calls import Attributes
+from jaxsr.xla_calls.calls import Attributes
 
 Tensors = Sequence[torch.Tensor]
 

@@ -8,7 +8,7 @@ import jax
 import torch
 
 from jaxsr.interop.cpu_kernels.onednn import Geometry
-from jaxsr.ops._cpu_calls import calls_compiled, enabled, is_native
+from jaxsr.xla_calls.calls import calls_compiled, enabled, is_native
 
 _DTYPES = ("float32", "float64", "bfloat16")
 

@@ -14,7 +14,7 @@ from jaxsr.interop._core.operators import aten
 from jaxsr.interop.cpu_kernels import onednn, patches
 from jaxsr.interop.cpu_kernels.choice import weight_by_patches
 from jaxsr.interop.cpu_kernels.torch_calls import float_bits, float_of, torch_call, torch_kernel
-from jaxsr.ops._cpu_calls import Attributes
+from jaxsr.xla_calls.calls import Attributes
 
 Tensors = Sequence[torch.Tensor]
 

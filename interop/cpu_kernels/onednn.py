@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import torch
 
-from jaxsr.ops._cpu_calls import is_native
+from jaxsr.xla_calls.calls import is_native
 
 Role = Literal["out", "input", "weight"]
 

@@ -7,7 +7,7 @@ XLA's table of functions are as in `cpu_calls`.
 
 from typing import Any
 
-from jaxsr.ops import _cpu_calls as cpu_calls
+from jaxsr.xla_calls import calls as cpu_calls
 
 PANEL = 64
 """Outputs of a panel."""

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from jaxsr.interop._core.trace_scope import plain_torch
-from jaxsr.ops import _cpu_calls as cpu_calls
-from jaxsr.ops._by_rows import RowsCall
-from jaxsr.ops._cpu_calls import Arrays, Attributes
+from jaxsr.xla_calls import calls as cpu_calls
+from jaxsr.xla_calls.calls import Arrays, Attributes
+from jaxsr.xla_calls.rows import RowsCall
 
 TorchKernel = Callable[[list[torch.Tensor], list[torch.Tensor], Attributes], None]
 

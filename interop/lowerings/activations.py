@@ -10,7 +10,7 @@ from jaxsr.interop._core.dtypes import is_nan, widened
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import lowers
 from jaxsr.interop.lowerings.elementwise import clamp, with_partials
-from jaxsr.ops._stored import stored
+from jaxsr.xla_calls.stored import stored
 
 # ---- rectifiers
 

@@ -23,7 +23,7 @@ from jaxsr.interop.cpu_kernels.channel_moments import (
 )
 from jaxsr.interop.cpu_kernels.choice import moments_by_torch, sums_by_torch
 from jaxsr.interop.cpu_kernels.operands import alike
-from jaxsr.ops._cpu_primitives import cpu_primitive
+from jaxsr.xla_calls.primitives import cpu_primitive
 
 
 def moments(x: jax.Array, *, axis: int, by_row: bool = False) -> tuple[jax.Array, jax.Array]:

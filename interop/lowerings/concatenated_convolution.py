@@ -21,7 +21,7 @@ from jaxsr.interop.lowerings.fused_convolution import (
     fused_convolution_p,
     readers_of,
 )
-from jaxsr.ops._cpu_primitives import cpu_primitive
+from jaxsr.xla_calls.primitives import cpu_primitive
 
 
 def without_concatenations(closed: ClosedJaxpr) -> ClosedJaxpr:

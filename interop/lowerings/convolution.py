@@ -26,7 +26,7 @@ from jaxsr.interop.cpu_kernels.convolution import convolution_by_torch
 from jaxsr.interop.cpu_kernels.operands import alike, varying_axes
 from jaxsr.interop.lowerings.channel_moments import shape_option, spread
 from jaxsr.interop.lowerings.precision import matmul_precision
-from jaxsr.ops._cpu_primitives import cpu_primitive
+from jaxsr.xla_calls.primitives import cpu_primitive
 
 
 def per_axis(value: int | Sequence[int], n: int) -> tuple[int, ...]:

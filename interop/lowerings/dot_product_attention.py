@@ -24,8 +24,7 @@ from jaxsr.interop.cpu_kernels.attention import (
 from jaxsr.interop.cpu_kernels.choice import attends_by_llvm, attends_by_torch
 from jaxsr.interop.cpu_kernels.operands import alike, varying_alike
 from jaxsr.interop.lowerings.precision import matmul_precision
-from jaxsr.ops._cpu_primitives import cpu_primitive
-from jaxsr.ops._row_primitives import map_by_rows
+from jaxsr.xla_calls.primitives import cpu_primitive, map_by_rows
 
 # B batch (any number of axes), H heads, L queries, S keys, D features
 

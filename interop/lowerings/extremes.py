@@ -19,7 +19,7 @@ from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import lowers
 from jaxsr.interop._core.tensor import straight_through
 from jaxsr.interop.lowerings.elementwise import common_dtype, with_partials
-from jaxsr.ops._stored import stored
+from jaxsr.xla_calls.stored import stored
 
 Comparison = Callable[[jax.Array, jax.Array], jax.Array]
 

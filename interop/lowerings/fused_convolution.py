@@ -22,7 +22,7 @@ from jaxsr.interop.cpu_kernels.convolution import convolution_by_torch
 from jaxsr.interop.lowerings.activations import hardswish, leaky_relu, relu
 from jaxsr.interop.lowerings.channel_moments import shape_option
 from jaxsr.interop.lowerings.convolution import biased_p, convolution_p
-from jaxsr.ops._cpu_primitives import cpu_primitive
+from jaxsr.xla_calls.primitives import cpu_primitive
 
 FOLLOWERS: dict[str, Callable[..., jax.Array]] = {
     "relu": relu,

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad
 
-from jaxsr.ops._cpu_primitives import cpu_primitive
+from jaxsr.xla_calls.primitives import cpu_primitive
 
 
 def _product(factor: jax.Array, other: jax.Array) -> jax.Array:

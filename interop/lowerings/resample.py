@@ -13,7 +13,7 @@ from jaxsr.interop._core.dtypes import widened
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import lowers
 from jaxsr.ops._sampler import METHODS
-from jaxsr.ops._stored import stored
+from jaxsr.xla_calls.stored import stored
 
 
 def resize_images(

@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 
 from jaxsr.interop import mesh as meshes
 from jaxsr.interop.annotations import PyTree
-from jaxsr.ops import _cpu_calls as cpu_calls
+from jaxsr.xla_calls import calls as cpu_calls
 
 _structure = cast(Callable[[PyTree], Any], jax.tree.structure)  # untyped in JAX
 

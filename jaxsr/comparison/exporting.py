@@ -35,9 +35,9 @@ from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.interop.install import install_extra
 from jaxsr.interop.torch_evaluation import evaluated, in_mode
-from jaxsr.ops._cpu_calls import xla_only
 from jaxsr.runtime.activity import set_status
 from jaxsr.runtime.exit_status import ExitStatus
+from jaxsr.xla_calls.calls import xla_only
 
 Outputs = dict[str, np.ndarray] | list[np.ndarray]
 """By name, or in torch's order."""

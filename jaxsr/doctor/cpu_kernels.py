@@ -21,7 +21,7 @@ def check_cpu_kernels() -> Iterator[Finding]:
     from jaxsr.interop.cpu_kernels import onednn
     from jaxsr.interop.cpu_kernels.torch_calls import threads_per_call
     from jaxsr.interop.lowerings.convolution import convolution_p
-    from jaxsr.ops._cpu_calls import SWITCH, enabled, is_native
+    from jaxsr.xla_calls.calls import SWITCH, enabled, is_native
 
     if not enabled():
         advice = f"unset {SWITCH} for torch's kernels"

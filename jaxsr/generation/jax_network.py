@@ -31,8 +31,8 @@ from jaxsr.models.llama.host_weights import without_values
 from jaxsr.models.llama.int8_matmul import multiply_integers
 from jaxsr.models.llama.network import Attention, CausalLM, take_fewer_kernels
 from jaxsr.models.llama.packed import arranged_copy, has_blocks
-from jaxsr.ops._cpu_calls import xla_only
 from jaxsr.runtime.cuda_graphs import LOOPS_IN_GRAPHS
+from jaxsr.xla_calls.calls import xla_only
 
 if TYPE_CHECKING:
     from jaxsr.interop import JaxModule

@@ -39,7 +39,7 @@ def ignore_signals() -> None:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     # If it is not imported, no kernel runs; importing it would load JAX for every command.
-    kernels = sys.modules.get("jaxsr.ops._cpu_calls")
+    kernels = sys.modules.get("jaxsr.xla_calls.calls")
     if kernels is not None and kernels.is_put_off(number, frame):
         return
     raise KeyboardInterrupt(f"ended by {signal.Signals(number).name}")

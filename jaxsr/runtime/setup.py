@@ -105,10 +105,10 @@ def configure_jax(compile_cache: Path | None, *, least_compile_s: float = _LEAST
     """
     import jax
 
-    from jaxsr.ops import _cpu_calls
+    from jaxsr.xla_calls import calls
 
     try:
-        _cpu_calls.enabled()
+        calls.enabled()
     except ValueError as error:
         raise InputError(str(error)) from error
     release_memory_of_compilers()

@@ -24,7 +24,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import ad, batching
 
-from jaxsr.ops._cpu_primitives import cpu_primitive
 from jaxsr.ops._resize.kernels import (
     LONG_LINE,
     MOST_GATHERS,
@@ -39,6 +38,7 @@ from jaxsr.ops._resize.kernels import (
 )
 from jaxsr.ops._resize.weights import SPARE, Pass, Taps
 from jaxsr.ops._typed_jax import cond, platform_dependent
+from jaxsr.xla_calls.primitives import cpu_primitive
 
 MOST_PLANE_PHASES = 4
 """Phases of a ratio up to which float64 sums are faster in planes."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import jax
 
-from jaxsr.ops._by_rows import RowsCall
+from jaxsr.xla_calls.rows import RowsCall
 
 
 def resized_rows(

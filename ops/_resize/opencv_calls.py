@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from jaxsr.ops._cpu_calls import Arrays, Attributes, enabled, kernel
 from jaxsr.ops._opencv import LARGE_PICTURE, for_each_row, opencv, version_of
 from jaxsr.ops._resize.library_rows import resized_rows
+from jaxsr.xla_calls.calls import Arrays, Attributes, enabled, kernel
 
 _METHODS = {
     "uint8": ("nearest", "bilinear", "bicubic", "area"),

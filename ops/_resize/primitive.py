@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import ad, batching
 
-from jaxsr.ops._cpu_primitives import cpu_primitive
 from jaxsr.ops._resize.conventions import CONVENTIONS
 from jaxsr.ops._resize.dispatch import run_passes
+from jaxsr.xla_calls.primitives import cpu_primitive
 
 
 def resize_in_jax(

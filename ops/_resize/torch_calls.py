@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from jaxsr.ops._cpu_calls import Arrays, Attributes, enabled, kernel
 from jaxsr.ops._opencv import for_each_row
 from jaxsr.ops._resize.library_rows import resized_rows
 from jaxsr.ops._torch import torch_of_avx2, torch_version
+from jaxsr.xla_calls.calls import Arrays, Attributes, enabled, kernel
 
 _OPERATORS = ("upsample_bilinear2d", "upsample_bicubic2d",
               "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")  # fmt: skip

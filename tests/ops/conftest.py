@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import jax
 import pytest
 
-from jaxsr.ops._cpu_calls import SWITCH
+from jaxsr.xla_calls.calls import SWITCH
 
 
 @pytest.fixture(scope="module")

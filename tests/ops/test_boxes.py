@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from jaxsr import ops
-from jaxsr.ops._cpu_calls import SWITCH
 from jaxsr.ops.boxes import cut_within
+from jaxsr.xla_calls.calls import SWITCH
 from tests.ops.dtypes import EVERY_DTYPE
 
 CASES = 60

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxsr.ops import _cpu_calls as cpu_calls
+from jaxsr.xla_calls import calls as cpu_calls
 
 
 @cpu_calls.kernel("test_twice")
@@ -107,7 +107,7 @@ def test_unknown_switch(monkeypatch):
 def test_interrupt():
     program = textwrap.dedent("""
         import jax, jax.numpy as jnp, time
-        from jaxsr.ops import _cpu_calls as cpu_calls
+        from jaxsr.xla_calls import calls as cpu_calls
 
         @cpu_calls.kernel("test_slow")
         def slow(inputs, outputs, attributes):
@@ -140,7 +140,7 @@ def test_an_interrupt_while_xla_computes_skips_no_kernel():
     program = textwrap.dedent("""
         import os, signal, threading, time
         import jax, jax.numpy as jnp
-        from jaxsr.ops import _cpu_calls as cpu_calls
+        from jaxsr.xla_calls import calls as cpu_calls
 
         @cpu_calls.kernel("test_plus_one")
         def plus_one(inputs, outputs, attributes):

@@ -21,9 +21,9 @@ from jaxsr import ops
 from jaxsr.interop.aot.topology import load_topology
 from jaxsr.interop.aot.traffic import main_memory_bytes
 from jaxsr.ops import _opencv, _pillow, _torch
-from jaxsr.ops._cpu_calls import SWITCH
 from jaxsr.ops._row_primitives import CALLS
 from jaxsr.ops._traced_window import correlate
+from jaxsr.xla_calls.calls import SWITCH
 
 LOW, HIGH = np.linspace(20, 60, 8, dtype=np.float32), np.linspace(150, 90, 8, dtype=np.float32)
 EIGHT = ndimage.generate_binary_structure(2, 2)

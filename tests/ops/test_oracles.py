@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxsr import ops
-from jaxsr.ops._cpu_calls import SWITCH
+from jaxsr.xla_calls.calls import SWITCH
 from tests.oracles.images.coverage import ELSEWHERE, KERNELS
 from tests.oracles.images.every import ORACLES
 from tests.oracles.images.oracle import Oracle, gradient_error, in_float64, judge, pictures

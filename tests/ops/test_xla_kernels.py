@@ -9,7 +9,7 @@ import pytest
 from scipy import ndimage
 
 from jaxsr import ops
-from jaxsr.ops._stored import stored
+from jaxsr.xla_calls.stored import stored
 from tests.ops.test_every_function import FUNCTIONS, WITH_ARGUMENTS, in_float, pictures
 
 pytestmark = pytest.mark.usefixtures("xla_kernels")

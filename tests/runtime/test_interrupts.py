@@ -123,7 +123,7 @@ def test_a_signal_behind_the_end_does_not_change_the_status():
 
 KERNEL = """
         import jax, jax.numpy as jnp
-        from jaxsr.ops import _cpu_calls as cpu_calls
+        from jaxsr.xla_calls import calls as cpu_calls
 
         @cpu_calls.kernel("test_slow")
         def slow(inputs, outputs, attributes):

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxsr.interop.cpu_kernels import choice
 from jaxsr.interop.lowerings.channel_moments import affine, channel_sums, moments, spread
 from jaxsr.interop.mesh import make_mesh
-from jaxsr.ops._stored import stored
+from jaxsr.xla_calls.stored import stored
 
 SHAPES = {1: (4, 16, 24, 32), 3: (4, 24, 32, 16)}
 """By the axis of the channels; large enough for torch's kernel."""

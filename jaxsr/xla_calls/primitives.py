@@ -8,13 +8,14 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax._src.dispatch import prim_requires_devices_during_lowering
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
-from jaxsr.ops._cpu_calls import calls_compiled, xla_only
-from jaxsr.ops._own_promotion import own_promotion
+from jaxsr.xla_calls.calls import calls_compiled, xla_only
+from jaxsr.xla_calls.promotion import own_promotion
 
 
 def cpu_primitive(
@@ -79,3 +80,30 @@ def cpu_primitive(
         # A rule that partitions by itself needs the devices. JAX has no public way to ask for them.
         prim_requires_devices_during_lowering.add(primitive)
     return primitive
+
+
+def map_by_rows(primitive: Any, *, shared: int | None = None) -> None:
+    """Lets `vmap` put its axis into the first one of all operands and results.
+
+    Args:
+      primitive: its operands have a row for each of the batch.
+      shared: place of an operand that may have a single row for all of them.
+    """
+
+    def batched(operands: Any, axes: Any, **options: Any) -> Any:
+        size = next(x.shape[a] for x, a in zip(operands, axes, strict=True) if a is not None)
+        batch = operands[0].shape[int(axes[0] == 0)]
+
+        def rows_of(place: int, x: jax.Array, axis: int | None) -> jax.Array:
+            if axis is None and place == shared and x.shape[0] == 1:
+                return x
+            x = x[None] if axis is None else jnp.moveaxis(x, axis, 0)
+            rows = batch if place == shared else x.shape[1]
+            return jnp.broadcast_to(x, (size, rows, *x.shape[2:])).reshape(-1, *x.shape[2:])
+
+        rows = [rows_of(i, *pair) for i, pair in enumerate(zip(operands, axes, strict=True))]
+        results = primitive.bind(*rows, **options)
+        unmapped = jax.tree.map(lambda out: out.reshape(size, -1, *out.shape[1:]), results)
+        return unmapped, jax.tree.map(lambda _: 0, results)
+
+    batching.primitive_batchers[primitive] = batched

@@ -14,7 +14,7 @@ from jax import lax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxsr.ops import _cpu_calls as cpu_calls
+from jaxsr.xla_calls import calls as cpu_calls
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

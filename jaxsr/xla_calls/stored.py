@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad, batching
 
-from jaxsr.ops._by_rows import RowsCall
-from jaxsr.ops._cpu_calls import Arrays, Attributes, enabled, kernel
-from jaxsr.ops._cpu_primitives import cpu_primitive
+from jaxsr.xla_calls.calls import Arrays, Attributes, enabled, kernel
+from jaxsr.xla_calls.primitives import cpu_primitive
+from jaxsr.xla_calls.rows import RowsCall
 
 _LEAST_CALLED = 1 << 14
 """Elements from which on a call, which costs 20 µs, takes less time than a loop over them."""
