@@ -7,10 +7,12 @@ refused in one line.
 """
 
 import importlib.util
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jaxsr.errors import InputError, printable
+from jaxsr.errors import InputError, UserError, one_line, printable
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.install import install_extra
 from jaxsr.models.libraries import import_transformers
@@ -50,6 +52,51 @@ def config_of(fields: JsonObject) -> Any:
         raise _refused_code("config.json", fields["auto_map"])
     plain = {name: value for name, value in fields.items() if name not in (*_CODE, *_KERNELS)}
     return transformers.AutoConfig.for_model(**plain)
+
+
+def check_field(fields: JsonObject, make: Callable[[JsonObject], object], error: Exception) -> None:
+    """Names the field of a `config.json` that is the reason why something cannot be made of it.
+
+    Args:
+      fields: of which it could not be made.
+      make: makes it.
+      error: what `make` raised.
+
+    Raises:
+      InputError: without one field it can be made; the message names that.
+    """
+    for name in fields:
+        try:
+            make({other: value for other, value in fields.items() if other != name})
+        except Exception:  # it lies not at this field, or not at this one alone
+            continue
+        raise InputError(
+            f"config.json has {name} {printable(json.dumps(fields[name]), 80)}, which transformers "
+            f"refuses ({type(error).__name__}: {one_line(error):.160}); correct it, or get the file"
+            " again"
+        ) from error
+
+
+def check_config(fields: JsonObject) -> None:
+    """Refuses the fields of a `config.json` of which transformers makes no configuration.
+
+    Raises:
+      InputError: it makes none; the message names the field, if it is one.
+    """
+
+    def make(fields: JsonObject) -> object:
+        return config_of(fields).to_dict()
+
+    try:
+        make(fields)
+    except UserError:
+        raise
+    except Exception as error:  # whatever the family's checks raise
+        check_field(fields, make, error)
+        raise InputError(
+            f"transformers makes no configuration of config.json ({one_line(error):.200}); get the "
+            "folder again"
+        ) from error
 
 
 def model_of(kind: str, config: Any, **options: Any) -> Any:

@@ -16,6 +16,7 @@ from jaxsr.models.language_models import load_language_model
 from jaxsr.models.llama.filling import is_tied
 from jaxsr.models.llama.quantization_config import read_quantization
 from jaxsr.models.llama.quantized import Float8Activations, ScaledLinear, W8A8Linear
+from jaxsr.models.llama.tokenizer import load_tokenizer
 from jaxsr.models.load import load_model
 
 TOKENS = torch.randint(3, 320, (2, 20), generator=torch.Generator().manual_seed(0))
@@ -406,6 +407,44 @@ def test_broken_folders_are_named(how, error, message, model_folder, tmp_path):
     with pytest.raises(error, match=message) as caught:
         load_model(folder, kind="language model")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("layer_types", ["garbage"]),
+        ("layer_types", 5),
+        ("rope_parameters", 5),
+        ("rope_parameters", {"rope_type": "garbage"}),
+        ("dtype", "garbage"),
+        ("quantization_config", [1]),
+        ("hidden_act", "zzz"),
+        ("vocab_size", [1]),
+        ("eos_token_id", "a"),
+    ],
+)
+@pytest.mark.parametrize("whose", ["tokenizer", "model"])
+def test_a_wrong_field_is_named_and_not_the_tokenizer(whose, field, value, model_folder, tmp_path):
+    folder = shutil.copytree(model_folder("llama"), tmp_path / "m")
+    (folder / "tokenizer_config.json").unlink()  # transformers then asks config.json for the class
+    fields = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**fields, field: value}))
+    with pytest.raises(InputError, match=rf"config\.json has (the )?{field} ") as caught:
+        if whose == "tokenizer":
+            load_tokenizer(folder)
+        load_model(folder, kind="language model", implementation="transformers")
+    assert "\n" not in str(caught.value) and "tokenizer" not in str(caught.value)
+
+
+def test_a_stop_token_of_config_json_is_checked_where_another_file_has_one(model_folder, tmp_path):
+    folder = shutil.copytree(model_folder("llama"), tmp_path / "m")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 2}))
+    fields = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**fields, "eos_token_id": -7}))
+    with pytest.raises(
+        InputError, match=r"config\.json has the eos_token_id -7, which is not a tok"
+    ):
+        load_model(folder)
 
 
 def test_wrong_tensors_are_named(model_folder, tmp_path):

@@ -30,6 +30,7 @@ from jaxsr.models.llama.loading import (
 from jaxsr.models.llama.quantized import Scheme, quantize
 from jaxsr.models.llama.quantized_folder import swap_quantized
 from jaxsr.models.transformers_files import (
+    check_field,
     config_of,
     model_from_folder,
     model_of,
@@ -217,7 +218,8 @@ def _built(fields: JsonObject, dtype: torch.dtype, where: AbstractContextManager
     from transformers import initialization
 
     model_type = fields.get("model_type")
-    try:
+
+    def make(fields: JsonObject, where: AbstractContextManager[object]) -> Any:
         config = config_of(_with_plain_ropes(fields))
         layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", 1)
         if layers > _MOST_LAYERS:
@@ -226,9 +228,13 @@ def _built(fields: JsonObject, dtype: torch.dtype, where: AbstractContextManager
             )
         with where, initialization.no_init_weights():
             return model_of("AutoModelForCausalLM", config, dtype=dtype)
+
+    try:
+        return make(fields, where)
     except InputError:
         raise
     except Exception as error:  # of the configuration's checks, and of the family's code
+        check_field(fields, lambda fewer: make(fewer, torch.device("meta")), error)
         raise InputError(
             f"config.json with model_type {model_type!r} makes no causal language model "
             f"({type(error).__name__}: {one_line(error):.160}); give a folder of one that "

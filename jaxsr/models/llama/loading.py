@@ -91,14 +91,21 @@ def generation_settings(folder: Path, fields: JsonObject) -> tuple[tuple[int, ..
     """
     path = folder / "generation_config.json"
     generation = hf_folder.read_json(path) if path.is_file() else {}
-    stop = generation.get("eos_token_id", fields.get("eos_token_id"))
-    stop_ids = tuple(stop) if isinstance(stop, list) else () if stop is None else (stop,)
-    if wrong := [token for token in stop_ids if type(token) is not int or token < 0]:
-        source = path if "eos_token_id" in generation else folder / "config.json"
-        raise InputError(
-            f"{source} has the eos_token_id {wrong[0]!r}, which is not a token; correct it"
-        )
+    stop_ids = _tokens(fields.get("eos_token_id"), folder / "config.json")
+    if "eos_token_id" in generation:
+        stop_ids = _tokens(generation["eos_token_id"], path)
     return stop_ids, generation
+
+
+def _tokens(stated: Any, source: Path) -> tuple[int, ...]:
+    """The tokens of an `eos_token_id`: one, several or none."""
+    tokens = tuple(stated) if isinstance(stated, list) else () if stated is None else (stated,)
+    if wrong := [token for token in tokens if type(token) is not int or token < 0]:
+        raise InputError(
+            f"{source} has the eos_token_id {wrong[0]!r}, which is not a token: whole numbers from "
+            "0 on; correct it"
+        )
+    return tokens
 
 
 def load_gguf(

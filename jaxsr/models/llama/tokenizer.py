@@ -241,13 +241,15 @@ def _plain(inner: Any) -> Any:
 def _made_by_transformers(
     folder: Path, config: JsonObject, path: Path | None, older: Sequence[str]
 ) -> Any:
-    from jaxsr.models.transformers_files import tokenizer_from_folder
+    from jaxsr.models.transformers_files import check_config, tokenizer_from_folder
 
     try:
         return _plain(tokenizer_from_folder(folder, config).backend_tokenizer)
     except UserError:
         raise
     except Exception as error:  # whatever a file that is missing or damaged raises
+        if (folder / "config.json").is_file():  # which transformers reads to find the class
+            check_config(read_json(folder / "config.json"))
         if path is not None:
             lacks, files = f"{folder} has tokenizer.json", "it"
         else:
