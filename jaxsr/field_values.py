@@ -54,8 +54,8 @@ def from_values(kind: type[Options], values: Mapping[str, Any], *, prefix: str =
             raise InputError(
                 f"there is no option {shown} of this task{near}; {_CORRECT}, or leave it out"
             )
-    required = {n for n, f in fields.items() if f.default is f.default_factory is _MISSING}
-    for name in sorted(required - values.keys()):
+    required = [n for n, f in fields.items() if f.default is f.default_factory is _MISSING]
+    if name := next((n for n in required if n not in values), None):
         raise InputError(f"{prefix}{name} is missing, and has no default; add it to the file")
     return kind(
         **{

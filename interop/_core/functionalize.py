@@ -195,7 +195,7 @@ class FunctionalModule:
         def called(trace: Trace) -> PyTree:
             """The method's result in a trace, whose tensors are in their places."""
             args, kw = map_leaves(lambda x: to_tensor(trace, x, compute_dtype), (inputs, kwargs))
-            versions = input_versions((args, kw))
+            versions = input_versions((*args, kw))
             with (
                 remembering_refusals() as trace.refusals,
                 refusing_host_draws(self.module) as drawn,
@@ -208,7 +208,7 @@ class FunctionalModule:
             if trace.refusals:  # which the module's code has caught
                 raise trace.refusals[0]
             trace.host_draws = drawn
-            self.input_written = written_input(versions, (args, kw))
+            self.input_written = written_input(versions, (*args, kw))
             return to_arrays(trace, result)
 
         def wrapped(trace: Trace, number: int | None = None) -> dict[str, JaxTensor]:

@@ -1,5 +1,6 @@
 """Writes into a method's arguments, which stay in torch and are lost where arrays were given."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,17 +15,24 @@ class InputVersion(NamedTuple):
     writes: int
 
 
-def input_versions(arguments: Any) -> list[InputVersion]:
-    """Every tensor of nested arguments, named by its last key, such as `'x'`."""
-    leaves, _ = pytree.tree_flatten_with_path(arguments)
+def input_versions(arguments: Sequence[Any]) -> list[InputVersion]:
+    """Every tensor of the arguments, by its key in an argument that is a dictionary, as `'x'`."""
+    named = [
+        (repr(key), value)
+        for place, argument in enumerate(arguments)
+        for key, value in (
+            argument.items() if isinstance(argument, Mapping) else [(place, argument)]
+        )
+    ]
     return [
-        InputVersion(pytree.keystr(path[-1:])[1:-1], leaf, leaf._version)
-        for path, leaf in leaves
+        InputVersion(name, leaf, leaf._version)
+        for name, value in named
+        for leaf in pytree.tree_leaves(value)
         if isinstance(leaf, torch.Tensor)
     ]
 
 
-def written_input(before: list[InputVersion], arguments: Any) -> str | None:
+def written_input(before: list[InputVersion], arguments: Sequence[Any]) -> str | None:
     """The name of the first argument that a call has written or replaced since `before`."""
     now = {id(entry.tensor): entry for entry in input_versions(arguments)}
     for name, tensor, writes in before:

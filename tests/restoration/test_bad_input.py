@@ -348,7 +348,7 @@ def test_a_suffix_that_makes_names_too_long_ends_no_batch(tmp_path, weights, cap
         (["--truth="], "--truth got an empty text"),
         (["--model", ""], "--model got an empty text"),
         (["--report", "FILE", "--truth", "."], "choose another --report"),
-        (["--value-range", "-inf", "inf"], "finite numbers with black below white"),
+        (["--value-range", "-inf", "inf"], "value_range must be finite, got -inf"),
     ],
 )
 def test_options_without_sense_are_one_line(tmp_path, weights, capsys, options, message):

@@ -237,7 +237,6 @@ def test_a_task_of_jaxsrs_may_be_extended():
         (["ByNumber", "--workers", "1"], "ByNumber.train_data makes its batches in threads"),
     ],
 )
-@pytest.mark.usefixtures("unchecked_types")  # the checks draw random numbers
 def test_what_is_refused_is_one_line(capsys, words, message):
     assert message in refused(capsys, f"{HERE}:{words[0]}", *words[1:])
 

@@ -75,7 +75,6 @@ def test_writes_and_views_take_no_lowering(func, text):
         (aten.silu.default, Kind.LOWERING),
         (aten.native_layer_norm_backward.default, Kind.DECOMPOSITION),
         (aten.special_bessel_j0.default, Kind.TORCHAX),
-        (aten.linalg_ldl_factor_ex.default, Kind.TORCHAX),
         (aten.geqrf.default, Kind.NOTHING),
     ],
 )
