@@ -166,7 +166,8 @@ def _restore(
     rate = f", {short(done)} MP in {spent:.1f} s ({short(done / spent)} MP/s)" if done else ""
     compiled = f", {counted(programs, 'program')}" if config.engine == "jax" and programs else ""
     all_s = time.perf_counter() - began
-    print(f"restored {restored} to {printable(config.out)}{rate}{compiled}; {all_s:.1f} s in all")
+    files = counted(restored, "file")
+    print(f"restored {files} to {printable(config.out)}{rate}{compiled}; {all_s:.1f} s in all")
     if skipped:
         print(_SKIPPED.format(counted(skipped, "result")))
     remarks = [remark for outcome in outcomes for remark in outcome.remarks]

@@ -191,7 +191,7 @@ def test_folders_keep_their_structure_and_files_their_notes(tmp_path, weights, c
     assert read_picture(tmp_path / "out" / "deep" / "er" / "alpha_x2.webp").kind == "rgb-alpha"
     said = capsys.readouterr().out
     assert (
-        "restored 3" in said
+        "restored 3 files to" in said
         and ", 0.0036 MP in" in said
         and "passed over: 1 file in folders" in said
     )
