@@ -37,7 +37,7 @@ def _first_of(extreme: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 
     def place(x: jax.Array, dim: int | None = None, keepdim: bool = False) -> jax.Array:
         shape = [1 if dim is None or i == dim % x.ndim else n for i, n in enumerate(x.shape)]
-        x, axis = (x.reshape(-1), 0) if dim is None else (x, dim % x.ndim)
+        x, axis = (x.reshape(-1), 0) if dim is None or not x.ndim else (x, dim % x.ndim)
         index = lax.argmax(x == extreme(x, axis=axis, keepdims=True), axis, jnp.int32)
         return index.reshape(shape) if keepdim else index
 
@@ -48,7 +48,8 @@ def _with_place(extreme: Callable[..., jax.Array]) -> Callable[..., tuple[jax.Ar
     """`max(dim)` and `min(dim)`, likewise."""
 
     def both(x: jax.Array, dim: int, keepdim: bool = False) -> tuple[jax.Array, jax.Array]:
-        return extreme(x, axis=dim, keepdims=keepdim), _first_of(extreme)(x, dim, keepdim)
+        values = extreme(x, axis=dim, keepdims=keepdim) if x.ndim else x
+        return values, _first_of(extreme)(x, dim, keepdim)
 
     return both
 

@@ -218,7 +218,7 @@ def var(
     keepdim: bool = False,
 ) -> jax.Array:
     ddof: Any = 1 if correction is None else correction
-    return jnp.var(widened(x), tuple(dim) if dim else None, ddof=ddof, keepdims=keepdim)
+    return jnp.var(widened(x), tuple(dim) if dim and x.ndim else None, ddof=ddof, keepdims=keepdim)
 
 
 @lowers(aten.std.correction)
@@ -230,7 +230,7 @@ def _with_mean(moment: Callable[..., jax.Array]) -> Callable[..., tuple[jax.Arra
     def lowering(
         x: jax.Array, dim: Sequence[int] | None = None, *, keepdim: bool = False, **options: Any
     ) -> tuple[jax.Array, jax.Array]:
-        mean = jnp.mean(widened(x), tuple(dim) if dim else None, keepdims=keepdim)
+        mean = jnp.mean(widened(x), tuple(dim) if dim and x.ndim else None, keepdims=keepdim)
         return moment(x, dim, keepdim=keepdim, **options), mean
 
     return lowering

@@ -97,6 +97,26 @@ def test_equals_torch(name):
     np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
+SINGLE = {
+    "argmax": lambda x: torch.argmax(x, 0),
+    "argmin": lambda x: torch.argmin(x, -1, keepdim=True),
+    "max": lambda x: torch.max(x, 0),
+    "variance": lambda x: x.float().var(0, correction=0),
+    "variance and mean": lambda x: torch.var_mean(x.float(), 0, correction=0),
+}
+
+
+@pytest.mark.parametrize("is_wide", [False, True])
+@pytest.mark.parametrize("name", SINGLE)
+def test_axes_of_a_single_number(name, is_wide):
+    x, function = np.asarray(3, np.int64 if is_wide else np.int32), SINGLE[name]
+    with jax.enable_x64(is_wide):
+        got = jax.tree.leaves(to_jax(Function(function)).apply({}, {}, x)[0])
+    expected = jax.tree.leaves(function(torch.from_numpy(x)))
+    for ours, theirs in zip(got, expected, strict=True):
+        assert ours.shape == theirs.shape and ours == theirs.numpy()
+
+
 def test_constructors_that_read_values_are_refused_by_name():
     model = to_jax(Function(lambda x: x * torch.FloatTensor([x.sum(), x.mean()]).sum()))
     with pytest.raises(UnsupportedTorchError, match=r"values of a traced tensor.*torch\.stack"):
