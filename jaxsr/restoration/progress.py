@@ -2,6 +2,7 @@
 
 import sys
 import time
+from decimal import Decimal
 
 from jaxsr.runtime.activity import is_quiet, set_status
 
@@ -9,8 +10,8 @@ _LINE_EVERY_S = 15.0
 
 
 def short(figure: float) -> str:
-    """One decimal from 1 on, two digits that count below: 16.0, 0.012."""
-    return f"{figure:.1f}" if figure >= 1 else f"{figure:.2g}"
+    """One decimal from 1 on, two digits that count below: 16.0, 0.012, 0.000064."""
+    return f"{figure:.1f}" if figure >= 1 else f"{Decimal(f'{figure:.2g}'):f}"
 
 
 class Progress:

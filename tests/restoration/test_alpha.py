@@ -6,7 +6,7 @@ from PIL import Image
 from scipy import ndimage
 
 from jaxsr.restoration.colour import fill_hidden
-from jaxsr.restoration.progress import Progress
+from jaxsr.restoration.progress import Progress, short
 from jaxsr.restore import main, restore
 from tests.restoration import networks
 
@@ -78,3 +78,7 @@ def test_pictures_that_are_refused_do_not_count(tmp_path, monkeypatch, capsys):
     assert main(words) == 1
     assert "not restored: 2" in capsys.readouterr().err
     assert made[0].pixels == made[0]._total == 200
+
+
+def test_small_figures_are_written_without_an_exponent():
+    assert [short(x) for x in (6.4e-05, 0.0123, 0.5, 16)] == ["0.000064", "0.012", "0.5", "16.0"]
