@@ -158,7 +158,7 @@ def test_the_pages_file_in_an_empty_folder_trains_on_a_mesh_and_resumes_to_the_b
     assert "nets_of_a_user:Net ×2, 852 parameters" in capsys.readouterr().out
     assert run(*options, "--steps", 2, "--out", "parts") == 0
     assert run("--resume", "--out", "parts", "--steps", 4) == 2  # nobody names the code
-    assert "parts names the code nets_of_a_user:Net, and a run folder runs no code" in (
+    assert "parts names the code nets_of_a_user:Net, and a configuration runs no code" in (
         capsys.readouterr().err
     )
     assert run(*options, "--resume", "--out", "parts", "--steps", 4) == 0
