@@ -126,8 +126,10 @@ def load_whole(image: Any, data: bytes) -> None:
         _check_jpeg(image, data)
 
 
-_ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2))
-_ADAM7 += ((0, 1, 1, 2),)
+_ADAM7 = (
+    (0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2),
+    (0, 1, 1, 2),
+)  # fmt: skip
 """First column and row, and the steps, of the passes of an interlaced PNG."""
 
 
@@ -192,12 +194,12 @@ def _check_segments(tags: Mapping[int, Any], data: bytes | None = None) -> None:
     lists = [tags.get(324, tags.get(273)), tags.get(325, tags.get(279))]
     lists = [each if isinstance(each, tuple) else (each,) for each in lists if each is not None]
     segments = [*zip(*lists, strict=False)]
-    whole = sum(all(segment) for segment in segments[:needed])
+    present = sum(all(segment) for segment in segments[:needed])
     if data is not None and tags.get(259) == 7 and len(lists) == 2:
         ends = [data[at : at + length].rstrip(b"\0")[-2:] for at, length in segments[:needed]]
-        whole = min(whole, ends.count(b"\xff\xd9"))
-    if whole < needed:
-        raise UnreadablePicture(f"truncated: it has {whole} of {needed} {kind}")
+        present = min(present, ends.count(b"\xff\xd9"))
+    if present < needed:
+        raise UnreadablePicture(f"truncated: it has {present} of {needed} {kind}")
 
 
 def has_late_exif(file: io.BufferedIOBase) -> bool:

@@ -1,9 +1,11 @@
 """Small random models made by `transformers`, the oracle of these tests, and their folders."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 
 def _config(family: str):
@@ -160,3 +162,14 @@ def model_folder(hf_model, hf_tokenizer, tmp_path_factory):
         return made[family]
 
     return make
+
+
+def single_file(model_folder, family, tmp_path):
+    """A copy with all tensors in one file, to be changed."""
+    folder = shutil.copytree(model_folder(family), tmp_path / "m")
+    tensors = {}
+    for path in folder.glob("*.safetensors"):
+        tensors |= load_file(path)
+        path.unlink()
+    (folder / "model.safetensors.index.json").unlink()
+    return folder, tensors

@@ -1,4 +1,4 @@
-"""Hugging Face folders as `transformers` writes them, quantised ones, and broken ones."""
+"""Hugging Face folders as `transformers` writes them, and quantised ones."""
 
 import json
 import shutil
@@ -16,8 +16,8 @@ from jaxsr.models.language_models import load_language_model
 from jaxsr.models.llama.filling import is_tied
 from jaxsr.models.llama.quantization_config import read_quantization
 from jaxsr.models.llama.quantized import Float8Activations, ScaledLinear, W8A8Linear
-from jaxsr.models.llama.tokenizer import load_tokenizer
 from jaxsr.models.load import load_model
+from tests.generation.conftest import single_file
 
 TOKENS = torch.randint(3, 320, (2, 20), generator=torch.Generator().manual_seed(0))
 CLOSE: dict[str, Any] = {"atol": 2e-4, "rtol": 1e-5}  # as in test_network.py
@@ -48,17 +48,6 @@ def test_generation_config_is_read(model_folder, tmp_path):
 def test_biases_of_another_form_are_one_line(fields):
     with pytest.raises(InputError, match=r"generation_config\.json has bad_words_ids, suppress_"):
         recommended_options(fields)
-
-
-def single_file(model_folder, family, tmp_path):
-    """A copy with all tensors in one file, to be changed."""
-    folder = shutil.copytree(model_folder(family), tmp_path / "m")
-    tensors = {}
-    for path in folder.glob("*.safetensors"):
-        tensors |= load_file(path)
-        path.unlink()
-    (folder / "model.safetensors.index.json").unlink()
-    return folder, tensors
 
 
 @pytest.mark.parametrize("implementation", ["own", "transformers"])
@@ -369,147 +358,3 @@ def test_w8a8_checkpoint(model_folder, hf_model, tmp_path):
     got = network(TOKENS)[0]
     # Rounding activations to 8 bits moves the logits (spread about 4); the ranking stays alike.
     assert torch.corrcoef(torch.stack((got.flatten(), want.flatten())))[0, 1] > 0.995
-
-
-def broken(folder, how, tensors):
-    if how == "no config":
-        (folder / "config.json").unlink()
-    elif how == "config not JSON":
-        (folder / "config.json").write_text("{")
-    elif how == "architecture":
-        path = folder / "config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": "resnet"}))
-    elif how == "shard":
-        next(folder.glob("model-00002*")).unlink()
-    elif how == "truncated shard":
-        path = next(folder.glob("model-00002*"))
-        path.write_bytes(path.read_bytes()[:-10])
-    elif how == "no weights":
-        for path in folder.glob("model*"):
-            path.unlink()
-        (folder / "pytorch_model.bin").write_bytes(b"")
-
-
-@pytest.mark.parametrize(
-    ("how", "error", "message"),
-    [
-        ("no config", FileNotFoundError, "no config.json in"),
-        ("config not JSON", ValueError, "config.json is not JSON"),
-        ("architecture", ValueError, "model_type 'resnet' makes no"),
-        ("shard", FileNotFoundError, "lacks 1 of"),
-        ("truncated shard", ValueError, "not a complete safetensors file"),
-        ("no weights", FileNotFoundError, "pickles, which are never opened"),
-    ],
-)
-def test_broken_folders_are_named(how, error, message, model_folder, tmp_path):
-    folder = shutil.copytree(model_folder("llama"), tmp_path / "m")
-    broken(folder, how, {})
-    with pytest.raises(error, match=message) as caught:
-        load_model(folder, kind="language model")
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("layer_types", ["garbage"]),
-        ("layer_types", 5),
-        ("rope_parameters", 5),
-        ("rope_parameters", {"rope_type": "garbage"}),
-        ("dtype", "garbage"),
-        ("quantization_config", [1]),
-        ("hidden_act", "zzz"),
-        ("vocab_size", [1]),
-        ("eos_token_id", "a"),
-    ],
-)
-@pytest.mark.parametrize("whose", ["tokenizer", "model"])
-def test_a_wrong_field_is_named_and_not_the_tokenizer(whose, field, value, model_folder, tmp_path):
-    folder = shutil.copytree(model_folder("llama"), tmp_path / "m")
-    (folder / "tokenizer_config.json").unlink()  # transformers then asks config.json for the class
-    fields = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**fields, field: value}))
-    with pytest.raises(InputError, match=rf"config\.json has (the )?{field} ") as caught:
-        if whose == "tokenizer":
-            load_tokenizer(folder)
-        load_model(folder, kind="language model", implementation="transformers")
-    assert "\n" not in str(caught.value) and "tokenizer" not in str(caught.value)
-
-
-def test_a_stop_token_of_config_json_is_checked_where_another_file_has_one(model_folder, tmp_path):
-    folder = shutil.copytree(model_folder("llama"), tmp_path / "m")
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 2}))
-    fields = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**fields, "eos_token_id": -7}))
-    with pytest.raises(
-        InputError, match=r"config\.json has the eos_token_id -7, which is not a tok"
-    ):
-        load_model(folder)
-
-
-def test_wrong_tensors_are_named(model_folder, tmp_path):
-    folder, tensors = single_file(model_folder, "llama", tmp_path)
-    name = "model.layers.1.mlp.up_proj.weight"
-    for changed, message in (
-        ({n: t for n, t in tensors.items() if n != name}, f"lacks {name}"),
-        ({**tensors, "model.extra": tensors[name].clone()}, "this network lacks: model.extra"),
-        ({**tensors, name: tensors[name][:-1].clone()}, "but the configuration makes it"),
-        ({**tensors, name: tensors[name].to(torch.int8)}, "states no quantisation"),
-    ):
-        save_file(changed, folder / "model.safetensors")
-        with pytest.raises(ValueError, match=message):
-            load_model(folder)
-
-
-def test_nothing_at_the_path(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no model '.*absent'"):
-        load_model(tmp_path / "absent")
-
-
-@pytest.mark.parametrize(
-    ("index", "reason"),
-    [
-        (
-            {"weight_map": {"a": "../outside.safetensors"}},
-            "is not a safetensors file of its folder",
-        ),
-        ({"weight_map": {"a": "/etc/passwd"}}, "is not a safetensors file of its folder"),
-        ({"weight_map": {"a": "pytorch_model.bin"}}, "is not a safetensors file of its folder"),
-        ({"weight_map": {"a": ["x"]}}, "is not a safetensors file of its folder"),
-        ({"weight_map": {}}, "no weight_map"),
-        ({"weight_map": "model.safetensors"}, "no weight_map"),
-        ({}, "no weight_map"),
-    ],
-)
-def test_an_index_names_files_of_its_folder_alone(tmp_path, index, reason):
-    from jaxsr.models.llama.hf_folder import weight_files
-
-    (tmp_path / "outside.safetensors").write_bytes(b"")
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ValueError, match=reason):
-        weight_files(folder)
-
-
-def test_json_that_nests_without_end(tmp_path):
-    from jaxsr.models.llama.hf_folder import read_json
-
-    for text in ("[" * 100_000, "1" * 10_000):
-        (tmp_path / "config.json").write_text(text)
-        with pytest.raises(ValueError, match="is not JSON"):
-            read_json(tmp_path / "config.json")
-
-
-@pytest.mark.parametrize("implementation", ["own", "transformers"])
-@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
-def test_weights_that_are_not_finite_are_refused(model_folder, tmp_path, implementation, value):
-    name = "model.layers.1.mlp.up_proj.weight"
-    folder = shutil.copytree(model_folder("llama"), tmp_path / "m")
-    for path in folder.glob("*.safetensors"):
-        weights = load_file(path)
-        if name in weights:
-            weights[name][3, 5] = value
-            save_file(weights, path, metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=r"layers\.1\.mlp\.up_proj\.weight has NaN or infinity"):
-        load_model(folder, kind="language model", implementation=implementation)

@@ -1,5 +1,7 @@
 """Traced programs from a folder: the same results, found again, never mistaken for another's."""
 
+from functools import partial
+
 import jax
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from jaxsr.generation import stored_programs
 from jaxsr.generation.generate_loop import complete
 from jaxsr.generation.jax_decoder import JaxDecoder
+from jaxsr.generation.logits_processors import settings_of
 from jaxsr.generation.options import SamplingOptions
 
 PROMPTS = [[5, 7, 11], [20, 21, 22, 23]]
@@ -81,3 +84,17 @@ def test_a_folder_that_cannot_be_written_only_warns(network, tmp_path, caplog):
     _, tokens, _ = run(network("llama"), tmp_path / "file" / "programs")
     assert np.shape(tokens) == (2, 6)
     assert "is not kept" in caplog.text
+
+
+def test_greedy_programs_of_a_cpu_leave_the_branches_of_sampling_out(network):
+    engine = JaxDecoder(network("llama"))
+    one = np.zeros(1, np.int32)
+
+    def program(options):
+        first_token = partial(engine._steps.first_token, *engine._first_token_options(options))
+        logits, prompt = np.zeros((1, 320), np.float32), np.zeros((1, 8), np.int32)
+        return str(jax.make_jaxpr(first_token)(logits, prompt, one, one, settings_of(options, ())))
+
+    assert "top_k[" not in program(OPTIONS)
+    assert "top_k[" in program(SamplingOptions(temperature=0.5))
+    assert "top_k[" in program(SamplingOptions(repetition_penalty=1.5))
