@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
+from jaxsr.interop._core.accumulation import mean
 from jaxsr.interop._core.dtypes import widened
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import Entry, Kind, handles, lowers
@@ -46,8 +47,8 @@ def _layer_norm(
     bias: jax.Array | None,
     eps: float,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    out, mean, rstd = _normalized(widened(x), tuple(range(-len(shape), 0)), eps)
-    return _affine(out, weight, bias), mean, rstd
+    out, means, rstd = _normalized(widened(x), tuple(range(-len(shape), 0)), eps)
+    return _affine(out, weight, bias), means, rstd
 
 
 _ENTRY = Entry(Kind.LOWERING, _layer_norm)
@@ -57,10 +58,10 @@ def _normalized(
     x: jax.Array, axes: tuple[int, ...], eps: float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """`x` with mean 0 and variance 1 over axes, the mean, and the inverse standard deviation."""
-    mean = x.mean(axes, keepdims=True)
-    centred = x - mean
-    rstd = lax.rsqrt(jnp.square(centred).mean(axes, keepdims=True) + eps)
-    return centred * rstd, mean, rstd
+    means = mean(x, axes, keepdims=True)
+    centred = x - means
+    rstd = lax.rsqrt(mean(jnp.square(centred), axes, keepdims=True) + eps)
+    return centred * rstd, means, rstd
 
 
 def _affine(x: jax.Array, weight: jax.Array | None, bias: jax.Array | None) -> jax.Array:
@@ -83,8 +84,10 @@ def group_norm(
     if not x.size:
         statistics = jnp.zeros((n, groups), x.dtype)
         return x, statistics, statistics
-    out, mean, rstd = _normalized(widened(x).reshape(n, groups, -1), (-1,), eps)
+    # Not (n, groups, -1): XLA would add up its pixels as they lie before.
+    grouped = widened(x).reshape(n, groups, c // groups, *x.shape[2:])
+    out, means, rstd = _normalized(grouped, tuple(range(2, grouped.ndim)), eps)
     per_channel = (c, *[1] * (x.ndim - 2))
     weight, bias = (v if v is None else v.reshape(per_channel) for v in (weight, bias))
     out = _affine(out.reshape(x.shape), weight, bias)
-    return out, mean.reshape(n, groups), rstd.reshape(n, groups)
+    return out, means.reshape(n, groups), rstd.reshape(n, groups)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxsr.interop._core.accumulation import mean, total
 from jaxsr.interop._core.dtypes import widened
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import lowers
@@ -16,7 +17,7 @@ from jaxsr.interop.lowerings.elementwise import absolute, with_partials
 
 def reduced(losses: jax.Array, reduction: int) -> jax.Array:
     """As torch numbers reductions: none, mean, sum."""
-    return (lambda x: x, jnp.mean, jnp.sum)[reduction](losses)
+    return (lambda x: x, mean, total)[reduction](losses)
 
 
 _bce = with_partials(

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from jax import lax
 
+from jaxsr.interop._core.accumulation import mean, terms, total
 from jaxsr.interop._core.dtypes import nan_where, to_jax_dtype, widened
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import lowers
@@ -36,8 +37,8 @@ def _reduced(reduce: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     return lowering
 
 
-lowers(aten.sum.default, aten.sum.dim_IntList)(_reduced(jnp.sum))
-lowers(aten.mean.default, aten.mean.dim)(_reduced(jnp.mean))
+lowers(aten.sum.default, aten.sum.dim_IntList)(_reduced(total))
+lowers(aten.mean.default, aten.mean.dim)(_reduced(mean))
 lowers(aten.prod.default, aten.prod.dim_int)(_reduced(jnp.prod))
 lowers(aten.any.default, aten.any.dim, aten.any.dims)(_reduced(jnp.any))
 
@@ -70,20 +71,20 @@ def vector_norm(
     elif order == 0:
         out = jnp.sum((wide != 0).astype(wide.dtype), axes, keepdims=keepdim)
     elif order == 1:
-        out = jnp.sum(wide, axes, keepdims=keepdim)
+        out = total(wide, axes, keepdims=keepdim)
     elif order == 2 and not jnp.iscomplexobj(x):
-        total = jnp.sum(jnp.square(x.astype(wide.dtype)), axes, keepdims=keepdim)
-        zero = total == 0
-        out = jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, total)))
+        squares = total(jnp.square(x.astype(wide.dtype)), axes, keepdims=keepdim)
+        zero = squares == 0
+        out = jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, squares)))
     else:
         empty = wide == 0
         powers = jnp.where(
             empty, 0.0**order if order > 0 else jnp.inf, jnp.where(empty, 1, wide) ** order
         )
-        total = jnp.sum(powers, axes, keepdims=keepdim)
-        bad = (total == 0) | jnp.isinf(total)
-        out = jnp.where(bad, total ** (1 / order), jnp.where(bad, 1, total) ** (1 / order))
-        out = jnp.where(total == 0, lax.stop_gradient(out), out)
+        added = total(powers, axes, keepdims=keepdim)
+        bad = (added == 0) | jnp.isinf(added)
+        out = jnp.where(bad, added ** (1 / order), jnp.where(bad, 1, added) ** (1 / order))
+        out = jnp.where(added == 0, lax.stop_gradient(out), out)
     return out.astype(size.dtype)
 
 
@@ -218,7 +219,13 @@ def var(
     keepdim: bool = False,
 ) -> jax.Array:
     ddof: Any = 1 if correction is None else correction
-    return jnp.var(widened(x), tuple(dim) if dim and x.ndim else None, ddof=ddof, keepdims=keepdim)
+    axes = tuple(dim) if dim and x.ndim else None
+    left = terms(x, axes) - ddof
+    if left <= 0 or jnp.iscomplexobj(x):
+        return jnp.var(widened(x), axes, ddof=ddof, keepdims=keepdim)
+    wide = widened(x)
+    squares = jnp.square(wide - mean(wide, axes, keepdims=True))
+    return total(squares, axes, keepdims=keepdim) / left
 
 
 @lowers(aten.std.correction)
@@ -230,8 +237,8 @@ def _with_mean(moment: Callable[..., jax.Array]) -> Callable[..., tuple[jax.Arra
     def lowering(
         x: jax.Array, dim: Sequence[int] | None = None, *, keepdim: bool = False, **options: Any
     ) -> tuple[jax.Array, jax.Array]:
-        mean = jnp.mean(widened(x), tuple(dim) if dim and x.ndim else None, keepdims=keepdim)
-        return moment(x, dim, keepdim=keepdim, **options), mean
+        axes = tuple(dim) if dim and x.ndim else None
+        return moment(x, dim, keepdim=keepdim, **options), mean(widened(x), axes, keepdims=keepdim)
 
     return lowering
 
