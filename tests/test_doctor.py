@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.fixture(scope="module")
 def diagnosis():
-    """What the command prints on this machine, in a process of its own."""
+    """The command's output on this machine, in a process of its own."""
     command = [sys.executable, "-m", "jaxsr.doctor", "--platform", "cpu", "--json"]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False

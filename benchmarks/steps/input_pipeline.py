@@ -119,7 +119,7 @@ def crop_rows(folder: Path | None, *, batch: int, crop: int, seconds: float) -> 
 
 
 def step_rows(folder: Path | None, *, preset: str) -> list[Row]:
-    """What is left of the rate of a preset's training step, by each way photos reach the device."""
+    """Rates of a preset's training step, for each way in which photos reach the device."""
     from jaxsr.training.engines import JaxEngine
     from jaxsr.training.fast_srgan import FastSRGANTask
     from jaxsr.training.task_run import TaskRun

@@ -1,4 +1,4 @@
-"""What a command says while it computes: on a terminal, in a log, and with --quiet."""
+"""Progress messages of a command: on a terminal, in a log, and with --quiet."""
 
 import io
 import os
@@ -75,7 +75,7 @@ def run(code: str, *words: str, **variables: str) -> subprocess.CompletedProcess
 
 
 def on_a_terminal(code: str) -> str:
-    """What a terminal gets."""
+    """Runs the code and returns the text that a terminal gets."""
     master, slave = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdout=slave, stderr=slave, env=environment(), cwd=ROOT
