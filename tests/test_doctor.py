@@ -129,13 +129,13 @@ def printed(monkeypatch, capsys, **options):
 def test_it_is_short_unless_asked(monkeypatch, capsys):
     assert printed(monkeypatch, capsys) == [
         "installation",
-        "  ok    right: 2 checks",
+        "  ok    2 checks",
         "compiler",
         "  ok    compiler: 2 known faults, all avoided",
         "devices",
         "  note  memory: little",
         "        → buy more",
-        "  ok    right: 1 check",
+        "  ok    1 check",
         "",
         "all is well; --verbose prints every check",
     ]

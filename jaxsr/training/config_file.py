@@ -240,8 +240,9 @@ def summarize(config: RunConfig, presets: Mapping[str, RunConfig]) -> str:
         plain = flat_options(preset)
         changes[name] = {n: v for n, v in options.items() if plain.get(n) != v and n not in PER_RUN}
     nearest = min(changes, key=lambda name: len(changes[name]))
-    words = [f"preset {nearest}", *(f"{n}={v}" for n, v in changes[nearest].items())]
-    text = f"options: {'  '.join(words)}; config.json has all"
+    words = [f"preset {nearest}"] if len(presets) > 1 else []
+    words += [f"{n}={v}" for n, v in changes[nearest].items()]
+    text = f"options: {'  '.join(words) or 'the defaults'}; config.json lists all"
     return textwrap.fill(
         text, 100, break_long_words=False, break_on_hyphens=False, subsequent_indent="  "
     )

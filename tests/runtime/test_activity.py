@@ -7,6 +7,7 @@ import re
 import select
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -15,6 +16,42 @@ import pytest
 from jaxsr.runtime import activity
 
 ROOT = Path(__file__).resolve().parents[2]
+SILENCED = """
+import os, sys, time
+from jaxsr.runtime import activity
+from jaxsr.runtime.cli import run_command, run_program
+
+def command(words):
+    activity.set_status("compiling")
+    time.sleep(0.8)
+    whole, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    time.sleep(1.5)
+    os.dup2(whole, 2)
+    print("compiled", flush=True)
+    return 0
+
+activity._PATIENCE_S = 0.3
+run_program(lambda: run_command(command, sys.argv[1:]), "gaze")
+"""
+BAR = """
+import sys, time
+from tqdm import tqdm
+from jaxsr.runtime import activity
+from jaxsr.runtime.cli import run_command, run_program
+
+def command(words):
+    bar = tqdm(total=2, bar_format="{n}/{total} {elapsed}", ncols=30)
+    activity.redraw_bar(bar.refresh)
+    time.sleep(2.5)
+    bar.update(2)
+    activity.redraw_bar(None)
+    bar.close()
+    return 0
+
+activity._PATIENCE_S = 0.3
+run_program(lambda: run_command(command, sys.argv[1:]), "gaze")
+"""
 SLOW = """
 import sys, time
 from jaxsr.runtime import activity
@@ -77,6 +114,7 @@ def run(code: str, *words: str, **variables: str) -> subprocess.CompletedProcess
 def on_a_terminal(code: str) -> str:
     """Runs the code and returns the text that a terminal gets."""
     master, slave = pty.openpty()
+    termios.tcsetwinsize(slave, (24, 80))
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdout=slave, stderr=slave, env=environment(), cwd=ROOT
     )
@@ -113,6 +151,19 @@ def test_a_terminal_gets_a_sign_that_moves_and_vanishes():
     frames = re.findall(r"\r(.) reading the stars … \d s\x1b\[K", received)
     assert len(set(frames)) > 3
     assert shown(received) == "one star"
+
+
+def test_a_sign_moves_while_messages_of_a_compiler_are_silenced():
+    """`interop/aot/chips.py` turns file 2 elsewhere while libtpu compiles."""
+    received = on_a_terminal(SILENCED)
+    assert len(re.findall(r"\r. compiling … \d s", received)) > 12
+    assert shown(received) == "compiled"
+
+
+def test_the_clock_of_a_bar_runs_between_its_steps():
+    received = on_a_terminal(BAR)
+    assert {"0/2 00:00", "0/2 00:01", "0/2 00:02"} <= set(re.findall(r"\r(0/2 \S{5})", received))
+    assert shown(received).startswith("2/2")
 
 
 @pytest.mark.sample(1)
