@@ -26,8 +26,9 @@ import numpy as np
 from benchmarks.harness.report import Report, ReportOptions, Row, run_benchmark
 from benchmarks.harness.turns import take_turns
 from jaxsr.data.batches import PhotoCrops
-from jaxsr.data.photos import Photos, available_cpus, open_photos, open_training_photos
+from jaxsr.data.photos import Photos, open_photos, open_training_photos
 from jaxsr.data.prefetch import BatchStream, HostBatch
+from jaxsr.data.processors import available_cpus
 from jaxsr.runtime.allocator import keep_freed_memory
 
 

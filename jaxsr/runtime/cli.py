@@ -47,7 +47,8 @@ def run_program(main: Callable[[], int], command: str) -> NoReturn:
     except InputError as error:
         print(f"jaxsr: {_one_line(error)}", file=sys.stderr)
         sys.exit(ExitStatus.WRONG_INPUT)
-    keep_freed_memory(command)
+    if not {"-h", "--help", "--version"} & {*sys.argv[1:]}:  # answered at once
+        keep_freed_memory(command)
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_Printable())
     warnings.filterwarnings("ignore", module="PIL")  # about large images, whose size jaxsr checks
