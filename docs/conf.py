@@ -67,8 +67,7 @@ def setup(app: Any) -> None:
 
     def mend(app: Any, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
         body = re.sub(r"(jax\.)?jaxlib\._jax\.Array", "Array", context.get("body", ""))
-        if page.startswith("generated/"):
-            body = f'<div class="options">{body}</div>'
+        body = f'<div class="page-{page.partition("/")[0]}">{body}</div>'  # for static/site.css
         context["body"] = re.sub(r'href="#((?:\.\./)?[\w/.-]+)"', repository_link, body)
 
     app.connect("html-page-context", mend)
