@@ -256,7 +256,8 @@ def parse_options(
         for option, successor in (replaced or {}).items():
             if any(word.partition("=")[0] == option for word in arguments):
                 raise InputError(f"{option} is now {successor}; see {prog} --help") from None
-        error = _in_our_words(box.getvalue(), arguments)
+        colourless = re.sub(r"\x1b\[[\d;]*m", "", box.getvalue())  # tyro colours for a terminal
+        error = _in_our_words(colourless, arguments)
         if match := re.match(r"unknown option (\S+)", error):
             if belongs := elsewhere(match[1]) if elsewhere else "":
                 error = match[0] + belongs

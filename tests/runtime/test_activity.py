@@ -100,7 +100,7 @@ run_program(lambda: run_command(command, sys.argv[1:]), "gaze")
 
 def environment() -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if k not in ("JAXSR_ACTIVITY", "XDG_CACHE_HOME")}
-    return kept | {"PYTHONPATH": str(ROOT), "JAXSR_ALLOCATOR": "system"}
+    return kept | {"PYTHONPATH": str(ROOT), "JAXSR_ALLOCATOR": "system", "TERM": "xterm"}
 
 
 def run(code: str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -138,6 +138,14 @@ def shown(received: str) -> str:
         parts = re.split(r"\r", line)
         lines.append(parts[-1].replace("\x1b[K", ""))
     return "\n".join(lines).strip()
+
+
+def test_a_wrong_option_is_one_line_on_a_terminal_too():
+    """tyro colours its boxes there."""
+    code = "from jaxsr.restore import main; raise SystemExit(main(['a.png', '--modle', 'clean']))"
+    received = on_a_terminal(code)
+    (line,) = received.split("\r\n")[:-1]
+    assert line.startswith("jaxsr: unknown option --modle (did you mean --model?); see ")
 
 
 def test_a_log_gets_a_line():
