@@ -131,7 +131,7 @@ def test_it_is_short_unless_asked(monkeypatch, capsys):
         "installation",
         "  ok    2 checks",
         "compiler",
-        "  ok    compiler: 2 known faults, all avoided",
+        "  ok    2 known faults, all avoided",
         "devices",
         "  note  memory: little",
         "        → buy more",
