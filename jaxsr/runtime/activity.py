@@ -67,6 +67,8 @@ class _StatusLine:
             self.stream = open(own, "w", encoding=stream.encoding, errors="replace")  # noqa: SIM115
         self.parts: dict[str, tuple[str, float]] = {}
         """Work in progress and its start: `command`, and on top of it `compiler`."""
+        self.done = 0
+        """Parts of the command's activity that are done."""
         self.printed: set[tuple[str, float]] = set()
         self.shown = False
         self.output = time.monotonic()
@@ -81,6 +83,8 @@ class _StatusLine:
         with self.lock:
             self.clear()
             self.parts.pop(level, None)
+            if level == "command":
+                self.done = 0
             if text is not None:
                 self.parts[level] = (text, time.monotonic())
 
@@ -116,7 +120,8 @@ class _StatusLine:
                 return
             if self.terminal:
                 width = os.get_terminal_size(self.stream.fileno()).columns or 80
-                line = f"{frame} {text} … {now - began:.0f} s"[: width - 1]
+                done = f", {self.done} done" if self.done else ""
+                line = f"{frame} {text}{done} … {now - began:.0f} s"[: width - 1]
                 self.stream.write(f"\r{line}\x1b[K")
                 self.shown = True
             elif part not in self.printed:
@@ -166,6 +171,12 @@ def set_status(text: str | None) -> None:
     for status in _status_lines:
         status.set("command", None if text is None else printable(text))
         _watch_compiler(status)
+
+
+def set_done(count: int) -> None:
+    """Says how many parts of the current activity are done."""
+    for status in _status_lines:
+        status.done = count
 
 
 def redraw_bar(redraw: Callable[[], Any] | None) -> None:

@@ -59,6 +59,7 @@ from jaxsr.runtime.cli import run_command, run_program
 
 def command(words):
     activity.set_status("reading the stars")
+    activity.set_done(7)
     time.sleep(0.8)
     print("one", end="", flush=True)
     time.sleep(0.8)
@@ -156,7 +157,7 @@ def test_a_log_gets_a_line():
 
 def test_a_terminal_gets_a_sign_that_moves_and_vanishes():
     received = on_a_terminal(SLOW)
-    frames = re.findall(r"\r(.) reading the stars … \d s\x1b\[K", received)
+    frames = re.findall(r"\r(.) reading the stars, 7 done … \d s\x1b\[K", received)
     assert len(set(frames)) > 3
     assert shown(received) == "one star"
 
