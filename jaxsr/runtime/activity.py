@@ -120,7 +120,8 @@ class _StatusLine:
                 return
             if self.terminal:
                 width = os.get_terminal_size(self.stream.fileno()).columns or 80
-                done = f", {self.done} done" if self.done else ""
+                counts = self.done and "compiler" not in self.parts
+                done = f", {self.done} done" if counts else ""
                 line = f"{frame} {text}{done} … {now - began:.0f} s"[: width - 1]
                 self.stream.write(f"\r{line}\x1b[K")
                 self.shown = True
