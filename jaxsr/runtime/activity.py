@@ -38,19 +38,20 @@ def be_quiet() -> None:
 
 
 def fitted(text: str, stream: TextIO) -> str:
-    """Returns the text, broken between words to fit a terminal.
+    """Returns the text, broken between words to fit a terminal; see `wrapped`."""
+    if not stream.isatty():
+        return text
+    return wrapped(re.sub(r"\n +", "  ", text), shutil.get_terminal_size().columns)
+
+
+def wrapped(text: str, columns: int) -> str:
+    """Returns the text as lines of at most so many columns, the later ones indented.
 
     In a line whose parts are two spaces apart, a name stays with its figure.
     """
-    if not stream.isatty():
-        return text
     glued = re.sub(r"(?<! ) (?! )", "\N{NO-BREAK SPACE}", text) if "  " in text else text
     lines = textwrap.wrap(
-        glued,
-        shutil.get_terminal_size().columns,
-        subsequent_indent="  ",
-        break_long_words=False,
-        break_on_hyphens=False,
+        glued, columns, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
     )
     return "\n".join(lines).replace("\N{NO-BREAK SPACE}", " ")
 

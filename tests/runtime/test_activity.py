@@ -226,6 +226,14 @@ def test_lines_on_a_terminal_break_between_words_and_keep_names_with_figures(mon
         "  psnr_y 27.0883",
         "  ssim_y 0.7316",
     ]
+    options = activity.wrapped(
+        "options: preset quick  steps=20  batch=8; config.json lists all", 55
+    )
+    assert activity.fitted(options, _Stream(terminal=True)).splitlines() == [
+        "options: preset quick",
+        "  steps=20",
+        "  batch=8; config.json lists all",
+    ]
     sentence = "training on 9 photos, validating on 2 held out"
     assert activity.fitted(sentence, _Stream(terminal=True)).splitlines() == [
         "training on 9 photos,",
