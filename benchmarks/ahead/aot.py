@@ -2,7 +2,7 @@
 
 Memory, FLOPs, bytes and communication are the compiler's, for one device; times are a roofline,
 labelled as estimates. `--table` prints a table of results/aot.json instead: training `steps`
-(docs/tpu.md), or `folding` (docs/lane-folding.md, plain → folded).
+(docs/tpu-programs.md), or `folding` (docs/lane-folding.md, plain → folded).
 
 - `train`: both phases of Fast-SRGAN and MSHNet, the published batch on every device, statistics
   local, on 8 chips of three kinds in both dtypes.

@@ -2,7 +2,7 @@
 
 Memory, arithmetic, bytes and communication are of one device; times are a roofline, an estimate.
 `before` rows keep images in torch's order (`--lane-folding off`). `--table` prints the table of
-docs/gpu.md.
+docs/gpu-measured.md.
 """
 
 from dataclasses import dataclass

@@ -162,6 +162,23 @@ def _randperm(trace: Trace, func: torch._ops.OpOverload, args: tuple, kwargs: di
     return trace.wrap_like(cast(value, to_jax_dtype(meta.dtype)), meta, False)
 
 
+@handles(aten.poisson.default)
+def _poisson(trace: Trace, func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> JaxTensor:
+    """Torch gives no gradient to the rates."""
+    meta = trace.meta_result(func, args, kwargs)
+    rates = args[0].array()
+    refused = ~((rates >= 0) & (rates <= _MOST_COUNTED))  # of NaN as well
+    check_values(
+        f"poisson{place_in_code()} draws with rates that are negative, NaN or beyond 2^30", refused
+    )
+    counts = jax.random.poisson(trace.next_key(), rates.astype(wide_dtype(rates.dtype)))
+    return trace.wrap_like(cast(counts, to_jax_dtype(meta.dtype)), meta, False)
+
+
+_MOST_COUNTED = 2**30
+"""JAX counts in int32."""
+
+
 @handles(aten.multinomial.default)
 def _multinomial(trace: Trace, func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> JaxTensor:
     names = ("self", "num_samples", "replacement")
@@ -206,6 +223,7 @@ DRAWS: dict[torch._ops.OpOverload, Callable] = {
     **dict.fromkeys(_NORMAL, _normal_of_tensors),
     **dict.fromkeys(_RANDINT, _randint),
     aten.randperm.default: _randperm,
+    aten.poisson.default: _poisson,
     aten.multinomial.default: _multinomial,
     aten.native_dropout.default: _native_dropout,
 }

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,9 +33,6 @@ from jaxsr.models.llama.network import Attention, CausalLM, take_fewer_kernels
 from jaxsr.models.llama.packed import arranged_copy, has_blocks
 from jaxsr.runtime.cuda_graphs import LOOPS_IN_GRAPHS
 from jaxsr.xla_calls.calls import xla_only
-
-if TYPE_CHECKING:
-    from jaxsr.interop import JaxModule
 
 
 class JaxNetwork:
@@ -112,24 +109,24 @@ class JaxNetwork:
         return jax.device_get(tree)
 
     @cached_property
-    def _model(self) -> "JaxModule":
+    def _function(self) -> Callable[..., Any]:
         # Only a trace needs it, and its imports take a good part of a short run.
 
-        from jaxsr.interop import lowering, to_jax
+        from jaxsr.generation.repeated_blocks import RepeatedBlocks, whole
+        from jaxsr.interop import lowering
 
         lowering("aten::_int_mm")(_integer_product)
         lowering("jaxsr::panel_product")(lambda x, panels: panel_product.product(x, *panels))
         lowering("jaxsr::packed_panels")(panel_product.packed)
-        return to_jax(self._skeleton)
+        if isinstance(self._skeleton, CausalLM):
+            return RepeatedBlocks(self._skeleton)
+        return whole(self._skeleton)
 
     def _run(self, weights: dict[str, jax.Array], *args: Any, **kwargs: Any) -> Any:
-        weights = self._stored.for_network(weights)
-        params = {name: weights[name] for name in self._model.params}
-        buffers = {name: weights[name] for name in self._model.buffers}
         with warnings.catch_warnings():
             # From libraries' code that counts in int64, which is int32 in JAX.
             warnings.filterwarnings("ignore", "Explicitly requested dtype")
-            return self._model.apply(params, buffers, *args, **kwargs)[0]
+            return self._function(self._stored.for_network(weights), *args, **kwargs)
 
     def _program(
         self,

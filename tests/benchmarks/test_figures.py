@@ -34,7 +34,7 @@ def test_readme_has_the_figures_of_the_page_of_figures():
     text = figures["SmolLM2-135M on two CPU cores, against transformers, batch 1"]
     assert f"{text} (batch 1)" in line_of("| SmolLM2-135M, float32, greedy")
     step = figures["MSHNet's training step on an H200, against `torch.compile`"]
-    assert f"| {step.removesuffix(' ×')} |" in (ROOT / "docs" / "gpu.md").read_text()
+    assert f"| {step.removesuffix(' ×')} |" in (ROOT / "docs" / "gpu-measured.md").read_text()
 
 
 def test_conformance():
@@ -50,7 +50,7 @@ def test_mshnet_on_a_gpu():
         {row["contender"]: row[key] for row in rows} for key in ("step_ms_median", "device_ms")
     )
     compiled, eager = "torch.compile, channels_last", "torch channels_last"
-    text = (ROOT / "docs" / "gpu.md").read_text()
+    text = (ROOT / "docs" / "gpu-measured.md").read_text()
     (line,) = [x for x in text.splitlines() if x.startswith("| MSHNet step, 16 × 256², H200")]
     assert f"| {ms['jaxsr']:.1f} ms |" in line
     assert f"channels last {ms[compiled]:.1f}, of which kernels {kernels[compiled]:.1f}" in line
@@ -149,7 +149,7 @@ def test_generation():
 
 
 def test_table_of_start_up():
-    text = (ROOT / "docs" / "generate.md").read_text()
+    text = (ROOT / "docs" / "generate-speed.md").read_text()
     for row in rows_of("generate_start_up"):
         ratios = (row[f"{name}_to_transformers"] for name in ("processor", "wall"))
         cells = [f"{ratio:.2f}" for ratio in ratios]
@@ -158,7 +158,7 @@ def test_table_of_start_up():
 
 
 def test_table_of_generation():
-    text = (ROOT / "docs" / "generate.md").read_text()
+    text = (ROOT / "docs" / "generate-speed.md").read_text()
     contenders = (
         "jaxsr, JAX",
         "jaxsr, JAX, by transformers' code",
@@ -178,6 +178,27 @@ def test_table_of_generation():
         assert f"| {batch} | {' | '.join(cells)} |" in text
     cells = (prompts.get(name, "") for name in contenders)
     assert f"| 1, a prompt of 512 tokens, ms | {' | '.join(cells)} |" in text
+
+
+def test_table_of_proposed_tokens():
+    text = (ROOT / "docs" / "generate-speed.md").read_text()
+    cases: dict[tuple, dict[int, str]] = {}
+    for row in rows_of("generate_proposals"):
+        share = "" if row["accepted"] is None else f" ({row['accepted']:.2f})"
+        of_case = cases.setdefault((row["case"], row["scale"]), {})
+        of_case[row["proposals"]] = f"{row['token_ms']:.1f}{share}"
+    assert len(cases) == 8
+    for cells in cases.values():
+        assert f" | {cells[0]} | {cells[3]} | {cells[7]} |" in text
+
+
+def test_table_of_many_prompts():
+    text = (ROOT / "docs" / "generate-speed.md").read_text()
+    theirs = "transformers, torch, sorted, batches of "
+    rows = [r for r in rows_of("generate_throughput") if r["contender"].startswith(theirs)]
+    for row in rows:
+        batch = row["contender"].removeprefix(theirs)
+        assert f"| {batch} | {1 / row['times_jaxsr']:.1f} |" in text
 
 
 def test_table_of_pictures():

@@ -294,13 +294,31 @@ class CausalLM(nn.Module):
           Float32 logits, (B, T, V), (B, V) or (B, N, V), and each layer's new (keys, values),
           (B, K, T, D), or (B, K, S, D) with `write`.
         """
-        batch, count = tokens_BT.shape
-        places = self._places(tokens_BT, cache, filled_B, first_B, write=write)
-        x_BTE = self.model.embed_tokens(tokens_BT)
+        places, x_BTE = self.begin(
+            tokens_BT, cache, filled_B=filled_B, first_B=first_B, write=write
+        )
         new = []
         for index, layer in enumerate(self.model.layers):
             x_BTE, k, v = layer(x_BTE, places, None if cache is None else cache[index])
             new.append((k, v))
+        return self.end(x_BTE, read_B), new
+
+    def begin(
+        self,
+        tokens_BT: Tensor,
+        cache: Sequence[Cache] | None = None,
+        *,
+        filled_B: Tensor | None = None,
+        first_B: Tensor | None = None,
+        write: bool = False,
+    ) -> tuple[Places, Tensor]:
+        """The places of the tokens, and their embeddings (B, T, E): the blocks' inputs."""
+        places = self._places(tokens_BT, cache, filled_B, first_B, write=write)
+        return places, self.model.embed_tokens(tokens_BT)
+
+    def end(self, x_BTE: Tensor, read_B: Tensor | None = None) -> Tensor:
+        """Float32 logits of the last block's outputs; `read_B` as for `forward`."""
+        batch, count, _ = x_BTE.shape
         if read_B is not None and read_B.ndim == 2:
             x_BTE = x_BTE[torch.arange(batch, device=read_B.device)[:, None], read_B]
         elif read_B is not None and count > 1:
@@ -312,7 +330,7 @@ class CausalLM(nn.Module):
             logits = self.model.embed_tokens.head(x_BTE)
         else:
             logits = self.lm_head(x_BTE)
-        return logits.to(wide(logits.dtype)), new
+        return logits.to(wide(logits.dtype))
 
     def _places(
         self,
