@@ -67,6 +67,9 @@ def setup(app: Any) -> None:
 
     def mend(app: Any, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
         body = re.sub(r"(jax\.)?jaxlib\._jax\.Array", "Array", context.get("body", ""))
+        # Signatures with a factory are not parsed: their types keep Sphinx's "~module.".
+        body = re.sub(r"~(?:[A-Za-z_]\w*\.)*(?=[A-Za-z_])", "", body)
+        body = body.replace("&lt;factory&gt;", "…")
         body = f'<div class="page-{page.partition("/")[0]}">{body}</div>'  # for static/site.css
         context["body"] = re.sub(r'href="#((?:\.\./)?[\w/.-]+)"', repository_link, body)
 
