@@ -35,6 +35,7 @@ myst_heading_anchors = 3
 suppress_warnings = ["myst.xref_missing"]
 
 # jaxtyping's shapes stay as written.
+add_module_names = False  # the modules are private: pages name the public ones
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
@@ -58,12 +59,18 @@ def setup(app: Any) -> None:
 
     def restore(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
         lines[:] = attributes.pop(name, lines)
+        if lines and lines[0].startswith("Alias for field number"):  # Python's, not ours
+            lines.clear()
 
     app.connect("autodoc-process-docstring", keep, priority=100)
     app.connect("autodoc-process-docstring", restore, priority=900)
 
     def mend(app: Any, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
         body = re.sub(r"(jax\.)?jaxlib\._jax\.Array", "Array", context.get("body", ""))
+        # Signatures with a factory are not parsed: their types keep Sphinx's "~module.".
+        body = re.sub(r"~(?:[A-Za-z_]\w*\.)*(?=[A-Za-z_])", "", body)
+        body = body.replace("&lt;factory&gt;", "…")
+        body = f'<div class="page-{page.partition("/")[0]}">{body}</div>'  # for static/site.css
         context["body"] = re.sub(r'href="#((?:\.\./)?[\w/.-]+)"', repository_link, body)
 
     app.connect("html-page-context", mend)

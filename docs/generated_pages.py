@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -101,7 +102,7 @@ def _table(kind: type, fields: list[dataclasses.Field], prefix: str = "--") -> I
             continue
         if is_positional(kind, field.name):
             name = field.name.upper()
-        text = texts.get(field.name, "").replace("|", "\\|")
+        text = re.sub(r"([|*_])", r"\\\1", texts.get(field.name, ""))
         yield f"| `{name}` | {text} | {_values(declared)} | {_default(field)} |"
 
 
@@ -115,7 +116,7 @@ def _values(declared: Any) -> str:
     kinds = [kind for kind in get_args(declared) if kind not in (type(None), Ellipsis)]
     if get_origin(declared) is tuple:
         if Ellipsis not in get_args(declared):
-            return f"{len(kinds)} numbers"
+            return f"{len(kinds)} {'paths' if Path in kinds else 'numbers'}"
         one = _values(kinds[0])
         return f"some of {one}" if "`" in one else f"{one}s"
     return " or ".join(map(_values, kinds))

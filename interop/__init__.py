@@ -1,6 +1,6 @@
 """PyTorch modules as pure JAX functions, and the parts for training them on a mesh.
 
-The only package that imports both frameworks.
+The only package that imports both frameworks::
 
     jm = to_jax(module)                                           # torch names, JAX arrays
     outputs, buffers = jm.apply(jm.params, jm.buffers, images)    # pure: jit, grad, shard_map

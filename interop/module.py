@@ -124,7 +124,7 @@ class JaxModule:
         train: bool | None = False,
         method: str = "forward",
     ) -> tuple[PyTree, Arrays]:
-        """Like `apply`, with the method's arguments apart, whatever their names are.
+        """Like `apply`, with the method's arguments apart, whatever their names are::
 
             # of a `forward(self, x, train)`
             outputs, buffers = jm.call(jm.params, jm.buffers, (x,), {"train": True}, train=False)

@@ -51,8 +51,9 @@ def counted(count: int, noun: str) -> str:
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
     """The most similar name, in parentheses for the middle of an error; empty where none is."""
-    near = difflib.get_close_matches(word, list(names), n=1, cutoff=0.7)
-    return f" (did you mean {near[0]}?)" if near else ""
+    spelt = {name.lower(): name for name in names}
+    near = difflib.get_close_matches(word.lower(), list(spelt), n=1, cutoff=0.7)
+    return f" (did you mean {spelt[near[0]]}?)" if near else ""
 
 
 def first_of(names: Iterable[str], most: int = 3) -> str:

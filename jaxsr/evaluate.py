@@ -1,9 +1,10 @@
 """`python -m jaxsr.evaluate DATA --model MODEL --out FOLDER`: tests a detector on a split."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxsr.runtime.activity import set_status
+from jaxsr.runtime.activity import fitted, set_status
 from jaxsr.runtime.cli import parse_options, run_command, run_program
 
 
@@ -41,7 +42,8 @@ def _evaluate(arguments: list[str]) -> None:
         curve_points=config.curve_points,
     )
     write_report(evaluation, config.out)
-    print(evaluation)
+    for line in str(evaluation).splitlines():
+        print(fitted(line, sys.stdout))
     print(f"report.json, images.csv and roc.png in {config.out}")
 
 

@@ -38,6 +38,14 @@ def options_of(words: list[str]) -> set[str]:
     return OPTIONS[names[0]] if names and not own else set()
 
 
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/*.md")), ids=lambda page: page.name)
+def test_code_fits_the_column(page):
+    """A longer line is cut or torn on the site, where docs/static/site.css sets the size."""
+    blocks = re.findall(r"^```[a-z]*\n(.*?)^```$", page.read_text(), re.M | re.S)
+    long = [line for block in blocks for line in block.splitlines() if len(line) > 98]
+    assert not long
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_command_has_a_line_of_its_own_and_its_options(page):
     for line in commands(page):

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.fixture(scope="module")
 def diagnosis():
-    """What the command prints on this machine, in a process of its own."""
+    """The command's output on this machine, in a process of its own."""
     command = [sys.executable, "-m", "jaxsr.doctor", "--platform", "cpu", "--json"]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
@@ -129,13 +129,13 @@ def printed(monkeypatch, capsys, **options):
 def test_it_is_short_unless_asked(monkeypatch, capsys):
     assert printed(monkeypatch, capsys) == [
         "installation",
-        "  ok    right: 2 checks",
+        "  ok    2 checks",
         "compiler",
-        "  ok    compiler: 2 known faults, all avoided",
+        "  ok    2 known faults, all avoided",
         "devices",
         "  note  memory: little",
         "        → buy more",
-        "  ok    right: 1 check",
+        "  ok    1 check",
         "",
         "all is well; --verbose prints every check",
     ]

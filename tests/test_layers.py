@@ -32,7 +32,7 @@ FRAMEWORKS = {
     "models": ("jax", "jaxlib", "flax", "torchax"),
     "data": ("torch", "torchax"),
 }
-"""What a package does not import of others."""
+"""Imports that a package must not have."""
 
 INTEROP_OF_MODELS = {
     "jaxsr.interop.annotations",
@@ -51,7 +51,7 @@ INTEROP_OF_MODELS = {
     "jaxsr.interop.torch_evaluation",
     "jaxsr.interop.weights",
 }
-"""What `models` may import of interop: modules that import no JAX."""
+"""Modules of interop that `models` may import, because they import no JAX."""
 
 
 def sources() -> Iterator[tuple[str, Path]]:

@@ -1,4 +1,4 @@
-"""What the TPU compiler makes of every family at its real settings: no TPU, no measurement.
+"""Figures of the TPU compiler for every family at its real settings: no TPU, no measurement.
 
 Memory, FLOPs, bytes and communication are the compiler's, for one device; times are a roofline,
 labelled as estimates. `--table` prints a table of results/aot.json instead: training `steps`
@@ -239,7 +239,7 @@ def pictures(topology_name: str) -> Compiled:
 
 
 def read() -> dict[str, Row]:
-    """What is compiled already, by program."""
+    """Rows that are compiled already, by program."""
     return {row["program"]: row for row in read_rows(RECORD)}
 
 
@@ -320,7 +320,7 @@ def measure(options: Options) -> None:
 
 
 def rows_of(programs: Programs) -> dict[tuple[str], Callable[[], Row]]:
-    """What compiles each program, as the row of its report."""
+    """Functions that compile each program and return the row of its report."""
 
     def compiled(program: Callable[[], Compiled]) -> Row:
         from jaxsr.interop.aot.report import as_json

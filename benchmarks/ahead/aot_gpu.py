@@ -1,4 +1,4 @@
-"""What XLA's CUDA compiler makes of jaxsr's programs for GPUs: none is needed, nothing is measured.
+"""Figures of XLA's CUDA compiler for jaxsr's programs: no GPU is needed, nothing is measured.
 
 Memory, arithmetic, bytes and communication are of one device; times are a roofline, an estimate.
 `before` rows keep images in torch's order (`--lane-folding off`). `--table` prints the table of

@@ -34,7 +34,7 @@ RECORD = RESULTS / "forecast.json"
 CHIPS = (8, 64, 256, 1024)
 COMPILED_FOR = 8
 UTILISATION = 0.5
-"""Of the roofline that a device reaches; published runs have 0.33 to 0.67 of the peak."""
+"""Share of the roofline that a device reaches; published runs have 0.33 to 0.67 of the peak."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class System:
     group: int
     """Devices that the fast links join."""
     network_bytes_per_s: float
-    """Of one device to other groups, each direction."""
+    """Bandwidth of one device to other groups, each direction."""
 
 
 SYSTEMS = (
@@ -83,11 +83,11 @@ class Forecast:
     step_s: float
     """With communication beside computation as far as it goes."""
     least_efficiency: float
-    """Of the chips: time without communication, relative to a step in which nothing overlaps."""
+    """Time without communication, relative to a step in which nothing overlaps."""
     best_efficiency: float
     """The same where everything overlaps."""
     memory_share: float
-    """Of a chip's memory."""
+    """Share of a chip's memory."""
 
 
 def links_s(figures: Figures, system: System, chips: int, link_bytes_per_s: float) -> float:
@@ -138,7 +138,7 @@ def forecast(model: str, figures: Figures, system: System, chips: int, device: A
 
 
 def programs() -> dict[tuple[str], Callable[[], Row]]:
-    """What is to be compiled, by name."""
+    """Functions that compile the programs, by name."""
     return {
         (f"{model}, {layers} layers, {topology}",): partial(_compiled, model, layers, topology)
         for topology in dict.fromkeys(system.compiled for system in SYSTEMS)
@@ -177,7 +177,7 @@ def _combined(rows: Mapping[str, Any], program: str, topology: str) -> Figures:
 
 
 def forecasts() -> list[Forecast]:
-    """Of the committed programs, for every model, system and number of chips."""
+    """Forecasts from the committed programs, for every model, system and number of chips."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     from jaxsr.interop.aot.topology import load_topology
 

@@ -12,7 +12,7 @@ from benchmarks.harness.report import Row
 
 LAYERS = {"SR transformer": 14, "Llama-3.1-8B": 32}
 WIDTH, HEADS, TOKENS = 768, 12, 48 * 48
-"""Of the SR transformer: one token a low-resolution pixel, ×4."""
+"""Width, heads and tokens of the SR transformer: one token a low-resolution pixel, ×4."""
 SR_BATCH, LM_TOKENS = 8, 4096
 """Pictures, and tokens of one sequence, on each device."""
 FIGURES = ("flops", "bytes", "arguments", "temporaries", "gathered", "reduced")
@@ -20,7 +20,7 @@ FIGURES = ("flops", "bytes", "arguments", "temporaries", "gathered", "reduced")
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """Of one device's step."""
+    """Figures of one device's step."""
 
     flops: float
     bytes: float

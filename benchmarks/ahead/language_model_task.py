@@ -23,7 +23,7 @@ class Text(jaxsr.Task):
         optimizer = "adamw"
         lr = 1e-5
         size: Literal["1B", "8B"] = "1B"
-        """Of the network."""
+        """Size of the network."""
         layers: int | None = None
         """Default: all of them."""
         length: int = 2048
@@ -50,7 +50,7 @@ class Text(jaxsr.Task):
 
 
 def shapes(size: str) -> list[tuple[int, ...]]:
-    """Of the whole model's parameters."""
+    """Shapes of the whole model's parameters."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     with torch.device("meta"):

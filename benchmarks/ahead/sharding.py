@@ -107,7 +107,7 @@ def whole(rows: dict[Any, Row], model: str, topology: str, mesh: str) -> Figures
 
 
 def by_maxtext(model: str, mesh: str) -> tuple[float, float, float]:
-    """What its rules give: bytes of state a chip, gathered and scattered, and summed.
+    """Bytes by MaxText's rules: state on a chip, gathered and scattered, and summed.
 
     State is a parameter and Adam's two moments, float32. With blocks recomputed each matrix is
     gathered forward and backward, and its gradient scattered, in bfloat16. `tensor` sums the
@@ -150,7 +150,7 @@ def table(rows: list[Row]) -> list[str]:
 
 
 def _parts(mesh: str) -> tuple[int, int]:
-    """Of `fsdp` and `tensor`."""
+    """Sizes of `fsdp` and `tensor`."""
     shape = MeshShape.parse(mesh)
     return shape.fsdp, shape.tensor
 

@@ -50,7 +50,7 @@ class Options(ReportOptions):
     rerun: tuple[str, ...] = ()
     """Statuses of rows in --out whose entries run once more, such as wrong."""
     timeout_s: int = 300
-    """Of one entry in one dtype."""
+    """Most time for one entry in one dtype."""
     memory_gib: int = 24
     """Address space of one process."""
     group: int = 24

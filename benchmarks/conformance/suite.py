@@ -149,7 +149,7 @@ _REFUSALS = (
 
 
 def refusal(text: str) -> str:
-    """What a refused sample asks for, in a few words."""
+    """Names in a few words the form that a refused sample asks for."""
     return next((name for pattern, name in _REFUSALS if re.search(pattern, text)), text[:90])
 
 

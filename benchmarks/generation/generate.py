@@ -313,7 +313,7 @@ def race(contenders: dict[str, Contender], prompts: list[list[int]], options: Op
 def _with_processor_s(
     run: Contender, prompts: list[list[int]], new: int
 ) -> tuple[tuple[float, float], float]:
-    """What a contender returns, and the processor seconds of one step of decoding."""
+    """Returns a contender's result, and the processor seconds of one step of decoding."""
     begin = time.process_time()
     run(prompts, 1)
     first = time.process_time()

@@ -1,4 +1,4 @@
-"""What a token costs where several are proposed and checked at once, beside plain greedy decoding.
+"""Cost of a token where several are proposed and checked at once, compared with greedy decoding.
 
 Same network, prompt and machine, one row, no stop tokens; `equal`: the tokens are the same.
 
@@ -49,7 +49,7 @@ class Options(ReportOptions):
     proposals: tuple[int, ...] = (3, 7)
     """Tokens proposed at each step."""
     scales: tuple[float, ...] = (0.0, 0.02, 0.05, 0.2)
-    """What the outputs of the blocks that the draft lacks are scaled by."""
+    """Factors on the outputs of the blocks that the draft lacks."""
     rounds: int = 5
     """Turns of each contender."""
     lookup: bool = True
@@ -63,9 +63,9 @@ class Case:
     """A network and prompt, decoded with different numbers of proposals."""
 
     name: str
-    """What is measured."""
+    """Name of the measurement."""
     scale: float | None
-    """Of the blocks that the draft lacks."""
+    """Factor on the outputs of the blocks that the draft lacks."""
     prompt: list[int]
     """Token ids."""
     engine: Callable[[int], Any]

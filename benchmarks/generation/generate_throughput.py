@@ -27,7 +27,7 @@ from benchmarks.harness.report import Report, ReportOptions, run_benchmark
 
 @dataclass(frozen=True)
 class _Done:
-    """What a contender did."""
+    """Outputs and times of a contender."""
 
     outputs: dict[int, list[int]]
     """By the number of the prompt."""
@@ -63,7 +63,7 @@ class Options(ReportOptions):
     vocabulary: int = 49152
     """Tokens that the model knows."""
     threads: int | None = None
-    """Of torch. Default: its own choice."""
+    """Threads of torch. Default: its own choice."""
 
 
 def measure(options: Options) -> None:

@@ -87,7 +87,7 @@ def _parts(rows: Sequence[Row]) -> Iterator[list[str]]:
 
 
 def _programs(rows: Sequence[Row]) -> Iterator[list[str]]:
-    """What was forecast without the device, beside what was measured on it."""
+    """Rows of figures forecast without the device, and measured on it."""
     by_name = {row["name"]: row for row in rows if row["name"]}
     products = [row["tflops"] for row in rows if "bfloat16" in row["name"] and "tflops" in row]
     for network in ("fast-srgan", "mshnet"):

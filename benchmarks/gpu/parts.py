@@ -1,4 +1,4 @@
-"""What a part of `benchmarks.gpu` is, and what every part does first in its process."""
+"""The parts of `benchmarks.gpu`, and the first calls of every part in its process."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -34,7 +34,7 @@ PROMPT_TOKENS, NEW_TOKENS = 128, 64
 
 
 def rates(setting: Setting) -> Iterator[Row]:
-    """What the device reaches: bytes of a plain copy, FLOPs of large products."""
+    """Rates that the device reaches: bytes of a plain copy, FLOPs of large products."""
     start_jax(setting)
     import jax
     import jax.numpy as jnp

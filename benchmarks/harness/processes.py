@@ -229,7 +229,7 @@ class Worker(Child):
         waits: bool = True,
     ) -> None:
         self.ready: dict[str, Any] = {}
-        """What it yielded first."""
+        """The first value that the process yielded."""
         environment = dict(os.environ)
         if keeps_memory:
             os.environ |= with_tunables(environment, command=command)

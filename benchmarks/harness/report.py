@@ -1,4 +1,4 @@
-"""What all benchmarks share: the command line, and one schema for results (see README.md)."""
+"""Shared parts of all benchmarks: the command line, and one schema for results (see README.md)."""
 
 import functools
 import importlib.metadata
@@ -36,7 +36,7 @@ ItemT = TypeVar("ItemT")
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
-    """Of every benchmark with results."""
+    """Options of every benchmark with results."""
 
     out: Path | None = None
     """JSON to write. Default: only printed."""
@@ -172,7 +172,7 @@ def _environment(commit: str | None) -> dict[str, Any]:
 
 
 def _instruction_set() -> str:
-    """Of the processor, as NumPy names it: X86_V3 has AVX2, X86_V4 also AVX-512; kernels differ."""
+    """Instruction set as NumPy names it: X86_V3 has AVX2, X86_V4 also AVX-512; kernels differ."""
     configuration: Any = np.show_config(mode="dicts")
     found = configuration["SIMD Extensions"]["found"]
     return found[-1] if found else "baseline"

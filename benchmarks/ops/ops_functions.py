@@ -33,14 +33,14 @@ BATCH = (8, 256, 256)
 
 @dataclass(frozen=True, kw_only=True)
 class Options(ReportOptions):
-    """Of this benchmark."""
+    """Options of this benchmark."""
 
     out: Path | None = None
     """JSON to write. Default: only printed."""
     functions: tuple[str, ...] = ()
     """Only these. Default: all."""
     kernels: tuple[str, ...] = KERNELS
-    """Of the rows of oracles."""
+    """Kernels for the rows of oracles."""
     parts: tuple[str, ...] = ("oracle", "tpu")
     """Which rows."""
     table: bool = False

@@ -1,4 +1,4 @@
-"""What the TPU compiler estimates for resize and for `jax.image.resize`: no TPU, no measurement.
+"""Estimates of the TPU compiler for resize and for `jax.image.resize`: no TPU, no measurement.
 
 Compiles each for one chip of a TPU v5e through libtpu and reads the compiled program: estimated
 cycles of its operations, the bytes that they read from and write to main memory (without what

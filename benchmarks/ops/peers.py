@@ -30,7 +30,7 @@ def pictures(count: int, height: int, width: int) -> np.ndarray:
 
 
 def library() -> Library:
-    """What peers are made of, imported; None for what is not installed."""
+    """Imports the libraries that peers are made of; None for those that are not installed."""
     import cv2
     import scipy.ndimage
     import torch

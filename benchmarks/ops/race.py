@@ -25,7 +25,7 @@ class Entry:
     same: bool | None = None
     """Whether it does the same mathematics; None asks the values."""
     compiled: dict[str, Any] | None = None
-    """What compiling it cost."""
+    """Cost of compiling it."""
 
 
 @dataclass(frozen=True, kw_only=True)

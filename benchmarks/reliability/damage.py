@@ -37,7 +37,7 @@ class Options(ReportOptions):
     cuts: int = 200
     """Tries that cut, empty or remove a file."""
     seed: int = 0
-    """Of places and bits."""
+    """Seed for places and bits."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Kind:
     read: Callable[[Path], Any]
     """Reads the folder as the commands do; the result compares by `==`."""
     sound: tuple[Any, ...]
-    """What may be read: the folder as it is, or an older sound state."""
+    """States that a reader may return: the folder as it is, or an older sound state."""
 
 
 def bits(tree: Any) -> dict[str, bytes]:

@@ -43,7 +43,7 @@ class Options(ReportOptions):
     kinds: tuple[str, ...] = tuple(KINDS)
     """Kinds of files."""
     seed: int = 0
-    """Of the damage."""
+    """Seed for the damage."""
     keep: Path | None = None
     """Folder for the files that were not read or refused as they must be."""
 

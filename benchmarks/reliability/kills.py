@@ -49,9 +49,9 @@ class Options(ReportOptions):
     terminations: tuple[int, ...] = (10, 6, 4)
     """SIGTERMs for each."""
     steps: int = 300
-    """Of a run."""
+    """Steps of a run."""
     seed: int = 0
-    """Of the moments."""
+    """Seed for the moments."""
     platform: Literal["cpu", "cuda"] = "cpu"
     """Where the runs compute; with cuda, on one GPU and with --deterministic."""
 
@@ -153,7 +153,7 @@ def losses(out: Path) -> dict[int, float]:
 
 
 def differences(out: Path, reference: Path) -> list[str]:
-    """What a run has other than an uninterrupted one: names of weights, numbers of steps."""
+    """Names of weights and steps in which a run differs from an uninterrupted one."""
     reference_losses, run_losses = losses(reference), losses(out)
     names = [
         f"step {step}" for step, loss in reference_losses.items() if run_losses.get(step) != loss

@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.harness.report import RESULTS
 
 PROGRAMS = ("damage", "hostile_inputs", "kills")
-"""Of this folder."""
+"""Programs of this folder."""
 PAGE = RESULTS.parents[1] / "docs/reliability.md"
 FUZZ_EXAMPLES = "2000"
 """Command lines for each command."""
@@ -21,7 +21,7 @@ FUZZ_EXAMPLES = "2000"
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to write."""
+    """Options of the run."""
 
     folder: Path = RESULTS
     """Where the JSON of each program goes."""

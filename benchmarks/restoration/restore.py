@@ -56,7 +56,7 @@ class Options(ReportOptions):
     rounds: int = 5
     """Turns of each contender."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """What the network computes in."""
+    """Dtype in which the network computes."""
     out: Path | None = RESULTS / "restore.json"
     """JSON of the figures."""
 

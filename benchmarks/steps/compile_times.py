@@ -29,7 +29,7 @@ class Options(ReportOptions):
     )  # fmt: skip
     """Names of timm."""
     programs: tuple[str, ...] = ("forward", "gradient")
-    """Of each network."""
+    """Programs of each network."""
     kernels: tuple[str, ...] = ("native", "xla")
     """Values of JAXSR_CPU_KERNELS."""
     side_px: int = 224

@@ -22,7 +22,7 @@ SHAPES = (
 )  # fmt: skip
 """Images, height, width, channels of a part, parts, channels of the result, side of the kernel."""
 LEAST_ELEMENTS = {"jaxsr": None, "parts": 0, "whole": 1 << 62}
-"""Of a concatenation that is avoided; None is the default."""
+"""Smallest concatenation that is avoided, in elements; None is the default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ def contenders(shape: tuple[int, ...]) -> dict[str, Callable[[], Any]]:
     model = to_jax(network)
 
     def apply(*arrays: jax.Array) -> jax.Array:
-        """Of images with channels last, and to such images, as convolutions leave them."""
+        """Applies the network to images with channels last, and returns such images."""
         first = (jnp.moveaxis(x, -1, 1) for x in arrays)
         return jnp.moveaxis(model.apply(model.params, model.buffers, *first)[0], 1, -1)
 

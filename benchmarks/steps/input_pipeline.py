@@ -26,8 +26,9 @@ import numpy as np
 from benchmarks.harness.report import Report, ReportOptions, Row, run_benchmark
 from benchmarks.harness.turns import take_turns
 from jaxsr.data.batches import PhotoCrops
-from jaxsr.data.photos import Photos, available_cpus, open_photos, open_training_photos
+from jaxsr.data.photos import Photos, open_photos, open_training_photos
 from jaxsr.data.prefetch import BatchStream, HostBatch
+from jaxsr.data.processors import available_cpus
 from jaxsr.runtime.allocator import keep_freed_memory
 
 
@@ -119,7 +120,7 @@ def crop_rows(folder: Path | None, *, batch: int, crop: int, seconds: float) -> 
 
 
 def step_rows(folder: Path | None, *, preset: str) -> list[Row]:
-    """What is left of the rate of a preset's training step, by each way photos reach the device."""
+    """Rates of a preset's training step, for each way in which photos reach the device."""
     from jaxsr.training.engines import JaxEngine
     from jaxsr.training.fast_srgan import FastSRGANTask
     from jaxsr.training.task_run import TaskRun

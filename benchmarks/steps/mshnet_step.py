@@ -13,7 +13,7 @@ from benchmarks.steps.race_steps import RaceOptions, Workload, race_steps
 
 @dataclass(frozen=True, kw_only=True)
 class Options(RaceOptions):
-    """What to measure."""
+    """Options of the race."""
 
     batch: int = 4
     """Images per step."""

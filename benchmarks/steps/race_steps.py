@@ -37,7 +37,7 @@ class RaceOptions(ReportOptions):
     batch: int
     """Images per step."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """What the networks compute in, on both sides."""
+    """Dtype in which the networks compute, on both sides."""
     platform: Literal["cpu", "cuda"] = "cpu"
     """Where both sides compute."""
     mesh: int = 1
@@ -72,7 +72,7 @@ class Workload:
     jax_batch: Callable[[Any], Mapping[str, Any]]
     """The batch on a mesh as jaxsr's step takes it."""
     prepare: Callable[[Any, Any], Any] = lambda batch, key: batch
-    """What jaxsr's step does with it first."""
+    """First part of jaxsr's step: makes its batch from the one on the mesh."""
 
 
 def race_steps(

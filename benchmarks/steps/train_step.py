@@ -12,7 +12,7 @@ from benchmarks.steps.race_steps import RaceOptions, Workload, race_steps
 
 @dataclass(frozen=True, kw_only=True)
 class Options(RaceOptions):
-    """What to measure."""
+    """Options of the race."""
 
     phase: Literal["pretrain", "adversarial"] = "pretrain"
     """Phase of the step; the adversarial one has both players and no perceptual loss."""

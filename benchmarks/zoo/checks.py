@@ -221,7 +221,7 @@ _CAUSES = (
     (r"rows that a mask selects", "a number of rows that depends on values"),
     (r"x64 mode is off|beyond int32", "64-bit numbers"),
 )
-"""What refusals and failures say, and the cause that the page names."""
+"""Patterns in the messages of refusals and failures, and the cause that the page names."""
 
 
 def cause(row: Row) -> str:

@@ -16,7 +16,7 @@ class Entry:
 
     group: Group
     name: str
-    """Of the row: what the library calls the model."""
+    """The library's name of the model, which the row has."""
     model: str
     """`--model` of `jaxsr.check`."""
     args: dict[str, Any]

@@ -16,7 +16,7 @@ from jaxsr.interop.sealed_json import unseal
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to draw."""
+    """Options of the figure."""
 
     metrics: tyro.conf.Positional[tuple[Path, ...]]
     """metrics.jsonl of a run, and of those that branch from it, in order."""
@@ -41,7 +41,7 @@ def plot(options: Options) -> None:
 
 
 def read_logged_rows(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """What runs logged; the steps of a branch take the place of those it did not follow."""
+    """Logged figures of runs; the steps of a branch take the place of those it did not follow."""
     rows: list[dict[str, Any]] = []
     for path in paths:
         lines = enumerate(path.read_bytes().splitlines(), 1)

@@ -34,7 +34,7 @@ class Text(jaxsr.Task):
         length: int = 128
         """Tokens in a row."""
         layers: int = 4
-        """Of the small network."""
+        """Layers of the small network."""
         lora: int = 0
         """Rank of adapters at the attention's projections; 0 trains all weights."""
 

@@ -157,7 +157,7 @@ def rates(contenders: list[str], count: int, rounds: int) -> Iterator[tuple[str,
 
 
 def forecast(topology: str, count: int) -> dict[str, float]:
-    """What one device's program holds and moves, and the rate that its memory allows at most."""
+    """Bytes that one device's program needs and moves, and the highest rate that memory allows."""
     from jax.sharding import SingleDeviceSharding
 
     from jaxsr.interop.aot.topology import load_topology

@@ -54,7 +54,7 @@ class Ellipses(jaxsr.Task):
         encoder: str = "resnet18"
         """Name in segmentation_models_pytorch."""
         side: int = 96
-        """Of the scenes, in pixels, a multiple of 32."""
+        """Side of the scenes, in pixels, a multiple of 32."""
 
     def network(self):
         return smp.Unet(self.config.encoder, encoder_weights=None, in_channels=1)

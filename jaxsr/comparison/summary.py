@@ -48,9 +48,9 @@ def headline(comparison: Comparison) -> str:
             )
         elif step is not None and not step.tie:
             what = f"the tokens part at step {step.step}"
-        return f"DIFFER: {what}, though none of {checked} checked was found wrong by itself"
-    verb = "errs" if comparison.local_checked else "parts"
-    return f"AGREE: none of {checked} checked {verb} by more than rounding explains"
+        return f"DIFFER: {what}, though no operation is wrong by itself ({checked} checked)"
+    verb = "errs" if comparison.local_checked else "differs"
+    return f"AGREE: no operation {verb} by more than rounding explains ({checked} checked)"
 
 
 _LOCAL_NOTE = (

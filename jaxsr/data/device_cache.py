@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int32, UInt8
 
-from jaxsr.data.photos import Photos, available_cpus
+from jaxsr.data.photos import Photos
+from jaxsr.data.processors import available_cpus
 
 
 class ResidentPhotos(NamedTuple):

@@ -29,8 +29,8 @@ from jaxsr.data.decode import PICTURE_ENDINGS, decode_rgb, orientation_of
 from jaxsr.data.held_out import is_held_out
 from jaxsr.data.host_cache import PixelCache
 from jaxsr.data.masks import Mask, read_mask
-from jaxsr.data.photos import available_cpus
 from jaxsr.data.picture_file import ChangedFileError, UnreadablePicture
+from jaxsr.data.processors import available_cpus
 from jaxsr.errors import InputError, MissingFileError, counted, first_of
 from jaxsr.interop.bounded_read import read_bounded
 

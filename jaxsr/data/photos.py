@@ -25,6 +25,7 @@ from jaxsr.data.held_out import is_held_out
 from jaxsr.data.host_cache import PixelCache
 from jaxsr.data.input_files import Listing, list_files
 from jaxsr.data.picture_file import ChangedFileError, UnreadablePicture
+from jaxsr.data.processors import available_cpus
 from jaxsr.data.same_photos import same_photos
 from jaxsr.data.sources import unread_kind
 from jaxsr.errors import InputError, MissingFileError, counted, first_of, printable
@@ -391,13 +392,6 @@ def _shrunk(pixels: np.ndarray, fraction: float) -> np.ndarray:
         return pixels
     height, width = _shrunk_size(pixels.shape, fraction)
     return np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC))
-
-
-def available_cpus() -> int:
-    """CPUs that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _built_in() -> dict[str, Path]:

@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import tyro
 
-from jaxsr.data.input_form import Form
 from jaxsr.interop.fields import number
 from jaxsr.runtime.options import AotOptions, ComputeOptions, LaneFoldingOptions, ModelOptions
 
@@ -24,7 +23,7 @@ class DetectorOptions(ModelOptions, LaneFoldingOptions, ComputeOptions):
     """Folder for the results."""
     threshold: float = number(0.5, least=0, below=1)
     """Probability above which a pixel belongs to a target."""
-    size: Form | None = None
+    size: Literal["base", "native"] | None = None
     """Resize images to --base × --base, or use their native size. Default: as trained."""
     base: int | None = number(None, most=2**14)
     """Side in pixels for --size base. Default: as trained."""

@@ -56,7 +56,7 @@ def run(config: DetectConfig) -> int:
     set_status("loading the model")
     setup_compute(config)
     session = _Session(config.detector(), config)
-    set_status("looking for targets")
+    set_status(f"looking for targets in {counted(len(inputs.sources), 'file')}")
     check_folder(config.out)
     failed = len(inputs.problems)
     with naming_out_of_memory(rows=config.batch, advice="cut the images"):

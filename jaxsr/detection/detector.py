@@ -21,6 +21,7 @@ from jaxsr.data.input_form import Form, InputForm
 from jaxsr.errors import InputError
 from jaxsr.models.load import load_model
 from jaxsr.models.registry import LoadedModel
+from jaxsr.runtime.activity import set_done
 from jaxsr.runtime.open_runner import open_runner
 from jaxsr.runtime.options import ComputeOptions, LaneFolding
 from jaxsr.runtime.runner import Runner
@@ -112,6 +113,7 @@ class Detector:
           batches: result of `plan`.
           read: the image of a number, or a tuple that begins with it.
         """
+        done = 0
         started: deque[tuple[Together, list, Callable[[], list[np.ndarray]]]] = deque()
         for together in batches:
             samples = [read(number) for number in together.numbers]
@@ -120,6 +122,8 @@ class Detector:
             if len(started) > 1:
                 earlier, earlier_samples, logits = started.popleft()
                 yield earlier, earlier_samples, logits()
+                done += len(earlier.numbers)
+                set_done(done)
         for together, samples, logits in started:
             yield together, samples, logits()
 

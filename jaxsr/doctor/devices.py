@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from jaxsr.data.photos import available_cpus
+from jaxsr.data.processors import available_cpus
 from jaxsr.doctor.checks import Finding
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.install import install_extra

@@ -29,6 +29,7 @@ from jaxsr.models.language_models import load_language_model
 from jaxsr.models.llama.loading import LanguageModel, fingerprint
 from jaxsr.models.llama.tokenizer import load_tokenizer
 from jaxsr.models.load import load_model
+from jaxsr.runtime.activity import fitted
 from jaxsr.runtime.allocator import release_freed_memory
 from jaxsr.runtime.setup import compiled_folder
 
@@ -336,13 +337,13 @@ class Session:
             )
         rates = [row["decode_tokens_per_s"] for row in self.rows]
         rate = sum(rates) / max(len(rates), 1)
-        print(
+        line = (
             f"{self.engine.device}: {counted(len(self.rows), 'output')}, "
             f"{sum(row['output_tokens'] for row in self.rows)} tokens, "
             f"{rate:.1f} tokens/s decoding; loaded in {self.load_s:.1f} s, "
-            f"compiled in {self.engine.compile_s:.1f} s",
-            file=sys.stderr,
+            f"compiled in {self.engine.compile_s:.1f} s"
         )
+        print(fitted(line, sys.stderr), file=sys.stderr)
 
 
 class _InOrder:

@@ -28,6 +28,8 @@ class StreamPrinter:
     def __call__(self, index: int, new: list[int]) -> None:
         """Prints the text that `new` tokens add to the output."""
         self._ids += [token for token in new if token not in self._stop_ids]
+        if len(self._ids) < 2:
+            return  # The second token's program may compile for long; a sign shows that meanwhile.
         # Each byte of an unfinished character decodes to U+FFFD; it is printed when it is complete.
         self._print(self._texts.printable(self._ids).rstrip("\ufffd"))
 

@@ -24,7 +24,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 
-from jaxsr.errors import InputError, UserError, first_of, one_line
+from jaxsr.errors import InputError, UserError, did_you_mean, first_of, one_line
 from jaxsr.interop.out_of_memory import check_fits, free_memory_bytes
 from jaxsr.models.claims import check_claims
 from jaxsr.models.hub import fetched, is_hub_name
@@ -189,7 +189,7 @@ def import_attribute(name: str, *, option: str) -> Any:
     if not hasattr(module, attribute):
         raise InputError(
             f"{option} {name}: {module_name} has no class or function {attribute!r}"
-            + _classes_of(module)
+            + (did_you_mean(attribute, dir(module)) or _classes_of(module))
         )
     return getattr(module, attribute)
 

@@ -4,7 +4,7 @@ import sys
 import time
 from decimal import Decimal
 
-from jaxsr.runtime.activity import is_quiet, set_status
+from jaxsr.runtime.activity import is_quiet, redraw_bar, set_status
 
 _LINE_EVERY_S = 15.0
 
@@ -31,6 +31,7 @@ class Progress:
         self._bar = tqdm(
             total=total, unit=" px", unit_scale=True, smoothing=0.1, bar_format=layout, disable=None
         )
+        redraw_bar(self._bar.refresh)
 
     @property
     def seconds(self) -> float:
@@ -59,4 +60,5 @@ class Progress:
         self._bar.refresh()
 
     def close(self) -> None:
+        redraw_bar(None)
         self._bar.close()

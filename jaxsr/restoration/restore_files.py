@@ -163,11 +163,12 @@ def _restore(
     failed = [*inputs.problems, *(failure for outcome in outcomes for failure in outcome.failed)]
     restored = sum(len(outcome.restored) for outcome in outcomes)
     skipped = sum(len(outcome.skipped) for outcome in outcomes)
-    rate = f", {short(done)} MP in {spent:.1f} s ({short(done / spent)} MP/s)" if done else ""
-    compiled = f", {counted(programs, 'program')}" if config.engine == "jax" and programs else ""
+    figures = [f"{short(done)} MP at {short(done / spent)} MP/s"] if done else []
+    if config.engine == "jax" and programs:
+        figures.append(counted(programs, "program"))
     all_s = time.perf_counter() - began
-    files = counted(restored, "file")
-    print(f"restored {files} to {printable(config.out)}{rate}{compiled}; {all_s:.1f} s in all")
+    line = f"restored {counted(restored, 'file')} to {printable(config.out)} in {all_s:.1f} s"
+    print(fitted(line + (f" ({', '.join(figures)})" if figures else ""), sys.stdout))
     if skipped:
         print(_SKIPPED.format(counted(skipped, "result")))
     remarks = [remark for outcome in outcomes for remark in outcome.remarks]

@@ -2,7 +2,7 @@
 
 Commands call `set_status` at the start of a long part; JAX's log says what it compiles. Nothing is
 printed in a library, in a part that ends within `_PATIENCE_S`, with `--quiet`, or with
-`JAXSR_ACTIVITY=0`.
+`JAXSR_ACTIVITY=0`. A bar's clock runs between its steps, see `redraw_bar`.
 """
 
 import itertools
@@ -14,6 +14,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, TextIO, cast
 
 from jaxsr.errors import printable
@@ -37,19 +38,20 @@ def be_quiet() -> None:
 
 
 def fitted(text: str, stream: TextIO) -> str:
-    """Returns the text, broken between words to fit a terminal.
+    """Returns the text, broken between words to fit a terminal; see `wrapped`."""
+    if not stream.isatty():
+        return text
+    return wrapped(re.sub(r"\n +", "  ", text), shutil.get_terminal_size().columns)
+
+
+def wrapped(text: str, columns: int) -> str:
+    """Returns the text as lines of at most so many columns, the later ones indented.
 
     In a line whose parts are two spaces apart, a name stays with its figure.
     """
-    if not stream.isatty():
-        return text
     glued = re.sub(r"(?<! ) (?! )", "\N{NO-BREAK SPACE}", text) if "  " in text else text
     lines = textwrap.wrap(
-        glued,
-        shutil.get_terminal_size().columns,
-        subsequent_indent="  ",
-        break_long_words=False,
-        break_on_hyphens=False,
+        glued, columns, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
     )
     return "\n".join(lines).replace("\N{NO-BREAK SPACE}", " ")
 
@@ -60,19 +62,30 @@ class _StatusLine:
     def __init__(self, stream: Any) -> None:
         self.stream, self.lock = stream, threading.RLock()
         self.terminal = bool(stream.isatty())
+        if self.terminal:
+            # Compilers' messages are silenced by turning file 2 elsewhere for a while.
+            own = os.dup(stream.fileno())
+            self.stream = open(own, "w", encoding=stream.encoding, errors="replace")  # noqa: SIM115
         self.parts: dict[str, tuple[str, float]] = {}
         """Work in progress and its start: `command`, and on top of it `compiler`."""
+        self.done = 0
+        """Parts of the command's activity that are done."""
         self.printed: set[tuple[str, float]] = set()
         self.shown = False
         self.output = time.monotonic()
         """Time of the last output."""
         self.is_within_line = False
         """Whether the last output was an unfinished line, or a bar."""
+        self.bar: Callable[[], Any] | None = None
+        self.bar_lock = threading.Lock()
+        """Held while the bar is drawn. A bar takes its own lock before `lock`: never hold both."""
 
     def set(self, level: str, text: str | None) -> None:
         with self.lock:
             self.clear()
             self.parts.pop(level, None)
+            if level == "command":
+                self.done = 0
             if text is not None:
                 self.parts[level] = (text, time.monotonic())
 
@@ -81,32 +94,42 @@ class _StatusLine:
         with self.lock:
             if self.shown:
                 self.stream.write("\r\x1b[K")
+                self.stream.flush()
                 self.shown = False
 
     def run(self) -> None:
         for frame in itertools.cycle(_FRAMES):
             time.sleep(_FRAME_S)
-            with self.lock:
-                part = self.parts.get("compiler") or self.parts.get("command")
-                if part is None or is_quiet():
-                    self.clear()
-                    continue
-                text, began = part
-                now = time.monotonic()
-                if now - max(began, self.output) < _PATIENCE_S or self.is_within_line:
-                    continue
-                try:
-                    if self.terminal:
-                        width = os.get_terminal_size(self.stream.fileno()).columns or 80
-                        line = f"{frame} {text} … {now - began:.0f} s"[: width - 1]
-                        self.stream.write(f"\r{line}\x1b[K")
-                        self.shown = True
-                    elif part not in self.printed:
-                        self.printed.add(part)
-                        self.stream.write(f"{text} …\n")
-                    self.stream.flush()
-                except (OSError, ValueError):  # the stream is closed: there is no reader
-                    return
+            try:
+                self._draw(frame)
+                with self.bar_lock:
+                    is_still = time.monotonic() - self.output >= _PATIENCE_S
+                    if self.terminal and self.bar is not None and is_still:
+                        self.bar()
+            except (OSError, ValueError):  # the stream is closed: there is no reader
+                return
+
+    def _draw(self, frame: str) -> None:
+        with self.lock:
+            part = self.parts.get("compiler") or self.parts.get("command")
+            if part is None or is_quiet():
+                self.clear()
+                return
+            text, began = part
+            now = time.monotonic()
+            if now - max(began, self.output) < _PATIENCE_S or self.is_within_line:
+                return
+            if self.terminal:
+                width = os.get_terminal_size(self.stream.fileno()).columns or 80
+                counts = self.done and "compiler" not in self.parts
+                done = f", {self.done} done" if counts else ""
+                line = f"{frame} {text}{done} … {now - began:.0f} s"[: width - 1]
+                self.stream.write(f"\r{line}\x1b[K")
+                self.shown = True
+            elif part not in self.printed:
+                self.printed.add(part)
+                self.stream.write(f"{text} …\n")
+            self.stream.flush()
 
 
 class _Clearing:
@@ -152,8 +175,22 @@ def set_status(text: str | None) -> None:
         _watch_compiler(status)
 
 
+def set_done(count: int) -> None:
+    """Says how many parts of the current activity are done."""
+    for status in _status_lines:
+        status.done = count
+
+
+def redraw_bar(redraw: Callable[[], Any] | None) -> None:
+    """Calls the function each second in which nothing is printed; None: there is no bar now."""
+    for status in _status_lines:
+        with status.bar_lock:
+            status.bar = redraw
+
+
 def finish() -> None:
     """Ends the output: the program is about to exit."""
+    redraw_bar(None)
     for status in _status_lines:
         for level in ("compiler", "command"):
             status.set(level, None)

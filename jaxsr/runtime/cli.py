@@ -47,7 +47,8 @@ def run_program(main: Callable[[], int], command: str) -> NoReturn:
     except InputError as error:
         print(f"jaxsr: {_one_line(error)}", file=sys.stderr)
         sys.exit(ExitStatus.WRONG_INPUT)
-    keep_freed_memory(command)
+    if not {"-h", "--help", "--version"} & {*sys.argv[1:]}:  # answered at once
+        keep_freed_memory(command)
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_Printable())
     warnings.filterwarnings("ignore", module="PIL")  # about large images, whose size jaxsr checks
@@ -255,7 +256,8 @@ def parse_options(
         for option, successor in (replaced or {}).items():
             if any(word.partition("=")[0] == option for word in arguments):
                 raise InputError(f"{option} is now {successor}; see {prog} --help") from None
-        error = _in_our_words(box.getvalue(), arguments)
+        colourless = re.sub(r"\x1b\[[\d;]*m", "", box.getvalue())  # tyro colours for a terminal
+        error = _in_our_words(colourless, arguments)
         if match := re.match(r"unknown option (\S+)", error):
             if belongs := elsewhere(match[1]) if elsewhere else "":
                 error = match[0] + belongs

@@ -47,7 +47,7 @@ def check_environment() -> None:
 
 
 _LIBRARIES = ("JAX_", "XLA_", "TORCH", "PYTORCH_", "TPU_", "LIBTPU_", "TF_")
-"""What the names of environment variables that libraries read begin with."""
+"""Prefixes of the environment variables that libraries read."""
 
 
 def variable_error(error: BaseException) -> InputError | None:

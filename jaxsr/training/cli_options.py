@@ -187,14 +187,21 @@ def _parse(
         first=Preset,
         elsewhere=_tasks_with,
         description=(
-            f"Trains {name}, with the defaults of {source}; its presets are "
-            f"{', '.join(presets_of(task))}.\n\n"
+            f"Trains {name}{_presets(task, source)}.\n\n"
             "The word after train is one of fast-srgan (the default), span and mshnet; "
             "super-resolution or detection, which train a network of yours (--network "
             "package.module:Class); or a task of yours, module:Class. Each has options of its "
             "own: python -m jaxsr.train TASK --help."
         ),
     )
+
+
+def _presets(task: type[TaskOptions], source: object) -> str:
+    """Says where the defaults are from, and names the presets if there are several."""
+    names = list(presets_of(task))
+    if len(names) == 1 and source == f"--preset {names[0]}":
+        return ""
+    return f", with the defaults of {source}; its presets are {', '.join(names)}"
 
 
 def _tasks_with(option: str) -> str:

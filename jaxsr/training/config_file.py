@@ -20,7 +20,6 @@ leaves out have the preset's values, as on the command line:
 import dataclasses
 import json
 import re
-import textwrap
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from jaxsr.field_values import from_values
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.bounded_read import read_bounded
 from jaxsr.interop.sealed_json import short_digest, unseal
+from jaxsr.runtime.activity import wrapped
 from jaxsr.training.config import RunConfig
 
 PER_RUN = ("out", "resume")
@@ -240,11 +240,9 @@ def summarize(config: RunConfig, presets: Mapping[str, RunConfig]) -> str:
         plain = flat_options(preset)
         changes[name] = {n: v for n, v in options.items() if plain.get(n) != v and n not in PER_RUN}
     nearest = min(changes, key=lambda name: len(changes[name]))
-    words = [f"preset {nearest}", *(f"{n}={v}" for n, v in changes[nearest].items())]
-    text = f"options: {'  '.join(words)}; config.json has all"
-    return textwrap.fill(
-        text, 100, break_long_words=False, break_on_hyphens=False, subsequent_indent="  "
-    )
+    words = [f"preset {nearest}"] if len(presets) > 1 else []
+    words += [f"{n}={v}" for n, v in changes[nearest].items()]
+    return wrapped(f"options: {'  '.join(words) or 'the defaults'}; config.json lists all", 100)
 
 
 def flat_options(config: RunConfig) -> dict[str, str]:

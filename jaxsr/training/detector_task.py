@@ -17,7 +17,7 @@ from jaxsr.data.augment import make_augmentation
 from jaxsr.data.infrared import Infrared, open_training
 from jaxsr.data.infrared_items import InfraredItems
 from jaxsr.data.input_form import IMAGENET, InputForm
-from jaxsr.data.photos import available_cpus
+from jaxsr.data.processors import available_cpus
 from jaxsr.data.scenes import open_scenes
 from jaxsr.errors import counted
 from jaxsr.interop.annotations import JsonObject, PyTree

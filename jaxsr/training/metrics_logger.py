@@ -14,7 +14,7 @@ import numpy as np
 from jaxsr.errors import DamagedFileError, InputError, one_line
 from jaxsr.interop.atomic_write import atomic_write, set_aside
 from jaxsr.interop.sealed_json import seal, unseal
-from jaxsr.runtime.activity import fitted, is_quiet, set_status
+from jaxsr.runtime.activity import fitted, is_quiet, redraw_bar, set_status
 from jaxsr.training.loggers import Logger
 
 log = logging.getLogger(__name__)
@@ -71,6 +71,7 @@ class Records:
         self._bar = None
         if (sys.stderr.isatty() or notebook) and not is_quiet():
             self._bar = _make_bar(total_steps, start_step)
+            redraw_bar(self._bar.refresh)
         # A bar that stays in place shows the figures of the step lines.
         self._prints_steps = self._bar is None or not (sys.stdout.isatty() or notebook)
 
@@ -200,6 +201,7 @@ class Records:
         self._event("close")
         self._file.close()
         self._log.close()
+        redraw_bar(None)
         if self._bar is not None:
             self._bar.close()
 

@@ -7,7 +7,7 @@ from importlib import metadata
 import jax
 
 import jaxsr
-from jaxsr.data.photos import available_cpus
+from jaxsr.data.processors import available_cpus
 from jaxsr.data.sources import check_folder
 from jaxsr.interop.agreement import check_alike, fail_together
 from jaxsr.interop.annotations import JsonObject

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, dataclass_transform
 
-from jaxsr.data.photos import available_cpus
+from jaxsr.data.processors import available_cpus
 from jaxsr.errors import InputError
 from jaxsr.interop.fields import number
 from jaxsr.training.config import CacheOptions, RunConfig

@@ -82,7 +82,7 @@ class Fault:
     path: str
     """Module where it is."""
     operations: tuple[str, ...]
-    """What it may be found at there."""
+    """Operations that a search may name there."""
     step: int = 0
     """First step that shows it."""
 

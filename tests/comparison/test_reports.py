@@ -1,4 +1,4 @@
-"""What reports say and what they must not: claims beyond the evidence, links to the outside."""
+"""Reports have no claims beyond the evidence, and no links to the outside."""
 
 import json
 import re

@@ -180,7 +180,7 @@ def three_files(headers=None):
 
 
 def damaged_tars():
-    """What tarfile takes for an archive's end in silence, or fails on with a ValueError."""
+    """Archives that tarfile silently takes as ended, or fails on with a ValueError."""
     whole, (second, third) = three_files()
     yield "cut in a header", whole[: third + 100]
     yield "cut in a file", whole[: third + 600]

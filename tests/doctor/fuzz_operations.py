@@ -16,12 +16,12 @@ DTYPES = ("float32", "bfloat16", "int32")
 SIZES = (1, 1, 2, 3, 5, 7, 8, 11, 13, 16, 17, 31, 37, 64, 97, 128, 255, 1021)
 ROUNDOFF = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "int32": 0.0}
 FUNCTION_ROUNDOFF = 16 * ROUNDOFF["float32"]
-"""Of XLA's own exp, tanh, …, which it computes in float32."""
+"""Rounding of XLA's own exp, tanh, …, which it computes in float32."""
 TINY = 1e-30
 """Results below the normal numbers may be zero."""
 MOST_ELEMENTS = 40_000
 FLOOR = -100.0
-"""What stands for minus infinity in maxima of windows."""
+"""Stands for minus infinity in maxima of windows."""
 
 
 @dataclasses.dataclass
@@ -153,7 +153,7 @@ def _mirror(v: Any, axis: int, mirrored: bool) -> Any:
 
 
 def _moved(x: Value, compute: Callable[[Any, Any], Any], jax_compute: Callable[..., Any]) -> Result:
-    """Of elements that only move: the same for values and errors."""
+    """Result of an operation that only moves elements: errors move as values do."""
     error = compute(np.broadcast_to(x.error, x.shape), 0.0)
     value = Value(np.array(compute(x.exact, x.exact.dtype.type(2)), order="C"), error, x.dtype)
     return (value, jax_compute) if 0 < value.exact.size <= MOST_ELEMENTS else None

@@ -103,7 +103,7 @@ def describe(steps: Steps) -> str:
 
 
 def judge(steps: Steps) -> str | None:
-    """What is wrong with the compiled program's last values; None where nothing is."""
+    """Describes the error in the compiled program's last values; None where they are right."""
     import jax
 
     program, x, outputs = for_jax(steps)

@@ -1,4 +1,4 @@
-"""What the doctor says of torch's kernels in programs for CPUs."""
+"""The doctor's findings on torch's kernels in programs for CPUs."""
 
 from jaxsr.doctor.cpu_kernels import check_cpu_kernels
 from jaxsr.interop.cpu_kernels import panel_product

@@ -20,7 +20,7 @@ PER_CHILD = 250
 
 
 def problems(programs: Iterable[int | Steps], *, ynn: str = "") -> dict[str, str]:
-    """What is wrong, by program; `ynn` is the setting of XLA's YNN fusion."""
+    """Problems by program; `ynn` is the setting of XLA's YNN fusion."""
     names = [str(program) for program in programs]
     environment = os.environ | {"XLA_FLAGS": f"--{YNN_FUSION}={ynn}"}
     return {

@@ -30,6 +30,16 @@ def run(command: str, folder: Path) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("page", ["index.md", "ops.md"])
+def test_the_code_of_a_page_runs_in_order(page):
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    names: dict = {}
+    for code in blocks:
+        exec(compile(code, page, "exec"), names)
+    assert blocks and (page != "ops.md" or names["batch"].masks.shape == (8, 224, 224, 1))
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_task_of_ones_own_trains_resumes_and_helps(tmp_path):
     code, commands = first_blocks("own-task.md")

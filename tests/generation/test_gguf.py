@@ -107,7 +107,7 @@ def test_file_cut_anywhere_is_refused_in_one_line(hf_model, hf_tokenizer, tmp_pa
 def test_other_files_and_architectures_are_refused(tmp_path):
     path = tmp_path / "m.gguf"
     path.write_bytes(b"PK\x03\x04" + bytes(40))
-    with pytest.raises(ValueError, match="does not begin with GGUF"):
+    with pytest.raises(ValueError, match="is not a GGUF file"):
         load_model(path)
     writer = gguf.GGUFWriter(path, "rwkv6")
     writer.add_tensor("t", np.ones(3, np.float32))

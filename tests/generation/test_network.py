@@ -176,7 +176,7 @@ def test_configuration_says_what_is_wrong():
 
 @torch.no_grad()
 def test_float64_network_stays_float64(network, tokens):
-    """What a comparison takes for the truth must not be rounded on the way."""
+    """A comparison takes this network for the truth, which must not be rounded on the way."""
     import copy
 
     exact = copy.deepcopy(network("qwen3")).double()

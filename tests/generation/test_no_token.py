@@ -145,6 +145,14 @@ def test_streamed_text_is_the_final_text(capsys, text, chunk):
     assert printed + capsys.readouterr().out == text + "\n\n"
 
 
+def test_the_first_token_waits_for_the_program_of_the_second(capsys):
+    printer = StreamPrinter(cast(StopText, Texts()), stop_ids=())
+    printer(0, list(b"a"))
+    assert capsys.readouterr().out == ""
+    printer(0, list(b"b"))
+    assert capsys.readouterr().out == "ab"
+
+
 def test_text_that_a_decoder_changes_later_is_printed_whole(capsys):
     class Changing(Texts):
         def text(self, ids):

@@ -51,7 +51,7 @@ def chosen(logits, keys, number, options):
 
 
 def warped(process, logits, *, temperature=1.0, top_k=None, top_p=None, min_p=None, typical_p=None):
-    """What transformers' `generate` makes of logits when it samples."""
+    """Logits after the warpers of transformers' `generate` for sampling."""
     scores = process.TemperatureLogitsWarper(temperature)(None, torch.from_numpy(logits))
     if top_k is not None:
         scores = process.TopKLogitsWarper(top_k)(None, scores)

@@ -1,4 +1,4 @@
-"""What processes say of their differences; `training/test_processes.py` has real jobs."""
+"""Messages about differences between processes; `training/test_processes.py` has real jobs."""
 
 import pytest
 

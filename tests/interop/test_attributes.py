@@ -1,4 +1,4 @@
-"""What forward writes into attributes: caches of weights go through, state is refused."""
+"""Attributes that forward writes: caches of weights go through, state is refused."""
 
 from functools import cached_property
 from typing import Any

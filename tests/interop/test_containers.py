@@ -1,4 +1,4 @@
-"""What holds tensors goes in and out of `apply` with its type."""
+"""Containers of tensors go in and out of `apply` with their type."""
 
 import dataclasses
 from collections import OrderedDict, UserDict, namedtuple

@@ -70,7 +70,7 @@ def test_trains_like_the_plain_function():
 
 
 class Project(nnx.Module):
-    """What a Flax user writes around it."""
+    """A module that a Flax user writes around it."""
 
     def __init__(self, rngs: nnx.Rngs) -> None:
         self.body = TorchModule(nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5)), rngs=rngs)

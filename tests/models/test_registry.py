@@ -121,7 +121,7 @@ def test_weights_alone_tell_family_and_configuration(name, tmp_path):
     ],
 )
 def test_a_configuration_of_another_type_is_refused_in_one_line(name, field, value, rule, tmp_path):
-    """What a file states of its network may be anything."""
+    """A file may state anything of its network."""
     metadata = {"family": json.dumps(name), "config": json.dumps({field: value})}
     state = random_network(name).state_dict()
     save_file({k: v.clone() for k, v in state.items()}, tmp_path / "w.safetensors", metadata)

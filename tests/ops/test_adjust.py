@@ -98,7 +98,7 @@ def test_levels_are_pillows():
 
 
 def test_posterized_floats_are_the_levels_of_their_bits():
-    """Of a ramp of 256 levels, the k first bits: Pillow's levels, as shares of 2^k."""
+    """A ramp of 256 levels keeps its k first bits: Pillow's levels, as shares of 2^k."""
     ramp = np.arange(256, dtype=np.float32).reshape(1, 256, 1)
     picture = Image.fromarray(ramp[..., 0].astype(np.uint8))
     for bits in (1, 3, 8):

@@ -172,7 +172,7 @@ def test_bad_arguments(call, error, message):
 @pytest.mark.parametrize("method", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("size", [(5, 9), (14, 20)], ids=str)
 def test_sums_of_taps_are_the_products(method, size):
-    """What CPUs do for boxes within the picture, against the products of other devices."""
+    """The form of CPUs for boxes within the image equals the products of other devices."""
     images = jnp.asarray(np.random.default_rng(0).random((40, 12, 17, 3)), jnp.float32)
     low = np.random.default_rng(1).uniform(0, 5, (40, 2))
     boxes = np.concatenate([low, np.random.default_rng(2).uniform(6, 12, (40, 2))], 1)

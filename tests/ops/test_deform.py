@@ -77,7 +77,7 @@ def test_thin_plate_spline_matches_scipy(dtype):
 
 
 def test_a_thin_plate_moves_its_points():
-    """What stood at a point of the source stands at that of the target."""
+    """A value at a point of the source is at that of the target afterwards."""
     ramp = np.stack([X, Y], -1)[None].astype(np.float32)
     source = np.array([[2, 3], [20, 4], [4, 17], [19, 15], [11, 9]], np.float32)
     target = source + np.array([[1, 2], [-2, 1], [2, -2], [-1, -1], [2, 1]], np.float32)

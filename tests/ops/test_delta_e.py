@@ -14,7 +14,7 @@ CASES = 64
 
 
 def pairs(dtype="float32", shape=(CASES, 5, 7)):
-    """Of any distance: the same, near and far; greys, and hues on both sides of 0."""
+    """Pairs of colours at any distance: equal, near and far; greys, hues on both sides of 0."""
     rng = np.random.default_rng(0)
     scale, shift = np.array([100, 200, 200]), np.array([0, -100, -100])
     first = rng.random((*shape, 3)) * scale + shift

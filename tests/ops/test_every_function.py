@@ -1,4 +1,4 @@
-"""What holds for every function of pictures: jit, vmap, meshes, layouts, dtypes, empty batches."""
+"""Rules for every image function: jit, vmap, meshes, layouts, dtypes, empty batches."""
 
 import inspect
 from collections.abc import Callable
@@ -22,7 +22,7 @@ FLOATS, LEVELS, ALL = (
 TWO = ("float32", "uint8")
 """For functions of single pixels, whose own tests have every dtype."""
 SOME = ("float32", "uint16")
-"""Of functions that end in the sampler which others test in all dtypes."""
+"""For functions that end in the sampler which others test in all dtypes."""
 CAMERA = np.array([[9, 0, 4], [0, 9, 3], [0, 0, 1]], np.float32)
 CORNERS = np.array([[0, 0], [8, 0], [8, 6], [0, 6]], np.float32)
 NOISE = np.random.default_rng(2).uniform(-2, 2, (2, 7, 9)).astype(np.float32)
@@ -94,7 +94,7 @@ FUNCTIONS: dict[str, Function] = {
     "sobel": (partial(ops.sobel, orders=(0, 1)), TWO),
     "unsharp_mask": (ops.unsharp_mask, TWO),
 }
-"""Of pictures alone. Others have properties of their own in their files."""
+"""Functions of images alone. Others have properties of their own in their files."""
 PLANES = {"axes": (-2, -1), "channel": -3}
 OTHERS = {
     "as_grain", "transform_record",

@@ -122,7 +122,7 @@ def correlated_by_opencv(images: np.ndarray, windows: np.ndarray) -> np.ndarray:
 
 
 def demosaic_by_opencv(images: np.ndarray) -> np.ndarray:
-    """Of the green plane; OpenCV repeats its inner pixels at the edge."""
+    """Demosaics the green plane; OpenCV repeats its inner pixels at the edge."""
     reflected = np.pad(images[..., 1], ((0, 0), (2, 2), (2, 2)), mode="reflect")
     return np.stack([cv2.demosaicing(x, cv2.COLOR_BayerGRBG2RGB) for x in reflected])[:, 2:-2, 2:-2]
 

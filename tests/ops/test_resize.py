@@ -1,4 +1,4 @@
-"""What `resize` promises in every convention: errors, NaN, batching, sharding, compilation."""
+"""Promises of `resize` in every convention: errors, NaN, batching, sharding, compilation."""
 
 import itertools
 import re

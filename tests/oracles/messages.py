@@ -1,4 +1,4 @@
-"""What messages of errors say, as rows of results keep them."""
+"""Texts of errors, as rows of results keep them."""
 
 import re
 import sys

@@ -108,7 +108,7 @@ sizes."""
 
 
 def own_class(name: str) -> str | None:
-    """What `--model` must be, where spandrel does not know the weights."""
+    """The class to name in `--model`, where spandrel does not know the weights."""
     spec = NETWORKS[name][0]
     return spec if spec.startswith("tests.") else None
 

@@ -1,4 +1,4 @@
-"""What people feed to a batch: the bad is listed, the good comes out, nothing half-written."""
+"""Bad files in a batch are listed, good ones come out, and nothing is half-written."""
 
 import contextlib
 import io

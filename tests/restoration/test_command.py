@@ -192,7 +192,7 @@ def test_folders_keep_their_structure_and_files_their_notes(tmp_path, weights, c
     said = capsys.readouterr().out
     assert (
         "restored 3 files to" in said
-        and ", 0.0036 MP in" in said
+        and " s (0.0036 MP at " in said
         and "passed over: 1 file in folders" in said
     )
 

@@ -1,4 +1,4 @@
-"""What a network holds at once, against torch's own memory tracker."""
+"""Memory that a network needs at once, against torch's own memory tracker."""
 
 import pytest
 import torch

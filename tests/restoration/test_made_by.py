@@ -91,7 +91,7 @@ def test_a_name_by_which_the_format_is_not_known(pictures, capsys):
 
 
 def test_a_report_has_no_figures_of_results_that_failed(pictures, monkeypatch):
-    """What lies there then is another model's."""
+    """An image that is there already is another model's."""
     os.mkdir("truth")
     for name in ("a.png", "b.png"):
         Image.new("RGB", (28, 24)).save(f"truth/{name}")

@@ -43,7 +43,7 @@ def test_the_file_is_small_and_says_what_it_is(notes):
 
 
 def shrunk(image: np.ndarray) -> np.ndarray:
-    """What MATLAB's imresize by a quarter makes of the picture."""
+    """The image shrunk to a quarter by the rule of MATLAB's imresize."""
     size = image.shape[0] // 4, image.shape[1] // 4
     return _resized(image, size)
 

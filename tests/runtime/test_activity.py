@@ -1,4 +1,4 @@
-"""What a command says while it computes: on a terminal, in a log, and with --quiet."""
+"""Progress messages of a command: on a terminal, in a log, and with --quiet."""
 
 import io
 import os
@@ -7,6 +7,7 @@ import re
 import select
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -15,6 +16,42 @@ import pytest
 from jaxsr.runtime import activity
 
 ROOT = Path(__file__).resolve().parents[2]
+SILENCED = """
+import os, sys, time
+from jaxsr.runtime import activity
+from jaxsr.runtime.cli import run_command, run_program
+
+def command(words):
+    activity.set_status("compiling")
+    time.sleep(0.8)
+    whole, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    time.sleep(1.5)
+    os.dup2(whole, 2)
+    print("compiled", flush=True)
+    return 0
+
+activity._PATIENCE_S = 0.3
+run_program(lambda: run_command(command, sys.argv[1:]), "gaze")
+"""
+BAR = """
+import sys, time
+from tqdm import tqdm
+from jaxsr.runtime import activity
+from jaxsr.runtime.cli import run_command, run_program
+
+def command(words):
+    bar = tqdm(total=2, bar_format="{n}/{total} {elapsed}", ncols=30)
+    activity.redraw_bar(bar.refresh)
+    time.sleep(2.5)
+    bar.update(2)
+    activity.redraw_bar(None)
+    bar.close()
+    return 0
+
+activity._PATIENCE_S = 0.3
+run_program(lambda: run_command(command, sys.argv[1:]), "gaze")
+"""
 SLOW = """
 import sys, time
 from jaxsr.runtime import activity
@@ -22,6 +59,7 @@ from jaxsr.runtime.cli import run_command, run_program
 
 def command(words):
     activity.set_status("reading the stars")
+    activity.set_done(7)
     time.sleep(0.8)
     print("one", end="", flush=True)
     time.sleep(0.8)
@@ -63,7 +101,7 @@ run_program(lambda: run_command(command, sys.argv[1:]), "gaze")
 
 def environment() -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if k not in ("JAXSR_ACTIVITY", "XDG_CACHE_HOME")}
-    return kept | {"PYTHONPATH": str(ROOT), "JAXSR_ALLOCATOR": "system"}
+    return kept | {"PYTHONPATH": str(ROOT), "JAXSR_ALLOCATOR": "system", "TERM": "xterm"}
 
 
 def run(code: str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -75,8 +113,9 @@ def run(code: str, *words: str, **variables: str) -> subprocess.CompletedProcess
 
 
 def on_a_terminal(code: str) -> str:
-    """What a terminal gets."""
+    """Runs the code and returns the text that a terminal gets."""
     master, slave = pty.openpty()
+    termios.tcsetwinsize(slave, (24, 80))
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdout=slave, stderr=slave, env=environment(), cwd=ROOT
     )
@@ -102,6 +141,14 @@ def shown(received: str) -> str:
     return "\n".join(lines).strip()
 
 
+def test_a_wrong_option_is_one_line_on_a_terminal_too():
+    """tyro colours its boxes there."""
+    code = "from jaxsr.restore import main; raise SystemExit(main(['a.png', '--modle', 'clean']))"
+    received = on_a_terminal(code)
+    (line,) = received.split("\r\n")[:-1]
+    assert line.startswith("jaxsr: unknown option --modle (did you mean --model?); see ")
+
+
 def test_a_log_gets_a_line():
     done = run(SLOW)
     assert done.stdout == "one star\n"
@@ -110,9 +157,22 @@ def test_a_log_gets_a_line():
 
 def test_a_terminal_gets_a_sign_that_moves_and_vanishes():
     received = on_a_terminal(SLOW)
-    frames = re.findall(r"\r(.) reading the stars … \d s\x1b\[K", received)
+    frames = re.findall(r"\r(.) reading the stars, 7 done … \d s\x1b\[K", received)
     assert len(set(frames)) > 3
     assert shown(received) == "one star"
+
+
+def test_a_sign_moves_while_messages_of_a_compiler_are_silenced():
+    """`interop/aot/chips.py` turns file 2 elsewhere while libtpu compiles."""
+    received = on_a_terminal(SILENCED)
+    assert len(re.findall(r"\r. compiling … \d s", received)) > 12
+    assert shown(received) == "compiled"
+
+
+def test_the_clock_of_a_bar_runs_between_its_steps():
+    received = on_a_terminal(BAR)
+    assert {"0/2 00:00", "0/2 00:01", "0/2 00:02"} <= set(re.findall(r"\r(0/2 \S{5})", received))
+    assert shown(received).startswith("2/2")
 
 
 @pytest.mark.sample(1)
@@ -165,6 +225,14 @@ def test_lines_on_a_terminal_break_between_words_and_keep_names_with_figures(mon
         "validation at step 20:",
         "  psnr_y 27.0883",
         "  ssim_y 0.7316",
+    ]
+    options = activity.wrapped(
+        "options: preset quick  steps=20  batch=8; config.json lists all", 55
+    )
+    assert activity.fitted(options, _Stream(terminal=True)).splitlines() == [
+        "options: preset quick",
+        "  steps=20",
+        "  batch=8; config.json lists all",
     ]
     sentence = "training on 9 photos, validating on 2 held out"
     assert activity.fitted(sentence, _Stream(terminal=True)).splitlines() == [

@@ -1,4 +1,4 @@
-"""What a command compiles ahead of time has the cache keys of what it compiles on the device.
+"""Programs compiled ahead of time have the cache keys of those compiled on the device.
 
 There is no device: the command runs as if it had the compile-only devices of a topology, and a
 program "runs" by being compiled for them. What it would compute is zeros.
@@ -229,7 +229,7 @@ def test_train(name, keys, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("devices", [1, 4])
 def test_arrays_give_the_program_of_their_shapes(devices, own_network):
-    """What `devices_of` takes for granted: the command places arrays, `--aot` has only shapes."""
+    """`devices_of` assumes this: the command places arrays, `--aot` has only shapes."""
     own_network("Net")
     network = importlib.import_module("own_networks").Net()
     runner = jax_runner.JaxRunner(network, mesh=meshes.make_mesh(devices))

@@ -1,4 +1,4 @@
-"""What commands tell glibc's allocator, and when they keep their hands off."""
+"""Settings of glibc's allocator: when commands make them, and when they don't."""
 
 import os
 import subprocess

@@ -16,7 +16,7 @@ HELP = [
     "train fast-srgan",
     "compare", "compare ops", "compare trace", "compare traces", "compare engines",
 ]  # fmt: skip
-FRAMEWORKS = {"torch", "jax", "jaxlib", "transformers", "flax", "cv2", "scipy"}
+FRAMEWORKS = {"torch", "jax", "jaxlib", "transformers", "flax", "cv2", "scipy", "numpy", "PIL"}
 
 
 def answered(words: list[str]) -> subprocess.CompletedProcess[str]:

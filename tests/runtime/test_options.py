@@ -78,7 +78,7 @@ def test_shared_options_have_one_declaration(config):
 
 
 def test_numbers_beyond_reason_are_refused(capsys):
-    """What a user can type; the sizes that networks are built of are among them."""
+    """Numbers that a user can type; the sizes that networks are built of are among them."""
     from jaxsr import compare, detect, generate, restore, train
 
     big = "9" * 20

@@ -1,4 +1,4 @@
-"""What commands change in JAX, each in a process of its own."""
+"""Settings that commands change in JAX, each in a process of its own."""
 
 import importlib.util
 import os

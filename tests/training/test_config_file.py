@@ -97,11 +97,11 @@ def test_yaml_that_holds_itself_or_copies_is_refused(tmp_path):
 def test_the_summary_names_the_preset_and_what_differs():
     presets = SpanTask.presets
     for name, config in presets.items():
-        assert summarize(config, presets) == f"options: preset {name}; config.json has all"
+        assert summarize(config, presets) == f"options: preset {name}; config.json lists all"
     model = dataclasses.replace(span.QUICK.model, width=20)
     config = dataclasses.replace(span.QUICK, batch=2, model=model, out=Path("runs/a"))
     said = summarize(config, presets)
-    assert said == "options: preset quick  batch=2  model.width=20; config.json has all"
+    assert said == "options: preset quick  batch=2  model.width=20; config.json lists all"
     many = dataclasses.replace(span.QUICK, **{n: 8 for n in ("steps", "batch", "crop", "seed")})
     many = dataclasses.replace(many, lr=0.5, log_every=3, save_every=5, validate_every=9, ema=0.5)
     assert max(map(len, summarize(many, presets).splitlines())) <= 100

@@ -215,6 +215,7 @@ WRONG = {
         ["--network", f"{HERE}:Missing"],
         "has no class or function 'Missing'; it has Block, Enlarger, ",
     ),
+    "another case": (["--network", "torch.nn:Gelu"], r"function 'Gelu' \(did you mean GELU\?\)"),
     "an object": (["--network", f"{HERE}:ENLARGER"], "is a Enlarger, not a class or function"),
     "lazy": (
         [

@@ -12,7 +12,7 @@ import torch
 from safetensors.numpy import load_file
 from torch.nn import functional as F
 
-from jaxsr.data.photos import available_cpus
+from jaxsr.data.processors import available_cpus
 from jaxsr.errors import InputError
 from jaxsr.interop.checkpoint import Checkpoints
 from jaxsr.interop.weights import read_metadata

@@ -1,4 +1,4 @@
-"""What a task may define beside its network, loss and data, and data that stay in memory."""
+"""Methods of a task besides network, loss and data, and data that stay in memory."""
 
 import dataclasses
 import json

@@ -30,7 +30,7 @@ class Fit(jaxsr.Task):
         steps = 6
         lr = 1e-2
         width: int = 5
-        """Of the hidden layer."""
+        """Width of the hidden layer."""
 
     metric = "error"
 

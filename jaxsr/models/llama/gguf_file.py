@@ -235,7 +235,7 @@ def _parse(path: Path, data: np.ndarray, size: int) -> GGUFFile:
 
     cursor = _Cursor(memoryview(data))  # pyright: ignore[reportArgumentType]
     if cursor.scalar("4s") != b"GGUF":
-        raise InputError(f"{path} does not begin with GGUF; it is not such a file")
+        raise InputError(f"{path} is not a GGUF file; give one, or a Hugging Face folder")
     if (version := cursor.scalar("I")) not in (2, 3):
         raise InputError(f"{path} is GGUF version {version}; versions 2 and 3 are read")
     tensor_count = cursor.count("Q", _MOST_TENSORS, "tensors")

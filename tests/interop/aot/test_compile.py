@@ -87,7 +87,7 @@ def test_unknown_topologies(name, message):
 
 
 def test_libtpu_is_missing(monkeypatch):
-    """What JAX says then does not name libtpu."""
+    """JAX's own message for this does not name libtpu."""
 
     def refuse(*_, **__):
         raise RuntimeError("JAX TPU support not installed; cannot generate TPU topology.")
@@ -382,7 +382,7 @@ def test_options_need_a_topology():
 
 
 class Peaks(nn.Module):
-    """Of a product, which bfloat16 has fewer digits for than the float32 it is computed in."""
+    """Peaks of a product, for which bfloat16 has fewer digits than its float32."""
 
     def __init__(self, peak) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the text of a program says, on lines that XLA wrote."""
+"""Collectives that are read from the text of a program, on lines that XLA wrote."""
 
 from jaxsr.interop.aot.hlo import Collective, collectives
 

@@ -1,4 +1,4 @@
-"""What the dispatcher does with operators that nobody computes, and with a user's lowering."""
+"""The dispatcher with operators that have no lowering, and with a user's lowering."""
 
 import jax
 import jax.numpy as jnp

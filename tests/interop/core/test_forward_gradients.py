@@ -75,7 +75,7 @@ def assert_as_torch(
 
 
 def gradient_penalty(critic: nn.Module, real: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
-    """Of the Wasserstein GAN."""
+    """Gradient penalty of the Wasserstein GAN."""
     mixed = (0.3 * real + 0.7 * fake).requires_grad_(True)
     out = critic(mixed)
     (gradient,) = grad(out, mixed, torch.ones_like(out), create_graph=True, retain_graph=True)

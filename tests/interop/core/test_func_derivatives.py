@@ -20,7 +20,7 @@ from tests.interop.core.test_forward_gradients import (
 
 
 def laplacian(network: Any, x: torch.Tensor) -> torch.Tensor:
-    """Of each row, as DeepMD and physics-informed networks take it."""
+    """Laplacian for each row, as DeepMD and physics-informed networks take it."""
 
     def energy(row: torch.Tensor) -> torch.Tensor:
         return network(row).sum()

@@ -52,7 +52,7 @@ class Exponential(Function):
 
 
 class SavesBetween(Function):
-    """What is neither input nor output has no gradient in torch."""
+    """Saves a tensor that is neither input nor output, which has no gradient in torch."""
 
     @staticmethod
     def forward(ctx, x):

@@ -1,4 +1,4 @@
-"""What code asks of torch's graph and of a tensor's own attributes: as in torch, or refused."""
+"""Questions about torch's graph and a tensor's own attributes: answered as by torch, or refused."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""What modules keep in Python and would make again alike: caches and logs, which are no state."""
+"""Caches and logs in Python that modules would make again alike, which are not state."""
 
 import functools
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What torch.autograd.Function saves: by torch's older name (OmniSR), in a list (Reformer)."""
+"""Saving in torch.autograd.Function: by torch's older name (OmniSR), in a list (Reformer)."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""What a decision is made of, and the weight that belongs to it, are one value."""
+"""A decision and the weight that belongs to it come from one value."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""What is taken from torchax, and an installed one that lacks a part of it."""
+"""Parts of torchax that jaxsr takes, and an installed torchax that lacks one."""
 
 import re
 import subprocess

@@ -72,7 +72,7 @@ def avx2(monkeypatch):
 
 
 def _gradient_in_jax():
-    """Of a weight, in a JAX program, and by torch in float64."""
+    """Gradient of a weight, in a JAX program, and by torch in float64."""
     torch.manual_seed(0)
     module, x = nn.Conv2d(32, 24, 3, padding=1), torch.randn(2, 32, 8, 8)
     model = to_jax(module, lane_folding=CHANNELS_LAST)

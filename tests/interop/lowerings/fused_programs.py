@@ -23,5 +23,5 @@ def function(module: nn.Module) -> Callable[..., Any]:
 
 
 def program(run: Callable[..., Any], *arrays: Any) -> str:
-    """What XLA is given."""
+    """The program that XLA is given, as text."""
     return jax.jit(run).lower(*arrays).as_text()

@@ -76,7 +76,7 @@ def kernels(request, monkeypatch):
 
 @dataclass(frozen=True)
 class Case:
-    """Of 2 rows of the batch, 6 heads of queries, and 24 features."""
+    """A case with 2 rows in the batch, 6 heads of queries, and 24 features."""
 
     keys: int = 70
     heads_of_keys: int = 6

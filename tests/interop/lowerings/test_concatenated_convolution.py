@@ -29,7 +29,7 @@ class Dense(nn.Module):
 
 
 class Shortcut(nn.Module):
-    """What is added is as large as the result, and one concatenation has two readers."""
+    """A sum as large as the result, and a concatenation with two readers."""
 
     def __init__(self):
         super().__init__()

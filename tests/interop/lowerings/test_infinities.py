@@ -33,7 +33,7 @@ def images():
 
 
 def outputs_and_gradients(functions, x):
-    """Of JAX and of torch, for each function; the outputs' gradients are random numbers."""
+    """Results of JAX and of torch, for each function; the outputs' gradients are random numbers."""
     tensor = torch.from_numpy(x).requires_grad_()
     references = [function(tensor) for function in functions]
     draw = np.random.default_rng(1).normal

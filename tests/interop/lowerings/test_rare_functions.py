@@ -33,7 +33,7 @@ def _segments(reduce):
 
 
 def _added(function, left, right, *, beta=0.0, alpha=1.0):
-    """Of products that are added to what `beta` leaves out."""
+    """Adds products to an input that `beta` leaves out."""
 
     def run(x):
         a, b = left(x), right(x)

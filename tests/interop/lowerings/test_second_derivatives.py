@@ -18,7 +18,7 @@ LABELS = (X > 0).float()
 
 
 def clamped(x: torch.Tensor) -> torch.Tensor:
-    """Of a factor that is written without grad."""
+    """Multiplies by a factor that is written without grad."""
     size = (x * x).sum(1, keepdim=True)
     with torch.no_grad():
         size.clamp_min_(0.5)

@@ -1,4 +1,4 @@
-"""What is refused of an objective of a user's."""
+"""Refusals of a user's objective."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What the compiled training step sends between devices."""
+"""Collectives of the compiled training step."""
 
 import re
 

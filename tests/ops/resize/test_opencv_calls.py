@@ -32,7 +32,7 @@ def photo(shape: tuple[int, ...], dtype: str) -> np.ndarray:
 
 
 def by_cv2(images: np.ndarray, size: tuple[int, int], method: str) -> np.ndarray:
-    """Of (n, h, w, c)."""
+    """Resizes (n, h, w, c) with OpenCV."""
     out = [cv2.resize(x, size[::-1], interpolation=FLAGS[method]) for x in images]
     return np.stack(out).reshape(len(images), *size, images.shape[-1])
 

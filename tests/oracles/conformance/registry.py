@@ -131,7 +131,7 @@ class Result:
     gradients: dict[str, np.ndarray]
     buffers: dict[str, np.ndarray]
     kernels: frozenset[str] = frozenset()
-    """Of other libraries, which a jitted program of jaxsr's calls. `jaxsr_stored` is none."""
+    """Other libraries' kernels that a jitted program calls. `jaxsr_stored` is not one."""
 
 
 def _numpy(value: Any) -> np.ndarray:
@@ -297,7 +297,7 @@ def _call(module: nn.Module, tensors: dict, inputs: tuple, method: str) -> Any:
 
 
 def differences(got: Result, want: Result, rtol: float) -> list[str]:
-    """What differs, in words; empty where everything agrees."""
+    """Differences in words; empty where everything agrees."""
     reported = []
     if len(got.outputs) != len(want.outputs):
         return [f"{len(got.outputs)} outputs, torch {len(want.outputs)}"]

@@ -1,4 +1,4 @@
-"""What strangers may give away: weights that name code, odd tensors, tokenizers, rows of a run."""
+"""Files of strangers: weights that name code, odd tensors, tokenizers, rows of a run."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""What the oracles of image functions cover: kernels, and functions that others hold."""
+"""Coverage of the oracles of image functions: kernels, and functions that other tests cover."""
 
 KERNELS = ("native", "xla")
 ELSEWHERE = {

@@ -1,4 +1,4 @@
-"""What each image function is held to: an oracle that others wrote, and random cases for both.
+"""The oracle of each image function, written by others, and random cases for both.
 
 `every.py` has them all. The tests run them (`tests/ops/test_oracles.py`), and
 `benchmarks.ops_functions` counts. A case is one picture: of one
@@ -38,16 +38,16 @@ class Oracle:
     by: str
     """Who wrote the oracle."""
     call: Callable[..., Any]
-    """Of pictures (n, h, w, c), and of arguments with a row for each picture."""
+    """Function of images (n, h, w, c), and of arguments with a row for each image."""
     reference: Callable[..., Any]
-    """Of one picture (h, w, c) in float64 and of its arguments."""
+    """Function of one image (h, w, c) in float64 and of its arguments."""
     rule: str = ""
     """Its convention or options, where it has several."""
     draw: Callable[[np.random.Generator, np.ndarray], Arguments] = no_arguments
     """The arguments for pictures (n, h, w, c)."""
     dtypes: Sequence[str] = ALL
     scale: Scale = "white"
-    """What the oracle takes: pictures up to their dtype's white; up to 1; or their levels, where
+    """Values for the oracle: images up to their dtype's white; up to 1; or their levels, where
     every result must be equal."""
     atol: float = 2e-6
     """For float32, in parts of white. Other dtypes are rounded once more."""
@@ -56,11 +56,11 @@ class Oracle:
     shapes: Sequence[tuple[int, int]] = SHAPES
     channels: int = 3
     span: tuple[float, float] = (0, 1)
-    """Of floats."""
+    """Range of floats."""
     results: str | None = None
     """dtype of the results; `"real"`: float32 of integers. Default: that of the pictures."""
     white: float | None = None
-    """Of results. Default: that of the pictures, 1 of floats."""
+    """White of the results. Default: that of the images, 1 of floats."""
     derivative: bool = True
     """Whether float64 differences hold the gradient of the pictures."""
     weighs: bool = False
@@ -68,7 +68,7 @@ class Oracle:
 
     @property
     def name(self) -> str:
-        """Of the function and its rule."""
+        """The function and its rule."""
         return f"{self.function} {self.rule}".strip()
 
 
@@ -94,7 +94,7 @@ def pictures(
 
 @dataclass(frozen=True)
 class Judgement:
-    """Of all cases of one dtype."""
+    """Judgement on all cases of one dtype."""
 
     results: str
     """Their dtype."""
@@ -109,7 +109,7 @@ class Judgement:
 
 
 def in_float64(x: Any) -> np.ndarray:
-    """Of any dtype, bfloat16 among them."""
+    """Converts an array of any dtype, also bfloat16."""
     array = jnp.asarray(x)
     return np.asarray(array.astype(jnp.float32) if array.dtype == jnp.bfloat16 else array, float)
 

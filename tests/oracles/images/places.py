@@ -63,7 +63,7 @@ def _crop(images: Any, top: Any, left: Any) -> Any:
 
 
 def _boxes(rng: np.random.Generator, images: np.ndarray) -> Arguments:
-    """Of whole pixels, inside."""
+    """Boxes of whole pixels, inside the image."""
     height, width = images.shape[1:3]
     ends = [
         np.stack([np.sort(rng.permutation(n + 1)[:2]) for _ in images]) for n in (width, height)

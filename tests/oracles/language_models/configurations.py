@@ -38,7 +38,7 @@ _SIZES = {
     "image_size": 32, "patch_size": 8, "n_mels": 16, "num_codebooks": 4,
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
-"""Of tiny transformers, wherever a configuration has such a whole number."""
+"""Values for tiny transformers, wherever a configuration has such a whole number."""
 _DEPTHS = ("depths", "num_layers", "num_hidden_layers", "encoder_layers", "layers_per_stage")
 """Lists with a number of layers for each stage."""
 _OF_KIND: dict[str, dict[str, Any]] = {

@@ -20,7 +20,7 @@ from tests.oracles.operators.samples import Sample
 
 RUNS = 4000
 CHANCE = 1e-6
-"""Of calling two equal distributions different; the keys and seeds are fixed."""
+"""Chance of calling two equal distributions different; the keys and seeds are fixed."""
 
 
 @contextmanager

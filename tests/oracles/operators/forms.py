@@ -48,7 +48,7 @@ def _option(
 
 
 def _elements(array: np.ndarray, index: np.ndarray, dim: int, *, reduced: bool) -> np.ndarray:
-    """What indices along `dim` name; an index out of range fails."""
+    """Elements that indices along `dim` name; an index out of range fails."""
     array, index = np.atleast_1d(array), index.astype(np.int64)
     if reduced and index.ndim < array.ndim:
         index = np.expand_dims(index, dim)
@@ -176,7 +176,7 @@ def _lu(args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Named) -> Named:
 
 @_of("linalg.inv_ex", "linalg.solve_ex")
 def _where_it_exists(args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Named) -> Named:
-    """Of a singular matrix torch leaves what LAPACK had computed so far."""
+    """Leaves singular matrices out: torch returns the part that LAPACK had computed so far."""
     values, info = outputs.values()
     is_singular = info.reshape(info.shape + (1,) * (values.ndim - info.ndim)) > 0
     return {"values": np.where(is_singular, 0, values), "info": info}

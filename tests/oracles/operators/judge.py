@@ -33,14 +33,14 @@ ROUNDING = {"bfloat16": 2 * 2.0**-7, "float32 rounded": 2e-4, "float32 slopes": 
 `jaxsr.comparison.measures`; but where samples are rounded noise is no excuse, for it moves them off
 the places that are looked at."""
 ROUNDING_64 = 4096 * 2.0**-52
-"""Of results in float64, of which torch's are the referee: float32's own step is 131,072 times that
+"""Bound for results in float64, with torch's as the referee: float32's own step is 131,072 times as
 much."""
 _NARROWED = {"int64": "int32", "uint64": "uint32", "float32": "bfloat16"}
 
 
 @dataclasses.dataclass(kw_only=True)
 class Verdict:
-    """Of one sample."""
+    """Verdict on one sample."""
 
     status: str
     """right, refused, wrong, or torch fails."""
@@ -242,7 +242,7 @@ def _errors(traced: _Traced, group: str, arrays: dict[str, np.ndarray]) -> Seque
 
 
 def _wide_errors(traced: _Traced, outputs: dict[str, np.ndarray]) -> Sequence[ArrayError]:
-    """Of results in float64, which both compute of the same inputs."""
+    """Errors of results in float64, which both compute from the same inputs."""
     single = traced.runs.single.outputs
     if traced.name in FORMS or traced.runs.single.draws:
         return []

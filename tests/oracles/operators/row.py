@@ -1,4 +1,4 @@
-"""What is known of one operator in one dtype, once all its samples are judged."""
+"""The row of one operator in one dtype, once all its samples are judged."""
 
 from collections import Counter
 from typing import Any

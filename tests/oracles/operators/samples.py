@@ -29,8 +29,8 @@ DTYPES = {
     "float32 slopes": torch.float32,
     "float32 in place": torch.float32,
 }
-"""Of samples. In place, a copy of the input is written. Rounded to whole numbers, they have zeros,
-bounds and equal elements, where slopes jump. Of slopes, the gradient is what is computed, and
+"""Dtypes of samples. In place, a copy of the input is written. Rounded to whole numbers, samples
+have zeros, bounds and equal elements, where slopes jump. For slopes, the gradient is computed, and
 its own gradient compared."""
 _SINGULAR = "whole matrices are singular, where each library has infinities of its own"
 _REFLECTORS = (
@@ -185,7 +185,7 @@ def _distinct(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _Call:
-    """What a module calls; copies of the module share it."""
+    """A module's call; copies of the module share it."""
 
     def __init__(
         self,
