@@ -177,6 +177,7 @@ def no_command(words: Sequence[str], commands: Iterable[str]) -> str:
 
 
 def _say_interrupt(interrupt: KeyboardInterrupt) -> ExitStatus:
+    vars(interrupt)["handled"] = True
     print(f"jaxsr: {str(interrupt) or 'interrupted'}", file=sys.stderr)
     return ExitStatus.INTERRUPTED
 
