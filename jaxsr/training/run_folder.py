@@ -297,26 +297,30 @@ def _other_computation(before: Mapping[str, Any], now: Mapping[str, Any]) -> lis
             f"resumed with other code in {first_of(sorted(names))}: the run goes on as the code is "
             "now, so its result differs from that of an uninterrupted run"
         )
-    for name in ENVIRONMENT:
-        if name in before and before[name] != now.get(name, ""):
+    for name in ENVIRONMENT if before else ():
+        values = before.get(name, ""), now.get(name, "")
+        if values[0] != values[1]:
             remarks.append(
-                f"resumed with {name}={now.get(name, '')!r}, before {before[name]!r}: the results "
-                "may differ"
+                f"resumed with {name}={values[1]!r}, before {values[0]!r}: the results may differ"
             )
     return remarks
 
 
 ENVIRONMENT = (
-    *(
-        "XLA_FLAGS",
-        "LIBTPU_INIT_ARGS",
-        "JAXSR_CPU_KERNELS",
-        "JAX_ENABLE_X64",
-        "JAX_DEFAULT_DTYPE_BITS",
-    ),
-    *("JAX_DEFAULT_MATMUL_PRECISION", "JAX_THREEFRY_PARTITIONABLE", "JAX_RANDOM_SEED_OFFSET"),
-    *("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "ATEN_CPU_CAPABILITY"),
-    *("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "ONEDNN_MAX_CPU_ISA"),
+    "XLA_FLAGS",
+    "LIBTPU_INIT_ARGS",
+    "JAXSR_CPU_KERNELS",
+    "JAX_ENABLE_X64",
+    "JAX_DEFAULT_DTYPE_BITS",
+    "JAX_DEFAULT_MATMUL_PRECISION",
+    "JAX_THREEFRY_PARTITIONABLE",
+    "JAX_RANDOM_SEED_OFFSET",
+    "NVIDIA_TF32_OVERRIDE",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "ATEN_CPU_CAPABILITY",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "DNNL_DEFAULT_FPMATH_MODE",
+    "ONEDNN_MAX_CPU_ISA",
 )
 """Environment variables that change the computation."""
 
