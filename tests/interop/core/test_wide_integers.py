@@ -105,6 +105,11 @@ def test_bounds_hold_for_every_rule():
             x.abs().square(), (x * 2).gather(0, rows), torch.full((5,), 7) * x, (x * 2).roll(1),
             (x % 256).to(torch.uint8) * x, -(x * 2),
             torch.ones(5).long().scatter(0, torch.arange(5), x) * 4, (x * 2).reshape(1, 5).tril(),
+            x.clamp(0) - (-5), torch.rsub(x.clamp(0), -5), (x % 3 - x % 5 & 255) * 100000000,
+            torch.addr(torch.ones(5, 5).long(), x, x),
+            torch.zeros(2).long().index_put(
+                (x.repeat(9) * 0,), torch.tensor(100000000), accumulate=True
+            ),
         )  # fmt: skip
 
     model = to_jax(Function(results))

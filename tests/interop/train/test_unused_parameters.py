@@ -37,6 +37,20 @@ class Halved(Function):
         return gradient / 2
 
 
+STEPS = {
+    "zero_of_round": torch.round,
+    "zero_of_decimals": lambda p: p.round(decimals=1),
+    "zero_of_floor": torch.floor,
+    "zero_of_ceil": torch.ceil,
+    "zero_of_trunc": torch.trunc,
+    "zero_of_sign": torch.sign,
+    "zero_of_sgn": torch.sgn,
+    "zero_of_quotient": lambda p: torch.div(p, 0.3, rounding_mode="floor"),
+    "zero_of_cut_quotient": lambda p: torch.div(p, 0.3, rounding_mode="trunc"),
+}
+"""Functions whose gradient is 0 in torch."""
+
+
 class Heads(nn.Module):
     def __init__(self):
         super().__init__()
@@ -46,10 +60,14 @@ class Heads(nn.Module):
         self.detached = nn.Linear(4, 1)
         self.untouched = nn.Parameter(torch.ones(3))
         self.zero = nn.Parameter(torch.ones(()))  # its gradient is 0, not None
+        for name in STEPS:  # likewise
+            self.register_parameter(name, nn.Parameter(torch.tensor(1.3)))
 
     def forward(self, x):
         x = Halved.apply(self.body(x).tanh())
         main = self.main(x) + self.detached(x).detach() + 0 * self.zero
+        for name, step in STEPS.items():
+            main = main + step(getattr(self, name))
         return {"main": main, "other": Halved.apply(self.computed(x))}
 
 
