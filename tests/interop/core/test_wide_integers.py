@@ -234,3 +234,21 @@ def test_orders_of_the_greatest_and_least_numbers(name, dtype):
     got = jax.jit(lambda x: model.apply({}, {}, x)[0])(array)
     for one, expected in zip(got, ORDERS[name](x), strict=True):
         np.testing.assert_array_equal(one, expected.numpy())
+
+
+def test_with_x64_a_buffer_has_64_bits():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("seen", torch.tensor(2**40))
+
+        def forward(self, x):
+            self.seen += x.sum()
+            return x * self.seen
+
+    with jax.enable_x64(True):
+        model = to_jax(Counting())
+        got, buffers = model.apply(model.params, model.buffers, INTEGERS)
+    twin = Counting()
+    np.testing.assert_array_equal(got, twin(torch.from_numpy(INTEGERS)).numpy())
+    assert int(buffers["seen"]) == int(twin.seen)
