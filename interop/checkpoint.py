@@ -37,6 +37,7 @@ from jaxsr.interop.checkpoint_record import (
     read_record,
 )
 from jaxsr.interop.errors import CheckpointError, DamagedFileError, first_line
+from jaxsr.interop.fields import whole_number
 from jaxsr.interop.lost_process import lost_process_error
 
 _OUTDATED = ".outdated"
@@ -274,7 +275,8 @@ def steps_of(folder: Path) -> list[int]:
     """Steps whose checkpoints are complete, ascending; empty if the folder does not exist."""
     if not folder.is_dir():
         return []
-    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
+    numbers = {path.name: whole_number(path.name) for path in folder.iterdir()}
+    return sorted(step for name, step in numbers.items() if step is not None and name == str(step))
 
 
 def read_notes(folder: Path) -> JsonObject | None:

@@ -5,6 +5,7 @@ also noticed.
 """
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,6 +125,7 @@ def read_record(path: Path) -> CheckpointRecord:
       NoDigestsError: the checkpoint was saved without a record.
     """
     file = path / RECORD_ITEM / RECORD_ITEM
+    _check_regular(path)
     try:
         record = CheckpointRecord.unsealed(json.loads(file.read_bytes())["sealed"], source=file)
     except FileNotFoundError:
@@ -133,21 +135,32 @@ def read_record(path: Path) -> CheckpointRecord:
                 f"--branch-from {path.parent.parent} --out NEW"
             ) from None
         raise DamagedFileError(f"it has no {RECORD_ITEM}") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except _MALFORMED as error:
         raise DamagedFileError(f"its {RECORD_ITEM} cannot be read ({first_line(error)})") from error
     try:
         json.loads((path / "_CHECKPOINT_METADATA").read_bytes())
-    except (OSError, ValueError) as error:
+    except _MALFORMED as error:
         raise DamagedFileError(f"its metadata cannot be read ({first_line(error)})") from error
     metrics = path / "metrics" / "metrics"
     try:
         stated = json.loads(metrics.read_bytes()) if metrics.parent.exists() else None
-    except (OSError, ValueError) as error:
+    except _MALFORMED as error:
         raise DamagedFileError(f"its metrics cannot be read ({first_line(error)})") from error
     # NaN is a metric like any other here, and equals nothing.
     if record.step != int(path.name) or repr(record.metrics) != repr(stated):
         raise DamagedFileError("its metrics or its name are not those that were saved")
     return record
+
+
+_MALFORMED = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+
+
+def _check_regular(path: Path) -> None:
+    """Refuses pipes and devices in a checkpoint, which would never end, before Orbax opens one."""
+    for folder, _, names in os.walk(path):
+        for entry in (Path(folder) / name for name in names):
+            if not entry.is_file():
+                raise DamagedFileError(f"{entry.relative_to(path)} is not a regular file")
 
 
 def _names_no_record(path: Path) -> bool:
@@ -157,5 +170,5 @@ def _names_no_record(path: Path) -> bool:
             RECORD_ITEM
             not in json.loads((path / "_CHECKPOINT_METADATA").read_bytes())["item_handlers"]
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except _MALFORMED:
         return False

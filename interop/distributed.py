@@ -21,6 +21,7 @@ import threading
 import jax
 
 from jaxsr.interop.errors import InputError
+from jaxsr.interop.fields import whole_number
 
 log = logging.getLogger(__name__)
 
@@ -84,8 +85,7 @@ def _check_address(coordinator: str) -> None:
       InputError: it is not HOST:PORT, or the host is unknown.
     """
     host, colon, port = coordinator.rpartition(":")
-    is_port = port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536
-    if not (host and colon and is_port):
+    if not (host and colon and 0 < (whole_number(port) or 0) < 65536):
         raise InputError(
             f"the coordinator must be HOST:PORT with a port from 1 to 65535, got {coordinator!r}"
         )
@@ -165,6 +165,7 @@ def has_tpu() -> bool:
 
 def _number(name: str) -> int:
     text = os.environ[name]
-    if not (text.isascii() and text.isdigit()) or len(text) > 9:
+    number = whole_number(text)
+    if number is None or number > 999_999_999:
         raise InputError(f"{name} must be a number, got {text!r}")
-    return int(text)
+    return number

@@ -32,6 +32,11 @@ def number(
     return dataclasses.field(default=default, metadata={"bounds": stated})
 
 
+def whole_number(text: str) -> int | None:
+    """The number that up to 18 ASCII digits state; None for other texts (`int` fails on some)."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
+
+
 def check_fields(config: Any) -> None:
     """Refuses values outside the limits of a dataclass's fields; whole numbers default to 32 bits.
 

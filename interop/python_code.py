@@ -1,6 +1,8 @@
 """Python code: its owner, the names that it uses, and a class's attributes besides methods."""
 
 import functools
+import itertools
+import sys
 import sysconfig
 import types
 from collections.abc import Iterator
@@ -24,8 +26,23 @@ def is_users_file(file: str) -> bool:
 
 @functools.cache
 def names_of(code: types.CodeType) -> frozenset[str]:
+    """Its names, and its texts that may be names: `getattr(settings, "count")`."""
     inner = (part for part in code.co_consts if isinstance(part, types.CodeType))
-    return frozenset(code.co_names).union(*(names_of(part) for part in inner))
+    texts = {c for c in code.co_consts if isinstance(c, str) and c.replace(".", "").isidentifier()}
+    return frozenset(texts).union(code.co_names, *(names_of(part) for part in inner))
+
+
+def modules_named(names: frozenset[str], package: str | None) -> list[types.ModuleType]:
+    """Loaded modules that code may import where it runs: `from . import settings`.
+
+    Args:
+      names: in the code.
+      package: of its file.
+    """
+    parents = itertools.accumulate((package or "").split("."), "{}.{}".format)
+    places = [name for name in names if name]
+    places += [f"{parent}.{name}" for parent in parents if parent for name in names if name]
+    return [sys.modules[place] for place in sorted(places) if place in sys.modules]
 
 
 def is_attribute(name: str, value: Any) -> bool:

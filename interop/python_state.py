@@ -27,6 +27,7 @@ from jaxsr.interop.python_code import (
     functions_in,
     is_attribute,
     is_users_file,
+    modules_named,
     names_of,
     slots_of,
 )
@@ -37,16 +38,19 @@ from jaxsr.interop.python_values import (
     cell_content,
     cell_writer,
     has_tensor,
+    long_content,
+    orders,
     same,
     set_key,
     token_of,
     token_writer,
+    variable_content,
 )
 
 _LIMIT = 50_000
 """Objects that are looked at."""
 _LONG = 1000
-"""Lists and dictionaries of more entries hold data: their length alone is looked at."""
+"""Lists and dictionaries of more entries hold data: objects in them are not looked at."""
 
 _LEAVES = (
     type(None), bool, int, float, complex, str, bytes, range, slice, torch.Tensor, torch.dtype,
@@ -156,6 +160,10 @@ class Snapshot:
                     before = None if is_new else before
                     label = holder.label(key)
                     changes.append(Change(label, before, after[key], holder.owner, key, is_new))
+            if isinstance(holder.owner, dict) and (both := orders(holder.before, after)):
+                # A cache does that as well, so it counts as one of its entries.
+                order = f"the order of {holder.path}"
+                changes.append(Change(order, *both, holder.owner, "order", is_new=True))
         for cache, size, path in self._caches:
             if (now := cache.cache_info().currsize) > size:  # new entries in it may change
                 changes.append(Change(f"the cache of {path}", size, now, cache, "", is_new=True))
@@ -179,7 +187,7 @@ class Snapshot:
             if holder.is_shared and not shared:
                 kept = isinstance(holder.owner, (list, collections.deque))
                 changed = [k for k in changed if has_tensor(now.get(k)) and not kept]
-            if changed:
+            if changed or (not holder.is_shared and orders(before, now)):
                 holder.write(before)
 
     # ---- references between objects
@@ -218,21 +226,18 @@ class Snapshot:
         elif isinstance(value, (tuple, frozenset)):
             self._reach(*[(part, f"{path}[{i}]") for i, part in enumerate(value)])
             self._visit_attributes(value, path)
-        elif isinstance(value, (dict, list, set, collections.deque)):
+        elif isinstance(value, (dict, list, set, collections.deque, *_WEAK)):
             self._visit_container(value, path)
         elif isinstance(value, np.ndarray) and value.dtype.hasobject and value.dtype.fields is None:
             self._visit_objects(value, path)
-        elif isinstance(value, (weakref.ReferenceType, *_WEAK)):
-            parts = [value()] if isinstance(value, weakref.ReferenceType) else [*value.values()]
-            self._reach(*[(part, path) for part in parts])
+        elif isinstance(value, weakref.ReferenceType):
+            self._reach((value(), path))
         elif isinstance(value, contextvars.ContextVar):
 
             def write_variable(before: dict) -> None:
-                value.set(before["value"])
+                value.set(before.get("value"))
 
-            self._hold(
-                path, value, lambda: {"value": value.get(None)}, write_variable, lambda _: path
-            )
+            self._hold(path, value, lambda: variable_content(value), write_variable, lambda _: path)
         elif (token := token_of(value)) is not None:
             self._hold(path, value, lambda: {"": token()}, token_writer(value), lambda _: path)
         elif isinstance(value, functools._lru_cache_wrapper):
@@ -330,8 +335,8 @@ class Snapshot:
 
     def _visit_container(self, value: Any, path: str) -> None:
         if len(value) > _LONG:
-            self._hold(path, value, lambda: {"length": len(value)}, None, lambda _: f"len({path})")
-        elif isinstance(value, dict):
+            self._hold(path, value, lambda: long_content(value), None, path.__add__)
+        elif isinstance(value, (dict, *_WEAK)):
 
             def write_dict(before: dict) -> None:
                 value.clear()
@@ -340,6 +345,7 @@ class Snapshot:
             self._hold(
                 path, value, lambda: dict(value.items()), write_dict, lambda key: f"{path}[{key!r}]"
             )
+            self._reach(*[(k, f"a key of {path}") for k in value if not isinstance(k, PLAIN)])
         elif isinstance(value, set):
 
             def write_set(before: dict) -> None:
@@ -362,12 +368,12 @@ class Snapshot:
                 write_list,
                 lambda key: f"{path}[{key}]",
             )
-        if type(value).__module__ not in ("builtins", "collections"):
+        if type(value).__module__ not in ("builtins", "collections", "weakref"):
             self._visit_attributes(value, path)
 
     def _visit_function(self, function: types.FunctionType, path: str) -> None:
-        names = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-        for name, cell in names.items():
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        for name, cell in cells.items():
             self._reach((cell, f"{name} in the closure of {function.__qualname__}"))
         defaults = f"a default argument of {function.__qualname__}"
         self._reach(*[(function.__defaults__, defaults), (function.__kwdefaults__, defaults)])
@@ -393,6 +399,11 @@ class Snapshot:
                     self.asking_types.append(function.__globals__)
                 names -= {"type"}  # a trace's own
             self._visit_names(function.__globals__, names)
+            held = [cell_content(cell).get("value") for cell in cells.values()]
+            held += modules_named(names, function.__globals__.get("__package__"))
+            for module in held:
+                if isinstance(module, types.ModuleType):
+                    self._visit_names(vars(module), names)
             if names & {"environ", "getenv", "putenv"} and id(os.environ) not in self._seen:
                 self._seen[id(os.environ)] = os.environ
                 self._visit_environment()
@@ -411,25 +422,23 @@ class Snapshot:
             lambda key: f"os.environ[{key!r}]",
         )
 
-    def _visit_names(self, space: dict, names: frozenset[str], kinds: Any = object) -> None:
+    def _visit_names(self, space: dict, names: frozenset[str]) -> None:
         """The globals that code names, of its own file and of the modules that it imports.
 
         Args:
           space: globals of a file or module.
           names: in the code, of globals and of attributes.
-          kinds: classes of values that are looked at: of a library's only plain ones.
         """
-        module = space.get("__name__", "")
+        module, is_users = space.get("__name__", ""), is_users_file(space.get("__file__") or "")
         for name in sorted(names & space.keys()):
             value = space[name]
             if (id(space), name) in self._seen:
                 continue
             self._seen[id(space), name] = space
             if isinstance(value, types.ModuleType):
-                is_users = is_users_file(getattr(value, "__file__", None) or "")
-                self._visit_names(vars(value), names, object if is_users else PLAIN)
+                self._visit_names(vars(value), names)
                 continue
-            if not isinstance(value, kinds):
+            if not is_users and not isinstance(value, PLAIN):
                 continue
 
             def read(name: str = name) -> dict:

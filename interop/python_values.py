@@ -1,6 +1,7 @@
 """Values of Python: whether two are the same, and whether an object has changed inside."""
 
 import collections
+import contextvars
 import functools
 import gc
 import itertools
@@ -18,8 +19,12 @@ import torch
 from torch import nn
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, range, slice, np.generic)
-_SAMPLE = 1 << 16
+_SAMPLE = 1 << 20
 """Bytes of an array that are compared, evenly spread over a larger one."""
+_RESTORED = 1 << 16
+"""Bytes of the largest array that is put back."""
+_READ = 100_000
+"""Entries of a long container that are compared."""
 _LONG = 1000
 
 
@@ -79,6 +84,13 @@ def attributes_of(tensor: torch.Tensor) -> dict[str, Any]:
 def set_key(value: Any) -> Any:
     """A key for an element of a set."""
     return value if isinstance(value, (PLAIN, tuple)) else id(value)
+
+
+def orders(before: dict, after: dict) -> tuple[list, list] | None:
+    """The keys that both have, in either order; None where the orders are one."""
+    first = [set_key(k) for k in before if k in after]
+    second = [set_key(k) for k in after if k in before]
+    return (first, second) if first != second else None
 
 
 def _digest(array: np.ndarray) -> tuple:
@@ -146,7 +158,7 @@ def _flat(parts: Any) -> list:
 
 def token_writer(value: Any) -> Callable[[dict], None] | None:
     """Puts an object back into its present state; None where that is not possible."""
-    if isinstance(value, np.ndarray) and value.nbytes <= _SAMPLE and value.flags.writeable:
+    if isinstance(value, np.ndarray) and value.nbytes <= _RESTORED and value.flags.writeable:
         copy = value.copy()
         return lambda before: np.copyto(value, copy)
     if isinstance(value, np.random.Generator):
@@ -179,6 +191,22 @@ def cell_writer(cell: types.CellType) -> Callable[[dict], None]:
             del cell.cell_contents
 
     return write
+
+
+def long_content(container: Any) -> dict:
+    """The length of a long list or dictionary, and a number for its plain values."""
+    values = container.values() if isinstance(container, dict) else container
+    first = itertools.islice(values, _READ)
+    plain = [v for v in first if isinstance(v, (bool, int, float, complex, str, bytes))]
+    return {" in length": len(container), "": hash(tuple(plain))}
+
+
+def variable_content(variable: contextvars.ContextVar) -> dict:
+    """The value of a context variable, its default where none is set."""
+    try:
+        return {"value": variable.get()}
+    except LookupError:
+        return {}
 
 
 def cached_results(cache: functools._lru_cache_wrapper) -> list[Any]:

@@ -4,7 +4,7 @@ import sys
 from importlib import import_module
 
 from jaxsr.models.families import FAMILIES
-from jaxsr.runtime.cli import no_command, run_program, version
+from jaxsr.runtime.cli import no_command, run_command, run_program, version
 from jaxsr.runtime.exit_status import ExitStatus
 
 COMMANDS = {
@@ -25,6 +25,11 @@ def main() -> int:
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name in COMMANDS:
         return import_module(f"jaxsr.{name}").main(sys.argv[2:])
+    return run_command(lambda _: _without_command(name), [])
+
+
+def _without_command(name: str) -> int:
+    """Answers command lines that name no command; returns the exit status."""
     lines = [f"  {command:<10}{meaning}" for command, meaning in COMMANDS.items()]
     families = f"model families: {', '.join(FAMILIES)}; and torch modules of your own"
     usage = ["usage: jaxsr COMMAND [OPTIONS]", "", *lines, "", families]

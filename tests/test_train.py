@@ -169,6 +169,7 @@ WRONG = {
     "no such preset": (["--preset", "huge"], "no preset 'huge'; there are quick"),
     "no such folder": (["--data", "/nowhere/photos"], "/nowhere/photos"),
     "profile": (["--profile", "5"], "profile must be START:STOP"),
+    "profile digits": (["--profile", "²:³"], "profile must be START:STOP"),
     "torch on a mesh": (
         ["--engine", "torch", "--mesh", "2"],
         "the torch engine runs on one device",

@@ -44,6 +44,7 @@ from jaxsr.interop._core.located_errors import located
 from jaxsr.interop._core.module_checks import (
     drop_caches,
     refuse_backward_hooks,
+    refuse_old_mentions,
     refuse_other_form,
     refuse_wrappers,
     run_uncompiled,
@@ -472,6 +473,7 @@ class FunctionalModule:
                 after[name] = original  # a cache of constants, which every trace makes anew
                 continue
             self.buffers_written.add(name)
+            refuse_old_mentions(self.mentions, name, current, tensors[name])
             refuse_other_form(name, current, tensors[name], is_mixed=is_mixed)
             after[name] = cast(
                 carried_by_buffer(trace.as_jax_tensor(current), name), original.dtype

@@ -204,9 +204,19 @@ def _shuffled(call: Call, meta: torch.Tensor) -> Bounds:
 # ---- arithmetic
 
 
-@_rule("add", "sub", "rsub")
+@_rule("add")
 def _added(call: Call, meta: torch.Tensor) -> Bounds | None:
     return _sum(bounds_of(call["self"]), _product(bounds_of(call["other"]), _whole(call["alpha"])))
+
+
+@_rule("sub")
+def _subtracted(call: Call, meta: torch.Tensor) -> Bounds | None:
+    return _added({**call, "alpha": -call["alpha"]}, meta)
+
+
+@_rule("rsub")
+def _subtracted_from(call: Call, meta: torch.Tensor) -> Bounds | None:
+    return _subtracted({**call, "self": call["other"], "other": call["self"]}, meta)
 
 
 @_rule("neg")
@@ -316,7 +326,9 @@ def _accumulated(call: Call, meta: torch.Tensor) -> Bounds | None:
     added = next(call[name] for name in ("src", "source", "values") if name in call)
     if call.get("accumulate") is False:
         return hull(first, bounds_of(added))
-    terms = _times(bounds_of(added), max(math.prod(meta.shape), added.numel()))
+    # `index_put` broadcasts its values, so that one number may be added at many equal places.
+    places = math.prod(i.numel() for i in call.get("indices", ()) if i is not None)
+    terms = _times(bounds_of(added), max(math.prod(meta.shape), added.numel(), places))
     return _sum(first, _product(terms, _whole(call.get("alpha", 1))))
 
 

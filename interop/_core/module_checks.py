@@ -8,6 +8,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from jaxsr.interop._core.attributes import TABLES
 from jaxsr.interop._core.dtypes import to_jax_dtype
+from jaxsr.interop._core.slots import mentions
 from jaxsr.interop.errors import UnsupportedTorchError
 
 
@@ -70,6 +71,23 @@ def refuse_other_form(name: str, current: object, before: torch.Tensor, *, is_mi
             f"forward replaces the buffer {name} of {before.dtype} by {current.dtype}, which the "
             f"next call would not see; write into it, or cast the value to {before.dtype}"
         )
+
+
+def refuse_old_mentions(
+    held: list[tuple[nn.Module, str, object]], name: str, current: object, before: torch.Tensor
+) -> None:
+    """Refuses a buffer that forward has replaced while an attribute keeps its old tensor.
+
+    Args:
+      held: modules, with an attribute that mentions parameters or buffers.
+      name, current, before: as those of `refuse_other_form`.
+    """
+    for module, key, _ in held:
+        if current is not before and mentions(vars(module).get(key), {id(before): name}):
+            raise UnsupportedTorchError(
+                f"forward replaces the buffer {name}, whose old tensor stays in `{key}` of "
+                f"{type(module).__name__}, which would follow it here; write into it (`copy_`)"
+            )
 
 
 def run_uncompiled(twin: nn.Module) -> None:

@@ -27,7 +27,8 @@ _ARITHMETIC = {
     aten.trace, aten.mul, aten.pow, aten.square, aten.prod, aten.cumprod, aten.div,
     aten.floor_divide, aten.bitwise_left_shift, aten.__lshift__, aten.dot, aten.mm, aten.bmm,
     aten.mv, aten.addmm, aten.baddbmm, aten.scatter_add, aten.index_add, aten.index_put,
-    aten.addbmm, aten.addmv, aten.lcm, aten.scatter_reduce, aten.scatter, aten.index_reduce,
+    aten.addbmm, aten.addmv, aten.addr, aten.lcm, aten.scatter_reduce, aten.scatter,
+    aten.index_reduce,
 }  # fmt: skip
 """Operators whose results are not elements of their arguments, and may be greater."""
 
@@ -184,7 +185,7 @@ def carried_by_buffer(value: JaxTensor, name: str) -> jax.Array:
       UnsupportedTorchError: it is not a counter, but numbers that may need far more than 32 bits.
     """
     array = value.array()
-    if not is_wide([array]):
+    if x64() or not is_wide([array]):
         return array
     bounds = bounds_of(value)
     if bounds is None or max(-bounds[0], bounds[1]) > 1 << 32:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxsr.interop.errors import InputError
+from jaxsr.interop.fields import whole_number
 from jaxsr.interop.install import install_extra
 
 
@@ -67,11 +68,11 @@ def tpu_devices(name: str) -> Sequence[Any]:
       InputError: libtpu is not installed, or knows no such topology.
     """
     generation, _, size = name.partition(":")
-    sides = size.split("x")
+    sides = [whole_number(side) or 0 for side in size.split("x")]
     known = "; ".join(f"{chip.name}:{chip.sizes}" for chip in CHIPS.values())
-    if not all(side.isdigit() for side in sides):
+    if not all(sides):
         raise InputError(f"no TPU topology {name!r}; there are {known}")
-    chips = math.prod(map(int, sides))
+    chips = math.prod(sides)
     if not 1 <= chips <= _MOST_CHIPS:
         raise InputError(f"topology {name} has {chips} chips; choose 1 to {_MOST_CHIPS}")
     from jax.experimental import topologies

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from jaxsr.interop.errors import InputError
+from jaxsr.interop.fields import whole_number
 from jaxsr.interop.install import install_extra
 
 _TERA = 1e12
@@ -210,13 +211,13 @@ def gpu_devices(name: str) -> tuple[Gpu, Sequence[Any], int]:
       InputError: the size is not valid, or JAX's CUDA plugin is missing or of another version.
     """
     gpu = GPUS[name.partition(":")[0]]
-    sides = name.partition(":")[2].split("x")
-    if len(sides) > 2 or not all(side.isdigit() and int(side) for side in sides):
+    sides = [whole_number(side) or 0 for side in name.partition(":")[2].split("x")]
+    if len(sides) > 2 or not all(sides):
         raise InputError(
             f"no GPU topology {name!r}; write {gpu.name}:8 for 8 GPUs, or {gpu.name}:2x8 for two "
             "hosts with 8 each"
         )
-    hosts, per_host = ([1] * (2 - len(sides))) + [int(side) for side in sides]
+    hosts, per_host = [1] * (2 - len(sides)) + sides
     if hosts * per_host > _MOST_GPUS:
         raise InputError(f"topology {name} has {hosts * per_host} GPUs; choose up to {_MOST_GPUS}")
     from jax.experimental import topologies

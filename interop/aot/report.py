@@ -125,10 +125,11 @@ def _device_figures(ahead: Ahead) -> JsonObject:
 
 def show(reports: Sequence[Ahead]) -> None:
     """Prints a table with a column for each program, and advice."""
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    from jaxsr.interop.plain_console import PlainConsole
+
+    console = PlainConsole()
     first = reports[0]
     table = Table(
         title=f"{first.topology}: {first.devices} devices, {first.device.kind}; figures per device"
@@ -141,9 +142,9 @@ def show(reports: Sequence[Ahead]) -> None:
     console.print(table)
     for one in reports:
         if one.error is not None:
-            console.print(f"{one.name}: {one.error}", markup=False, highlight=False)
+            console.print(f"{one.name}: {one.error}")
         for line in advice(one):
-            console.print(f"{one.name}: {line}", markup=False, highlight=False)
+            console.print(f"{one.name}: {line}")
 
 
 def _rows(reports: Sequence[Ahead]) -> list[tuple[str, list[str]]]:

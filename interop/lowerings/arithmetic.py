@@ -13,6 +13,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from jaxsr.interop._core.dtypes import is_nan
+from jaxsr.interop._core.flat_functions import flat
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import lowers
 from jaxsr.interop.lowerings.elementwise import common_dtype
@@ -57,13 +58,15 @@ def floor_divide(x: jax.Array, y: ArrayLike) -> jax.Array:
 @lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
 def divide(x: jax.Array, y: ArrayLike, *, rounding_mode: str | None = None) -> jax.Array:
     if rounding_mode == "floor":
-        return floor_divide(x, y)
+        out = floor_divide(x, y)
+        return flat(x + y, out) if jnp.issubdtype(out.dtype, jnp.inexact) else out
     if rounding_mode is None:
         return quotient(x, y)
     if not jnp.issubdtype(jnp.result_type(x, y), jnp.inexact):
         return lax.div(*common_dtype(x, y))
     # The barrier keeps XLA from multiplying by an inverse, which can cross a whole number.
-    return jnp.trunc(x / lax.optimization_barrier(jnp.asarray(y, jnp.result_type(x, y))))
+    out = jnp.trunc(x / lax.optimization_barrier(jnp.asarray(y, jnp.result_type(x, y))))
+    return flat(x + y, out)
 
 
 _lowers_each(
@@ -110,9 +113,9 @@ lowers(aten.where.self)(jnp.where)
 
 
 def _rounded(function: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
-    return lambda x: function(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
+    return lambda x: flat(x, function(x)) if jnp.issubdtype(x.dtype, jnp.inexact) else x
 
 
 _ROUNDINGS = {"ceil": jnp.ceil, "floor": jnp.floor, "trunc": jnp.trunc, "round": jnp.round}
 _lowers_each({name: _rounded(function) for name, function in _ROUNDINGS.items()}, "default")
-lowers(aten.round.decimals)(lambda x, *, decimals: jnp.round(x, decimals))
+lowers(aten.round.decimals)(lambda x, *, decimals: flat(x, jnp.round(x, decimals)))

@@ -17,6 +17,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from jaxsr.interop._core.dtypes import is_nan, wide_dtype, widened
+from jaxsr.interop._core.flat_functions import flat
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import lowers, wraps_torchax
 from jaxsr.interop._core.tensor import straight_through
@@ -135,7 +136,8 @@ def sgn(x: jax.Array) -> jax.Array:
     if x.dtype == jnp.bool_:
         return x
     if not jnp.iscomplexobj(x):
-        return (x > 0).astype(x.dtype) - (x < 0).astype(x.dtype)  # NaN and -0 also give 0
+        out = (x > 0).astype(x.dtype) - (x < 0).astype(x.dtype)  # NaN and -0 also give 0
+        return flat(x, out) if jnp.issubdtype(x.dtype, jnp.inexact) else out
     size = jnp.abs(x)
     return jnp.where(size == 0, 0, x / jnp.where(size == 0, 1, size))
 

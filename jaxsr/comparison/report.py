@@ -8,7 +8,6 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 WIDTH = 100
@@ -101,12 +100,13 @@ _MOST_FINDINGS = 5
 
 def print_report(report: Report, *, file: io.TextIOBase | None = None) -> None:
     """Prints the report as text, in colour on a terminal."""
-    from rich.console import Console
     from rich.table import Table as Grid
 
+    from jaxsr.interop.plain_console import PlainConsole
+
     plain = file is not None or not sys.stdout.isatty()
-    console = Console(width=WIDTH if plain else None, highlight=False, file=file)  # type: ignore[arg-type]
-    say = partial(console.print, markup=False)
+    console = PlainConsole(width=WIDTH if plain else None, file=file)
+    say = console.print
     say(f"{report.title}: {report.headline}", style=_COLOURS.get(report.status))
     for line in report.lines:
         say(line)

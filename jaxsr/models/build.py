@@ -325,9 +325,9 @@ def _config_file(name: str) -> Path | None:
 
 
 def _transformers(path: Path, options: Mapping[str, Any]) -> nn.Module:
-    from jaxsr.models.llama.hf_folder import read_json
+    from jaxsr.models.llama.hf_folder import read_config
 
-    fields = read_json(path) | dict(options)
+    fields = read_config(path) | dict(options)
     check_claims(fields, tensors=0, size=None, source=path)
     config = config_of(fields)
     name = next(iter(getattr(config, "architectures", None) or []), None)

@@ -17,7 +17,8 @@ from jaxsr.models.llama import loading
 from jaxsr.models.llama.config import ARCHITECTURES, LlamaConfig
 from jaxsr.models.llama.gguf_architectures import read_config
 from jaxsr.models.llama.gguf_file import open_gguf
-from jaxsr.models.llama.hf_folder import read_json, weight_files
+from jaxsr.models.llama.hf_folder import read_config as read_folder
+from jaxsr.models.llama.hf_folder import weight_files
 from jaxsr.models.llama.loading import LanguageModel
 from jaxsr.models.llama.quantized import Scheme
 from jaxsr.models.weight_files import check_finite
@@ -67,7 +68,7 @@ def _loaded(
     packed: bool,
 ) -> LanguageModel:
     file = None if path.is_dir() else open_gguf(path)
-    fields = read_json(path / "config.json") if file is None else read_config(file)
+    fields = read_folder(path / "config.json") if file is None else read_config(file)
     if file is None:
         check_folder_claims(fields, weight_files(path), source=path / "config.json")
     else:
@@ -93,7 +94,7 @@ def load_shapes(
 ) -> LanguageModel:
     """`load_language_model`, without values where a folder's `config.json` tells all shapes."""
     path = find_gguf(fetched(path))
-    fields = read_json(path / "config.json") if path.is_dir() else {}
+    fields = read_folder(path / "config.json") if path.is_dir() else {}
     if path.is_file() or "quantization_config" in fields:
         return load_language_model(
             path, dtype=dtype, scheme=scheme, implementation=implementation, packed=packed
@@ -140,7 +141,7 @@ def check_model(
             f"no model at {path}; give a Hugging Face folder, a .gguf file, or ORG/NAME of the hub"
             + hub_hint(path)
         )
-    fields = read_json(path / "config.json")
+    fields = read_folder(path / "config.json")
     if choose(fields, implementation) == "own":
         LlamaConfig.from_hf(fields)
     if weights:

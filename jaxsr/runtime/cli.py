@@ -92,7 +92,24 @@ def _open_closed_streams() -> None:
         descriptor = os.dup(descriptor)
     os.close(descriptor)
     sys.stdout = sys.stdout or os.fdopen(1, "w")
-    sys.stderr = sys.stderr or os.fdopen(2, "w")
+    sys.stderr = io.TextIOWrapper(
+        io.BufferedWriter(_Messages(2, "w", closefd=False)),
+        encoding="utf-8",
+        errors="backslashreplace",
+        line_buffering=True,
+    )
+
+
+class _Messages(io.FileIO):
+    """Standard error, on a full disk perhaps: what is said is lost, and the work is not."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data) or 0
+        except BrokenPipeError:
+            raise
+        except OSError:
+            return memoryview(data).nbytes
 
 
 def _others_wait() -> bool:
@@ -178,6 +195,7 @@ def no_command(words: Sequence[str], commands: Iterable[str]) -> str:
 
 
 def _say_interrupt(interrupt: KeyboardInterrupt) -> ExitStatus:
+    vars(interrupt)["handled"] = True
     print(f"jaxsr: {str(interrupt) or 'interrupted'}", file=sys.stderr)
     return ExitStatus.INTERRUPTED
 

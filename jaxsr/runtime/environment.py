@@ -7,7 +7,7 @@ import sys
 import traceback
 
 from jaxsr.errors import InputError, first_of, printable
-from jaxsr.runtime.xla_flags import unknown_flags
+from jaxsr.runtime.xla_flags import flags_error, unknown_flags
 
 
 def check_environment() -> None:
@@ -15,7 +15,8 @@ def check_environment() -> None:
 
     Raises:
       InputError: the current folder is gone, file names are not encoded in UTF-8, `XLA_FLAGS` has a
-        flag unknown to XLA, `JAX_DISABLE_JIT` is set, or JAX promotes dtypes by other rules.
+        flag or a value that XLA refuses, `JAX_DISABLE_JIT` is set, or JAX promotes dtypes by other
+        rules.
     """
     try:
         os.getcwd()
@@ -34,6 +35,8 @@ def check_environment() -> None:
             f"XLA_FLAGS has {printable(unknown[0], 100)}, which this jaxlib does not know, and "
             "which would abort the process; remove it"
         )
+    if reason := flags_error(os.environ.get("XLA_FLAGS", "")):
+        raise InputError(f"XLA ends the process: {printable(reason, 200)}; correct XLA_FLAGS")
     if os.environ.get("JAX_DISABLE_JIT", "0").lower() not in ("", "0", "false", "no", "n", "off"):
         raise InputError(
             "JAX_DISABLE_JIT is set, but networks run as compiled programs only; unset it"
@@ -46,8 +49,8 @@ def check_environment() -> None:
         )
 
 
-_LIBRARIES = ("JAX_", "XLA_", "TORCH", "PYTORCH_", "TPU_", "LIBTPU_", "TF_")
-"""Prefixes of the environment variables that libraries read."""
+_LIBRARIES = ("SOURCE_DATE_EPOCH", "JAX_", "XLA_", "TORCH", "PYTORCH_", "TPU_", "LIBTPU_", "TF_")
+"""Names, or prefixes of names, of the environment variables that libraries read."""
 
 
 def variable_error(error: BaseException) -> InputError | None:

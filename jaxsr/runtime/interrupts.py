@@ -1,8 +1,9 @@
 """Signals that end a program: Ctrl-C, SIGTERM, and SIGHUP of a terminal that closes.
 
-Each raises `KeyboardInterrupt`, so that half-written files are removed. If native code keeps the
-main thread busy, the process exits after a few seconds, and on a second Ctrl-C at once. Training
-handles the signals itself while it has a step to save (`training.stop_signals`).
+Each raises `KeyboardInterrupt`, so that half-written files are removed. It comes again if code
+drops it, and waits while a library of C++ is loaded. If native code keeps the main thread busy, the
+process exits after a few seconds, and on a second Ctrl-C at once. Training handles the signals
+itself while it has a step to save (`training.stop_signals`).
 """
 
 import os
@@ -10,7 +11,9 @@ import select
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Callable
+from importlib.machinery import ExtensionFileLoader
 from types import FrameType
 from typing import Any
 
@@ -22,6 +25,17 @@ _TERMINATIONS = (signal.SIGTERM, signal.SIGHUP)
 _ENDED_BY = "ended by "
 _repeated: list[int] = []
 """Signals that were sent again, and that `_watch` sees again."""
+_MOST_REPEATED = 200
+"""Of each: 10 s."""
+_dropped: list[int] = []
+"""Those whose exception was dropped."""
+_MOST_DROPPED = 4
+"""Of each: a debugger catches Ctrl-C on purpose."""
+_LOADING = (ExtensionFileLoader.create_module.__code__, ExtensionFileLoader.exec_module.__code__)
+
+
+class Interrupt(KeyboardInterrupt):
+    """What signals raise; who catches it for good sets the attribute `handled`."""
 
 
 def end_on_signals() -> None:
@@ -29,7 +43,9 @@ def end_on_signals() -> None:
     for number in _TERMINATIONS:
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, _interrupt)
-    sys.unraisablehook = _once_more(sys.unraisablehook)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
+    sys.unraisablehook = _without_interrupts(sys.unraisablehook)
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -46,7 +62,43 @@ def ignore_signals() -> None:
 def _interrupt(number: int, frame: FrameType | None) -> None:
     if (kernels := _kernels()) is not None and kernels.is_put_off(number, frame):
         return
-    raise KeyboardInterrupt(f"{_ENDED_BY}{signal.Signals(number).name}")
+    if _loads_native_code(frame) and _repeated.count(number) < _MOST_REPEATED:
+        _send_again(number)
+        return
+    raise _exception(number)  # a variable of it would keep it alive
+
+
+def _exception(number: int) -> Interrupt:
+    interrupt = Interrupt(
+        "" if number == signal.SIGINT else f"{_ENDED_BY}{signal.Signals(number).name}"
+    )
+    weakref.finalize(interrupt, _send_if_dropped, vars(interrupt), number).atexit = False
+    return interrupt
+
+
+def _loads_native_code(frame: FrameType | None) -> bool:
+    """Whether a library of C++ is being loaded: many crash or fail where that is interrupted."""
+    while frame is not None:
+        if frame.f_code in _LOADING:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _send_again(number: int) -> None:
+    _repeated.append(number)
+    main: Any = threading.main_thread().ident
+    threading.Timer(0.05, signal.pthread_kill, (main, number)).start()
+
+
+def _send_if_dropped(fields: dict[str, Any], number: int) -> None:
+    """Sends a signal again whose exception is gone, and the program goes on.
+
+    Destructors, callbacks of the garbage collector and libraries drop exceptions.
+    """
+    if not fields.get("handled") and _dropped.count(number) < _MOST_DROPPED:
+        _dropped.append(number)
+        _send_again(number)
 
 
 def _kernels() -> Any:
@@ -59,20 +111,12 @@ def _times_repeated(number: int) -> int:
     return [*_repeated, *of_kernels].count(number)
 
 
-def _once_more(hook: Callable[[Any], object]) -> Callable[[Any], None]:
-    """A hook that sends a signal again whose exception Python drops.
-
-    Exceptions end nothing in destructors and in callbacks of the garbage collector; XLA has one.
-    """
+def _without_interrupts(hook: Callable[[Any], object]) -> Callable[[Any], None]:
+    """A hook that says nothing of interrupts that Python drops: they are sent again."""
 
     def receive(dropped: Any) -> None:
         if not issubclass(dropped.exc_type, KeyboardInterrupt):
             hook(dropped)
-            return
-        name = str(dropped.exc_value or "").removeprefix(_ENDED_BY)
-        _repeated.append(getattr(signal, name, signal.SIGINT))
-        main: Any = threading.main_thread().ident
-        threading.Timer(0.05, signal.pthread_kill, (main, _repeated[-1])).start()
 
     return receive
 
@@ -80,9 +124,10 @@ def _once_more(hook: Callable[[Any], object]) -> Callable[[Any], None]:
 def _forget() -> None:
     """Gives a forked worker the default handlers, without its parent's pipe."""
     signal.set_wakeup_fd(-1)
-    for number in _TERMINATIONS:
+    for number in (*_TERMINATIONS, signal.SIGINT):
         if signal.getsignal(number) is _interrupt:
-            signal.signal(number, signal.SIG_DFL)
+            default = signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler
+            signal.signal(number, default)
 
 
 def _watch(reader: int) -> None:

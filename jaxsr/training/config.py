@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal, Self, TypeVar
 
 from jaxsr.errors import InputError
-from jaxsr.interop.fields import number
+from jaxsr.interop.fields import number, whole_number
 from jaxsr.interop.train.options import OptimizerConfig, StepConfig
 from jaxsr.runtime.options import AotOptions, CheckedOptions, LaneFoldingOptions
 
@@ -123,16 +123,16 @@ class RunConfig(LaneFoldingOptions, AotOptions, StepConfig, OptimizerConfig):
         """First step to record, and the step to stop before."""
         if self.profile is None:
             return None
-        start, colon, stop = self.profile.partition(":")
-        if not (colon and start.isdigit() and stop.isdigit() and int(start) < int(stop)):
+        start, stop = (whole_number(part) for part in self.profile.partition(":")[::2])
+        if start is None or stop is None or start >= stop:
             raise InputError(
                 f"profile must be START:STOP, two step numbers in order, got {self.profile!r}"
             )
-        if self.steps is not None and int(start) >= self.steps:
+        if self.steps is not None and start >= self.steps:
             raise InputError(
                 f"profile={self.profile} starts beyond the run's steps={self.steps}, counted from 0"
             )
-        return int(start), int(stop)
+        return start, stop
 
     @property
     def step_config(self) -> StepConfig:

@@ -177,7 +177,7 @@ def check_entries(out: Path, exported: str) -> None:
     Raises:
       FileAccessError: a file stands for a folder or a folder for a file, or a link leads nowhere.
     """
-    weights = (f"{exported}.safetensors", f"{exported}.best.safetensors")
+    weights = _weights_of(exported)
     for names, kind in ((_FOLDERS, "a folder"), ((*_FILES, *weights), "a regular file")):
         for path in (out / name for name in names):
             fits = path.is_dir() if kind == "a folder" else path.is_file()
@@ -190,6 +190,24 @@ def check_entries(out: Path, exported: str) -> None:
                 )
 
 
+def _weights_of(exported: str) -> tuple[str, str]:
+    return f"{exported}.safetensors", f"{exported}.best.safetensors"
+
+
+def _check_no_weights(out: Path, exported: str) -> None:
+    """Refuses weights that no run of this folder made, `--init` perhaps: a new one replaces them.
+
+    Raises:
+      InputError: there are some.
+    """
+    for path in (out / name for name in _weights_of(exported)):
+        if path.exists():
+            raise InputError(
+                f"{path} is of no run in {out}, and a new one would replace it; choose another "
+                "--out, or move it"
+            )
+
+
 def claim_folder(
     out: Path,
     config: RunConfig,
@@ -198,6 +216,7 @@ def claim_folder(
     files: Mapping[str, str],
     cpu_threads: int,
     kernel_threads: int,
+    exported: str,
     computed_by: Mapping[str, Any] | None = None,
 ) -> RunRecord:
     """Checks that this run may use the locked folder; a new run writes its record.
@@ -209,6 +228,7 @@ def claim_folder(
       files: the list of `TaskRun.files`.
       cpu_threads: threads that the run computes with.
       kernel_threads: threads of torch.
+      exported: stem of the exported weights.
       computed_by: see `ConfigFile`.
 
     Returns:
@@ -227,6 +247,7 @@ def claim_folder(
             raise InputError(
                 f"--resume found no run in {out}; leave --resume out, or name its folder"
             )
+        _check_no_weights(out, exported)
         record = RunRecord(out=out, content=content, remarks=_begins(out) if config.resume else ())
         record.write()
         return record
@@ -277,15 +298,30 @@ def _other_computation(before: Mapping[str, Any], now: Mapping[str, Any]) -> lis
             "now, so its result differs from that of an uninterrupted run"
         )
     for name in ENVIRONMENT if before else ():
-        if before.get(name, "") != now.get(name, ""):
+        values = before.get(name, ""), now.get(name, "")
+        if values[0] != values[1]:
             remarks.append(
-                f"resumed with {name}={now.get(name, '')!r}, before {before.get(name, '')!r}: the "
-                "results may differ in the last bits"
+                f"resumed with {name}={values[1]!r}, before {values[0]!r}: the results may differ"
             )
     return remarks
 
 
-ENVIRONMENT = ("XLA_FLAGS", "JAXSR_CPU_KERNELS")
+ENVIRONMENT = (
+    "XLA_FLAGS",
+    "LIBTPU_INIT_ARGS",
+    "JAXSR_CPU_KERNELS",
+    "JAX_ENABLE_X64",
+    "JAX_DEFAULT_DTYPE_BITS",
+    "JAX_DEFAULT_MATMUL_PRECISION",
+    "JAX_THREEFRY_PARTITIONABLE",
+    "JAX_RANDOM_SEED_OFFSET",
+    "NVIDIA_TF32_OVERRIDE",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "ATEN_CPU_CAPABILITY",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "DNNL_DEFAULT_FPMATH_MODE",
+    "ONEDNN_MAX_CPU_ISA",
+)
 """Environment variables that change the computation."""
 
 

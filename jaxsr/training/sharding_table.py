@@ -58,8 +58,9 @@ def show_sharding(state: PyTree, shardings: PyTree) -> None:
       shardings: its shardings.
     """
     import jax
-    from rich.console import Console
     from rich.table import Table
+
+    from jaxsr.interop.plain_console import PlainConsole
 
     table = Table(title="parameters on the mesh")
     for title in ("name", "count", "shape", "split over", "MB a chip"):
@@ -69,7 +70,7 @@ def show_sharding(state: PyTree, shardings: PyTree) -> None:
         split = ", ".join(axis or "·" for axis in row.axes) if any(row.axes) else "whole"
         shape = "×".join(map(str, row.shape)) or "()"
         table.add_row(row.name, str(row.count), shape, split, f"{row.chip_bytes / 1e6:,.2f}")
-    console = Console()
+    console = PlainConsole()
     console.print(table)
     totals = {
         name: sum(jax.tree.leaves(jax.tree.map(chip_bytes, getattr(state, name), where)))

@@ -86,6 +86,7 @@ def start(name: str, kind: type[Task], config: RunConfig) -> Run:
                     files=task.files(),
                     cpu_threads=available_cpus(),
                     kernel_threads=TORCH_THREADS,
+                    exported=task.exported,
                     computed_by={"code": code, **_environment()},
                 )
                 if remarks and not is_quiet():

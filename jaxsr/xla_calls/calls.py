@@ -219,7 +219,8 @@ def _handle(name: str, function: Kernel, place: int) -> int | None:
     try:
         try:
             _run(function, place, inputs)
-        except KeyboardInterrupt:  # it came just before the kernel, or after it
+        except KeyboardInterrupt as interrupt:  # it came just before the kernel, or after it
+            vars(interrupt)["handled"] = True  # `runtime.interrupts` would also send it again
             _send_again(signal.SIGINT)
             _run(function, place, inputs)
     except BaseException as error:  # an exception must not leave a C function

@@ -1,5 +1,6 @@
 """Reports have no claims beyond the evidence, and no links to the outside."""
 
+import io
 import json
 import re
 import xml.etree.ElementTree as ET
@@ -157,3 +158,29 @@ def test_a_narrow_terminal_breaks_tables_between_words_alone(monkeypatch):
     monkeypatch.setattr("jaxsr.comparison.report.WIDTH", 72)
     words = as_text(report).split()
     assert {*" ".join((*headings, *cells)).split()} <= {*words}
+
+
+def test_names_of_layers_are_neither_markup_nor_control_the_terminal(capsys):
+    name = "[/x] [red]a :smile: \x1b[31mb\u202e"
+    table = Table(title=name, headings=["name"], left=(0,), lines=[Line((name,))])
+    report = Report(title=name, status="ok", headline="b", lines=(name,), tables=[table])
+    shown = "[/x] [red]a :smile: \\x1b[31mb\\u202e"
+    assert [line.rstrip() for line in as_text(report).split("\n")] == [
+        f"{shown}: b",
+        shown,
+        shown,
+        "name",
+        shown,
+    ]
+    print_report(report)
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_a_reader_that_closes_the_output_is_told_to_the_caller():
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    report = Report(title="a", status="ok", headline="b", lines=(), tables=())
+    with pytest.raises(BrokenPipeError):
+        print_report(report, file=Closed())

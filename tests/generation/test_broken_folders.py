@@ -155,3 +155,44 @@ def test_weights_that_are_not_finite_are_refused(model_folder, tmp_path, impleme
             save_file(weights, path, metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"layers\.1\.mlp\.up_proj\.weight has NaN or infinity"):
         load_model(folder, kind="language model", implementation=implementation)
+
+
+@pytest.mark.parametrize("implementation", ["own", "transformers"])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("dtype", 5),
+        ("dtype", "garbage"),
+        ("dtype", {"text_config": "load"}),
+        ("torch_dtype", "garbage"),
+        ("torch_dtype", ["bfloat16"]),
+        ("architectures", 5),
+        ("architectures", "LlamaForCausalLM"),
+        ("architectures", [5]),
+        ("architectures", ["../evil"]),
+        ("pad_token_id", -7),
+        ("pad_token_id", "0"),
+        ("pad_token_id", True),
+    ],
+)
+def test_a_field_that_no_family_looks_at_is_checked(
+    implementation, field, value, model_folder, tmp_path
+):
+    folder = shutil.copytree(model_folder("llama"), tmp_path / "m")
+    fields = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**fields, field: value}))
+    with pytest.raises(InputError, match=field) as caught:
+        load_model(folder, kind="language model", implementation=implementation)
+    assert "\n" not in str(caught.value) and str(folder) in str(caught.value)
+
+
+def test_usual_values_of_those_fields_pass(model_folder, tmp_path):
+    folder = shutil.copytree(model_folder("llama"), tmp_path / "m")
+    fields = json.loads((folder / "config.json").read_text())
+    for stated in (
+        {"dtype": None, "architectures": None, "pad_token_id": -1},
+        {"dtype": "auto", "torch_dtype": "torch.bfloat16", "pad_token_id": 0},
+        {"dtype": {"text_config": "float16", "": "half"}, "architectures": ["LlamaForCausalLM"]},
+    ):
+        (folder / "config.json").write_text(json.dumps(fields | stated))
+        load_model(folder, kind="language model", implementation="own")

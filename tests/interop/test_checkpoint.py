@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import re
 import shutil
 from pathlib import Path
@@ -18,6 +19,7 @@ from jaxsr.interop.checkpoint import (
     read_notes,
     restore_newest,
     restore_step,
+    steps_of,
 )
 from jaxsr.interop.checkpoint_record import NoDigestsError
 from jaxsr.interop.errors import DamagedFileError
@@ -141,6 +143,38 @@ def test_truncated_newest_is_set_aside_with_a_warning(tmp_path, caplog):
     assert_equal(restored[1], make_state(1))
     assert "the checkpoint of step 2 is damaged: its record cannot be read" in caplog.text
     assert (tmp_path / "2.damaged").is_dir() and not (tmp_path / "2").exists()
+
+
+@pytest.mark.parametrize("name", ["record/record", "state/_METADATA", "_CHECKPOINT_METADATA"])
+def test_a_pipe_in_a_checkpoint_is_never_opened(tmp_path, caplog, name):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, make_state(1))
+        checkpoints.save(2, make_state(2))
+    (tmp_path / "2" / name).unlink()
+    os.mkfifo(tmp_path / "2" / name)
+    with Checkpoints(tmp_path) as checkpoints, caplog.at_level(logging.WARNING):
+        restored = checkpoints.restore(make_state())
+    assert restored is not None and restored[0] == 1
+    assert f"the checkpoint of step 2 is damaged: {name} is not a regular file" in caplog.text
+
+
+def test_a_record_of_ten_thousand_brackets_is_damaged(tmp_path, caplog):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, make_state(1))
+        checkpoints.save(2, make_state(2))
+    (tmp_path / "2" / "record" / "record").write_text("[" * 100_000)
+    with Checkpoints(tmp_path) as checkpoints, caplog.at_level(logging.WARNING):
+        restored = checkpoints.restore(make_state())
+    assert restored is not None and restored[0] == 1
+    assert "the checkpoint of step 2 is damaged: its record cannot be read" in caplog.text
+
+
+def test_folders_of_other_names_are_no_checkpoints(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, make_state(1))
+    for name in ("²", "٣", "007", "-1", "0x5"):
+        (tmp_path / name).mkdir()
+    assert steps_of(tmp_path) == [1]
 
 
 def test_only_damaged_checkpoints_is_an_error(tmp_path):

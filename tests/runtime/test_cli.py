@@ -242,3 +242,27 @@ def test_what_is_mistyped_names_the_nearest(words, message, monkeypatch, capsys)
     assert front_door() == ExitStatus.WRONG_INPUT
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+@pytest.mark.parametrize("word", ["--help", "--version", "--completion"])
+def test_a_full_disk_is_one_line_without_a_command(word):
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "jaxsr", word], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert (done.returncode, done.stderr) == (2, b"jaxsr: No space left on device\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+@pytest.mark.parametrize(("words", "status"), [(["nonsense"], 2), (["--version"], 0)])
+def test_messages_that_find_no_room_do_not_change_the_status(words, status):
+    code = (
+        "import sys\nfrom jaxsr.__main__ import main\nfrom jaxsr.runtime.cli import run_program\n"
+        "run_program(lambda: (print('a message', file=sys.stderr), main())[1], 'train')"
+    )
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words], stdout=subprocess.PIPE, stderr=full, check=False
+        )
+    assert done.returncode == status

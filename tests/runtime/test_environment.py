@@ -33,6 +33,8 @@ def run(folder: Path, before: str = "", **variables: str) -> tuple[int, list[str
     ("variables", "before", "message"),
     [
         ({"XLA_FLAGS": "--xla_not_a_flag=3"}, "", "XLA_FLAGS has --xla_not_a_flag=3, which this"),
+        ({"XLA_FLAGS": "--nonsense"}, "", "Unknown flag in XLA_FLAGS: --nonsense; correct"),
+        ({"XLA_FLAGS": "--xla_cpu_enable_fast_math=garbage"}, "", "interpret value garbage for"),
         ({"JAX_DISABLE_JIT": "1"}, "", "JAX_DISABLE_JIT is set, but networks run as compiled"),
         ({"JAX_NUMPY_DTYPE_PROMOTION": "strict"}, "", "JAX_NUMPY_DTYPE_PROMOTION is strict, under"),
         ({"TORCH_LOGS": "garbage"}, "", "TORCH_LOGS is 'garbage', which a library"),
@@ -54,6 +56,7 @@ def test_one_line_says_what_to_change(tmp_path, variables, before, message):
         ("JAX_ENABLE_X64", "", "invalid truth value"),
         ("JAX_TRACER_ERROR_NUM_TRACEBACK_FRAMES", "x2", "invalid literal for int"),
         ("JAX_DEFAULT_DEVICE", "-7", "jax.default_device must be"),
+        ("SOURCE_DATE_EPOCH", "x2", "invalid literal for int"),
     ],
 )
 def test_a_value_that_jax_refuses_is_one_line(tmp_path, name, value, reason):

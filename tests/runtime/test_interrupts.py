@@ -199,3 +199,64 @@ DESTRUCTOR = """
 def test_a_signal_where_python_drops_exceptions_comes_later(number, line):
     status, output, errors = run_program(DESTRUCTOR, number, until="inside")
     assert (status, output, errors) == (ExitStatus.INTERRUPTED, "closed\n", line)
+
+
+@pytest.mark.parametrize(
+    ("number", "line"),
+    [
+        (signal.SIGINT, "jaxsr: interrupted\n"),
+        pytest.param(signal.SIGTERM, "jaxsr: ended by SIGTERM\n", marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_that_a_library_catches_comes_again(number, line):
+    body = """try:
+            print("inside", flush=True)
+            time.sleep(60)
+        except:
+            pass
+        print("goes on", flush=True)
+        time.sleep(60)"""
+    status, output, errors = run_program(body, number, until="inside")
+    assert (status, output, errors) == (ExitStatus.INTERRUPTED, "goes on\nclosed\n", line)
+
+
+def test_a_debugger_that_catches_every_interrupt_keeps_the_program():
+    body = """for _ in range(6):
+            try:
+                print("inside", flush=True)
+                time.sleep(0.5)
+            except KeyboardInterrupt:
+                pass"""
+    status, output, _ = run_program(body, signal.SIGINT, until="inside")
+    assert status == ExitStatus.OK
+    assert output.endswith("inside\nclosed\n")
+
+
+LOADS = """from importlib.machinery import ExtensionFileLoader
+        class Spec:
+            origin = "/nothing"
+            @property
+            def name(self):  # Python code that a library of C++ calls while it is loaded
+                if not vars(self):
+                    print("inside", flush=True)
+                    time.sleep(1)
+                    self.loaded = True
+                    print("loaded", flush=True)
+                return "slow"
+        try:
+            ExtensionFileLoader("slow", "/nothing").create_module(Spec())
+        except ImportError:
+            pass
+        time.sleep(60)"""
+
+
+@pytest.mark.parametrize(
+    ("number", "line"),
+    [
+        (signal.SIGINT, "jaxsr: interrupted\n"),
+        pytest.param(signal.SIGTERM, "jaxsr: ended by SIGTERM\n", marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_waits_until_a_library_is_loaded(number, line):
+    status, output, errors = run_program(LOADS, number, until="inside")
+    assert (status, output, errors) == (ExitStatus.INTERRUPTED, "loaded\nclosed\n", line)

@@ -47,3 +47,14 @@ def test_the_command_says_it_before_the_first_step(tmp_path, capsys):
     assert main(["span", "--steps", "1", "--platform", "cpu", "--out", str(tmp_path)]) == 2
     assert "validation is not a folder; the run keeps a folder there" in capsys.readouterr().err
     assert {path.name for path in tmp_path.iterdir()} == {"validation", "run.lock"}
+
+
+def test_a_new_run_replaces_no_weights(tmp_path, capsys):
+    weights = tmp_path / "generator.safetensors"
+    weights.write_bytes(b"the user's own")
+    words = ["span", "--steps", "1", "--platform", "cpu", "--out", str(tmp_path)]
+    assert main(words) == 2
+    assert main([*words, "--init", str(weights)]) == 2
+    assert f"{weights} is of no run in {tmp_path}" in capsys.readouterr().err
+    assert weights.read_bytes() == b"the user's own"
+    assert {path.name for path in tmp_path.iterdir()} == {"generator.safetensors", "run.lock"}

@@ -5,19 +5,67 @@ Nothing is unpickled: a folder with `pytorch_model.bin` only is refused.
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from jaxsr.errors import InputError, MissingFileError, one_line
+from jaxsr.errors import InputError, MissingFileError, one_line, printable
+from jaxsr.field_values import from_values
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.bounded_read import read_bounded
+from jaxsr.interop.fields import check_fields, number
 from jaxsr.interop.weights import LFS_POINTER, open_safetensors
 
 _ADAPTER = "adapter_config.json"
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stated:
+    """Fields of any model's `config.json` that no family's code looks at closely."""
+
+    dtype: str | dict | None = None
+    """Of the stored weights, or those of its parts by name."""
+    torch_dtype: str | dict | None = None
+    """The same, as transformers 4 wrote it."""
+    architectures: tuple[str, ...] | None = None
+    """Names of classes."""
+    pad_token_id: int | None = number(None, least=-1)
+    """-1: there is none, as in the first Llama folders."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in ("dtype", "torch_dtype"):
+            stated = getattr(self, name)
+            for each in stated.values() if isinstance(stated, dict) else [stated]:
+                text = "auto" if each is None else str(each).removeprefix("torch.")
+                if text != "auto" and not isinstance(getattr(torch, text, None), torch.dtype):
+                    raise _wrong(name, each, "a dtype such as bfloat16")
+        for each in self.architectures or ():
+            if not each.isidentifier():
+                raise _wrong("architectures", each, "the name of a class")
+
+
+def _wrong(name: str, value: object, what: str) -> InputError:
+    shown = printable(repr(value), 80)
+    return InputError(f"config.json has {name} {shown}, which is not {what}; correct it")
+
+
+def read_config(path: Path) -> JsonObject:
+    """The fields of a `config.json`, those checked that belong to no family.
+
+    Raises:
+      FileNotFoundError: no such file.
+      InputError: it is not a JSON object, or a field has a value of another type.
+    """
+    content = read_json(path)
+    stated = {f.name: content[f.name] for f in fields(_Stated) if f.name in content}
+    from_values(_Stated, stated, prefix="config.json's ")
+    return content
 
 
 def read_json(path: Path) -> JsonObject:

@@ -77,6 +77,8 @@ def test_topologies_and_the_compilers_own_memory_limit(name, chips, devices):
         ("v9:2x2", "no topology 'v9:2x2'; write a TPU as CHIP:SIZE"),
         ("v5e", "no topology 'v5e'"),
         ("v5e:two", "no TPU topology"),
+        ("v5e:²x4", "no TPU topology"),
+        (f"v5e:1x{'9' * 5000}", "no TPU topology"),
         ("v5e:32x32", "topology v5e:32x32 has 1024 chips; choose 1 to 256"),
         ("v5e:3x3", "libtpu has no topology 'v5e:3x3'"),
     ],

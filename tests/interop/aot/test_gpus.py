@@ -83,6 +83,8 @@ def test_hosts_and_their_network():
         ("h300:8", "or a GPU as NAME:COUNT or NAME:HOSTSxCOUNT (a100, a100-40, h100, "),
         ("h100:", "write h100:8 for 8 GPUs, or h100:2x8 for two hosts with 8 each"),
         ("h100:0", "no GPU topology 'h100:0'"),
+        ("h100:²", "no GPU topology 'h100:²'"),
+        (f"h100:{'9' * 5000}", "no GPU topology"),
         ("h100:2x2x2", "no GPU topology 'h100:2x2x2'"),
         ("h100:9999", "topology h100:9999 has 9999 GPUs; choose up to 4096"),
     ],

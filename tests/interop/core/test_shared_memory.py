@@ -291,3 +291,19 @@ def test_a_mode_that_changes_weights_is_refused_and_may_be_set_before():
     for train in (None, False, None):
         outputs, state = jm.apply(jm.params, state or jm.buffers, X, train=train)
         np.testing.assert_allclose(outputs, module(torch.from_numpy(X)).detach(), atol=1e-5)
+
+
+def test_an_attribute_that_keeps_the_old_tensor_of_a_replaced_buffer_is_refused():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("scale", torch.ones(4))
+            self.first = self.scale
+
+        def forward(self, x):
+            self.scale = self.scale * 2
+            return x * self.first
+
+    model = to_jax(Net())
+    with pytest.raises(UnsupportedTorchError, match="old tensor stays in `first` of Net"):
+        jax.eval_shape(lambda x: model.apply({}, model.buffers, x), np.ones((2, 4), np.float32))

@@ -105,6 +105,11 @@ def test_bounds_hold_for_every_rule():
             x.abs().square(), (x * 2).gather(0, rows), torch.full((5,), 7) * x, (x * 2).roll(1),
             (x % 256).to(torch.uint8) * x, -(x * 2),
             torch.ones(5).long().scatter(0, torch.arange(5), x) * 4, (x * 2).reshape(1, 5).tril(),
+            x.clamp(0) - (-5), torch.rsub(x.clamp(0), -5), (x % 3 - x % 5 & 255) * 100000000,
+            torch.addr(torch.ones(5, 5).long(), x, x),
+            torch.zeros(2).long().index_put(
+                (x.repeat(9) * 0,), torch.tensor(100000000), accumulate=True
+            ),
         )  # fmt: skip
 
     model = to_jax(Function(results))
@@ -229,3 +234,21 @@ def test_orders_of_the_greatest_and_least_numbers(name, dtype):
     got = jax.jit(lambda x: model.apply({}, {}, x)[0])(array)
     for one, expected in zip(got, ORDERS[name](x), strict=True):
         np.testing.assert_array_equal(one, expected.numpy())
+
+
+def test_with_x64_a_buffer_has_64_bits():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("seen", torch.tensor(2**40))
+
+        def forward(self, x):
+            self.seen += x.sum()
+            return x * self.seen
+
+    with jax.enable_x64(True):
+        model = to_jax(Counting())
+        got, buffers = model.apply(model.params, model.buffers, INTEGERS)
+    twin = Counting()
+    np.testing.assert_array_equal(got, twin(torch.from_numpy(INTEGERS)).numpy())
+    assert int(buffers["seen"]) == int(twin.seen)
