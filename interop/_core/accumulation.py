@@ -26,7 +26,7 @@ from jaxsr.interop.annotations import PyTree
 from jaxsr.xla_calls.primitives import cpu_primitive
 
 _SPREADING = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
-_MANY = 1 << 10
+_MANY = 1 << 8
 """Terms from which on a sum over several axes is computed axis by axis."""
 _LEAST_TOGETHER = 32
 """Terms that may be added one after another."""

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from jax import lax
 from torch.utils import _pytree as pytree
 
-from jaxsr.interop._core.accumulation import broadcast
-from jaxsr.interop._core.dtypes import nan_where, to_jax_dtype, widened, x64
+from jaxsr.interop._core.accumulation import broadcast, copies
+from jaxsr.interop._core.dtypes import nan_where, to_jax_dtype, wide_dtype, widened, x64
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import lowers, overrides
 from jaxsr.interop._core.tensor import JaxTensor, straight_through
@@ -110,6 +110,8 @@ def linear(input: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -
         return out
     if bias.ndim == 1 and out.ndim > 1 and out.size >= _LEAST_SPREAD:
         bias = spread(bias, out.shape, axis=-1)
+    elif bias.dtype == wide_dtype(bias.dtype):
+        bias = copies(bias, out.shape)
     return out + broadcast(bias, out.shape)
 
 
