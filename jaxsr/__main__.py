@@ -32,12 +32,9 @@ def _without_command(name: str) -> int:
     """Answers command lines that name no command; returns the exit status."""
     lines = [f"  {command:<10}{meaning}" for command, meaning in COMMANDS.items()]
     families = f"model families: {', '.join(FAMILIES)}; and torch modules of your own"
-    usage = ["usage: jaxsr COMMAND [OPTIONS]", "", *lines, "", families]
-    ends = (
-        "jaxsr COMMAND --help lists options; every command has --version and --quiet",
-        'eval "$(jaxsr --completion)" completes words in bash and zsh',
-    )
-    text = "\n".join([*usage, *ends])
+    ends = "jaxsr COMMAND --help lists options; every command has --version and --quiet"
+    completion = 'eval "$(jaxsr --completion)" completes words in bash and zsh'
+    text = ["usage: jaxsr COMMAND [OPTIONS]", "", *lines, "", families, ends, completion]
     if sys.argv[1:] == ["--completion"]:
         from jaxsr.runtime.completion import completion_script
         from jaxsr.training.find_task import TASKS, find_options
@@ -48,7 +45,7 @@ def _without_command(name: str) -> int:
         print(f"jaxsr {version()}")
         return ExitStatus.OK
     if name in ("-h", "--help", "help"):
-        print(text)
+        print("\n".join(text))
         return ExitStatus.OK
     print(f"jaxsr: {no_command(sys.argv[1:], COMMANDS)}", file=sys.stderr)
     return ExitStatus.WRONG_INPUT
