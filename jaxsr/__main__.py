@@ -41,11 +41,8 @@ def _without_command(name: str) -> int:
 
         print(completion_script(COMMANDS, {t: find_options(t).Config for t in TASKS}), end="")
         return ExitStatus.OK
-    if name == "--version":
-        print(f"jaxsr {version()}")
-        return ExitStatus.OK
-    if name in ("-h", "--help", "help"):
-        print("\n".join(text))
+    if name in ("--version", "-h", "--help", "help"):
+        print(f"jaxsr {version()}" if name == "--version" else "\n".join(text))
         return ExitStatus.OK
     print(f"jaxsr: {no_command(sys.argv[1:], COMMANDS)}", file=sys.stderr)
     return ExitStatus.WRONG_INPUT
