@@ -44,9 +44,10 @@ STEPS = {
     "zero_of_ceil": torch.ceil,
     "zero_of_trunc": torch.trunc,
     "zero_of_sign": torch.sign,
-    "zero_of_sgn": torch.sgn,
+    "zero_of_quotient": lambda p: torch.div(p, 0.3, rounding_mode="floor"),
+    "zero_of_cut_quotient": lambda p: torch.div(p, 0.3, rounding_mode="trunc"),
 }
-"""Functions whose gradient is 0 in torch."""
+"""Functions whose gradient is 0 in torch; `clip_grad_norm_` fails on that of `sgn`."""
 
 
 class Heads(nn.Module):
