@@ -26,16 +26,16 @@ _ENDED_BY = "ended by "
 _repeated: list[int] = []
 """Signals that were sent again, and that `_watch` sees again."""
 _MOST_REPEATED = 200
-"""Of each: 10 s."""
+"""Repetitions of each, for 10 s."""
 _dropped: list[int] = []
 """Those whose exception was dropped."""
 _MOST_DROPPED = 4
-"""Of each: a debugger catches Ctrl-C on purpose."""
+"""Exceptions of each that may be dropped: a debugger catches Ctrl-C on purpose."""
 _LOADING = (ExtensionFileLoader.create_module.__code__, ExtensionFileLoader.exec_module.__code__)
 
 
 class Interrupt(KeyboardInterrupt):
-    """What signals raise; who catches it for good sets the attribute `handled`."""
+    """The exception that signals raise; code that catches it for good sets `handled`."""
 
 
 def end_on_signals() -> None:

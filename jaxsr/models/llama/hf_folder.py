@@ -29,7 +29,7 @@ class _Stated:
     """Fields of any model's `config.json` that no family's code looks at closely."""
 
     dtype: str | dict | None = None
-    """Of the stored weights, or those of its parts by name."""
+    """The stored weights' dtype, or that of each part by name."""
     torch_dtype: str | dict | None = None
     """The same, as transformers 4 wrote it."""
     architectures: tuple[str, ...] | None = None
