@@ -1,6 +1,7 @@
 """Checks of a dataclass's values, by the limits that its fields state."""
 
 import dataclasses
+import inspect
 import math
 import operator
 from collections.abc import Mapping
@@ -75,7 +76,7 @@ def _of_jaxsr(kind: type, name: str) -> "list[dataclasses.Field]":
     return [
         vars(base)["__dataclass_fields__"][name]
         for base in kind.__mro__
-        if base.__module__.startswith("jaxsr.") and name in vars(base).get("__annotations__", {})
+        if base.__module__.startswith("jaxsr.") and name in inspect.get_annotations(base)
     ]
 
 

@@ -144,7 +144,9 @@ def _of_iterator(value: Any) -> object:
         try:
             parts = value.__reduce__()
         except (TypeError, AttributeError):
-            return operator.length_hint(value, 0)
+            # From Python 3.14 on an iterator of itertools does not tell its place. No value equals it.
+            is_hidden = type(value).__module__ == "itertools"
+            return object() if is_hidden else operator.length_hint(value, 0)
     # A cycle keeps its remaining items in an iterator of its own.
     parts = [p.__reduce__()[2:] if isinstance(p, Iterator) else p for p in _flat(parts)]
     return repr([p for p in parts if isinstance(p, (*PLAIN, tuple))])

@@ -12,9 +12,10 @@ inside their cell, and torch computes them. So `.item()`, `if mask.any():` and d
 work on constants.
 """
 
+import inspect
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -209,8 +210,8 @@ class JaxTensor(torch.Tensor):
     needs_grad: bool
     _is_param: bool
     """Which torch reads: `isinstance(tensor, nn.Parameter)`."""
-    trace_attributes = frozenset(__annotations__)
-    """Those above; any others were set by the module's code."""
+    trace_attributes: ClassVar[frozenset[str]]
+    """The names above; the module's code has set any others."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]
 
@@ -484,6 +485,10 @@ class JaxTensor(torch.Tensor):
     def jax(self) -> jax.Array:
         """The current value, under the name by which libraries ask whether `jax.jit` traces."""
         return self.array()
+
+
+# Python 3.14 has annotations only of classes that are complete.
+JaxTensor.trace_attributes = frozenset(inspect.get_annotations(JaxTensor)) - {"trace_attributes"}
 
 
 def stop_gradient(value: Any) -> Any:

@@ -1,6 +1,7 @@
 """Options that commands share: their checks, and one default everywhere."""
 
 import dataclasses
+import inspect
 import typing
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ def test_shared_options_have_one_declaration(config):
     shared = {field.name for field in dataclasses.fields(AotOptions)} | {"lane_folding"}
     for parent in config.__mro__:
         if parent not in (ComputeOptions, AotOptions, LaneFoldingOptions, StepConfig):
-            assert not shared & set(vars(parent).get("__annotations__", ())), parent
+            assert not shared & set(inspect.get_annotations(parent)), parent
     assert issubclass(config, ComputeOptions)
     assert {f.name: f.default for f in dataclasses.fields(config)}["matmul_precision"] == "default"
 
