@@ -144,7 +144,7 @@ def _of_iterator(value: Any) -> object:
         try:
             parts = value.__reduce__()
         except (TypeError, AttributeError):
-            # From Python 3.14 on an iterator of itertools does not tell its place. No value equals it.
+            # From Python 3.14 on an iterator of itertools hides its place: no value equals it.
             is_hidden = type(value).__module__ == "itertools"
             return object() if is_hidden else operator.length_hint(value, 0)
     # A cycle keeps its remaining items in an iterator of its own.
