@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 import torch
-from jax import lax
+from jax import Array, lax
 
 from jaxsr.interop._core.deferred import ChannelArray, DeferredArray
 from jaxsr.interop._core.differentiated import asked_by_user, is_differentiated
@@ -191,7 +191,7 @@ class JaxTensor(torch.Tensor):
     meta: torch.Tensor
     cell: Cell
     view_of: View | None
-    cache: tuple[int, Region | None, jax.Array] | None
+    cache: tuple[int, Region | None, Array] | None
     cell_const: torch.Tensor | None
     selection: Any
     """Which rows count, where a mask has selected them (`selections.py`)."""
