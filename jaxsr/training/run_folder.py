@@ -141,17 +141,42 @@ def check_changes(out: Path, run: ConfigFile, config: RunConfig) -> None:
     Raises:
       InputError: an option differs; the message has both values.
     """
-    changed = {
-        name: values
-        for name, values in _differences(run, config).items()
-        if name.partition(".")[0] not in CHANGEABLE
-    }
-    if changed:
-        listed = ", ".join(f"{n}={before}, not {now}" for n, (before, now) in changed.items())
+    if changed := _fixed_changes(run, config):
         raise InputError(
-            f"the run in {out} has {listed}; leave such options out to go on with it, or start "
+            f"the run in {out} has {changed}; leave such options out to go on with it, or start "
             f"another from its weights with --branch-from {out} --out NEW"
         )
+
+
+def _fixed_changes(run: ConfigFile, config: RunConfig) -> str:
+    """Returns options that a resume cannot change and that differ, with both values."""
+    return ", ".join(
+        f"{name}={before}, not {now}"
+        for name, (before, now) in _differences(run, config).items()
+        if name.partition(".")[0] not in CHANGEABLE
+    )
+
+
+def _check_checkpoints(out: Path, run: ConfigFile, config: RunConfig) -> None:
+    """Refuses checkpoints of another run, which came into the folder by a copy.
+
+    Raises:
+      InputError: there is one; the message has what differs.
+    """
+    from jaxsr.interop.checkpoint import all_notes
+
+    for step, notes in all_notes(out / "checkpoints").items():
+        path = out / "checkpoints" / str(step)
+        saved = ConfigFile.from_json(notes, source=path)
+        changed = f"family={saved.family}, not {run.family}" if saved.family != run.family else ""
+        changed = changed or _fixed_changes(saved, config)
+        if not changed and saved.data != run.data:
+            changed = "other data than config.json has"
+        if changed:
+            raise InputError(
+                f"{path} is of another run: it has {changed}; put back the checkpoints or the "
+                "config.json of this run, or move that checkpoint away"
+            )
 
 
 def _differences(run: ConfigFile, config: RunConfig) -> dict[str, tuple[str, str]]:
@@ -260,6 +285,7 @@ def claim_folder(
             f"{out} already holds a run; add --resume to go on with it, or choose another --out"
         )
     check_changes(out, run, config)
+    _check_checkpoints(out, run, config)
     if run.data is not None and run.data != data:
         raise InputError(
             f"the run in {out} was trained on other data: {_counted(run.data)} then, "
