@@ -286,7 +286,7 @@ def read_notes(folder: Path) -> JsonObject | None:
 
 def all_notes(folder: Path) -> dict[int, JsonObject]:
     """The notes of the checkpoints in a folder whose records are sound, by step, newest first."""
-    notes = {}
+    notes: dict[int, JsonObject] = {}
     for step in reversed(steps_of(folder)):
         with suppress(DamagedFileError, NoDigestsError):
             notes[step] = read_record(folder / str(step)).notes

@@ -384,6 +384,19 @@ def test_damaged_records_and_best_weights_are_set_aside(capsys, caplog, finished
     assert read_weights(out / "generator.best.safetensors")[1]["step"] == 6
 
 
+@pytest.mark.parametrize("twice", [True, False])
+def test_records_that_a_run_would_not_write_are_left_out(twice, caplog, finished, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    path = out / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines * 2 if twice else [*lines[1:], lines[0]]))
+    assert run("--resume", "--out", out, "--steps", 5) == 0
+    assert "damaged lines" in caplog.text and (out / "metrics.jsonl.damaged").exists()
+    steps = [r["step"] for r in records(out) if "generator/loss" in r]
+    assert steps == ([1, 2, 3, 4, 5] if twice else [2, 3, 4, 5])
+
+
 def test_unwritable_output(capsys, tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")

@@ -26,6 +26,7 @@ from jaxsr.interop.train.objective import Objective
 from jaxsr.metrics.perceptual import LPIPS_SMALLEST, lpips_if_installed
 from jaxsr.models.picture_objective import PictureObjective
 from jaxsr.training.phases import phases_in_words
+from jaxsr.training.run_folder import RUNS, check_out_apart
 from jaxsr.training.task import Task
 from jaxsr.training.validation import Network, ValidationResult
 
@@ -62,6 +63,7 @@ class PhotoTask(Task):
     def train_data(self) -> PhotoCrops:
         """Checks every photo, and holds some out for validation."""
         config = self.config
+        check_out_apart(config.out or RUNS, data=config.data, val=config.val)
         self.photos, self.held_out = open_training_photos(
             config.data,
             config.val,

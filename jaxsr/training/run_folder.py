@@ -91,6 +91,27 @@ def _folder_name(family: str) -> str:
     return family.rpartition(":")[2]
 
 
+def check_out_apart(out: Path, **searched: Path | None) -> None:
+    """Refuses a run folder among the photos: those of its validations would be trained on.
+
+    Args:
+      out: the run's folder, or that of all runs.
+      **searched: folders whose photos are used, at any depth, by option.
+
+    Raises:
+      InputError: the run's folder lies in one of them.
+    """
+    for name, folder in searched.items():
+        if folder is None or not out.resolve().is_relative_to(folder.resolve()):
+            continue
+        parts = out.resolve().relative_to(folder.resolve()).parts
+        if not any(part.startswith(".") for part in parts):  # hidden folders are not searched
+            raise InputError(
+                f"out={out} lies in {name}={folder}, whose photos are searched at any depth: the "
+                "pictures of validations would become data; choose another --out"
+            )
+
+
 def newest_run(family: str | None) -> Path:
     """Returns the newest folder in `RUNS`, of one family or of any.
 
@@ -219,13 +240,14 @@ def _weights_of(exported: str) -> tuple[str, str]:
     return f"{exported}.safetensors", f"{exported}.best.safetensors"
 
 
-def _check_no_weights(out: Path, exported: str) -> None:
-    """Refuses weights that no run of this folder made, `--init` perhaps: a new one replaces them.
+def _check_no_results(out: Path, exported: str) -> None:
+    """Refuses weights, `--init` perhaps, and pictures of validations that no run here made.
 
     Raises:
-      InputError: there are some.
+      InputError: there are some, which a new run would replace.
     """
-    for path in (out / name for name in _weights_of(exported)):
+    weights = [out / name for name in _weights_of(exported)]
+    for path in (*weights, *out.glob("validation/step-*.png")):
         if path.exists():
             raise InputError(
                 f"{path} is of no run in {out}, and a new one would replace it; choose another "
@@ -272,7 +294,7 @@ def claim_folder(
             raise InputError(
                 f"--resume found no run in {out}; leave --resume out, or name its folder"
             )
-        _check_no_weights(out, exported)
+        _check_no_results(out, exported)
         record = RunRecord(out=out, content=content, remarks=_begins(out) if config.resume else ())
         record.write()
         return record
