@@ -63,7 +63,6 @@ class PhotoTask(Task):
     def train_data(self) -> PhotoCrops:
         """Checks every photo, and holds some out for validation."""
         config = self.config
-        check_out_apart(config.out or RUNS, data=config.data, val=config.val)
         self.photos, self.held_out = open_training_photos(
             config.data,
             config.val,
@@ -75,6 +74,7 @@ class PhotoTask(Task):
             cache_bytes=config.cache_bytes,
             scratch_folder=config.scratch,
         )
+        check_out_apart(config.out or RUNS, data=config.data, val=config.val)
         if config.fractions != (1.0,):
             self.photos = self.photos.at_fractions(config.fractions, crop=config.crop)
         # Memory: uint8 batches ahead of the step, or float32 within it.
