@@ -138,7 +138,7 @@ def _in_tar(path: Path, listing: Listing) -> list[tuple[str, _Part, int]]:
 
 
 _MOST_KEYWORDS = 100
-"""Of all files of a tar file: each file gets a copy of them."""
+"""Most of a tar file's keywords for all files: each file gets a copy of them."""
 
 
 def _small(member: tarfile.TarInfo, archive: tarfile.TarFile) -> tarfile.TarInfo:
