@@ -7,6 +7,7 @@ is cut short. Its leftovers are named after it, and `clear_partials` takes it aw
 import contextlib
 import errno
 import hashlib
+import itertools
 import os
 import re
 from collections.abc import Generator
@@ -133,13 +134,15 @@ def _target(path: Path) -> Path:
 
 def _partial(path: Path, ending: str = "") -> Path:
     target = _target(path)
-    rest = f".{os.getpid()}.partial{ending}"
+    rest = f".{next(_numbers)}.{os.getpid()}.partial{ending}"
     name = target.name
     if len(os.fsencode(f".{name}{rest}")) > _LONGEST_NAME:
         name = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
     return target.with_name(f".{name}{rest}")
 
 
+_numbers = itertools.count()
+"""Threads of a process may write to one name at once."""
 _LONGEST_NAME = 255
 """Bytes; that of most file systems."""
 

@@ -18,7 +18,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import Context
 from pathlib import Path
 from typing import Any, Literal
@@ -281,12 +281,16 @@ def steps_of(folder: Path) -> list[int]:
 
 def read_notes(folder: Path) -> JsonObject | None:
     """The notes of the newest checkpoint in a folder whose record is sound; None without one."""
+    return next(iter(all_notes(folder).values()), None)
+
+
+def all_notes(folder: Path) -> dict[int, JsonObject]:
+    """The notes of the checkpoints in a folder whose records are sound, by step, newest first."""
+    notes: dict[int, JsonObject] = {}
     for step in reversed(steps_of(folder)):
-        try:
-            return read_record(folder / str(step)).notes
-        except (DamagedFileError, NoDigestsError):
-            continue
-    return None
+        with suppress(DamagedFileError, NoDigestsError):
+            notes[step] = read_record(folder / str(step)).notes
+    return notes
 
 
 def restore_step(folder: Path, step: int, like: PyTree) -> PyTree:

@@ -25,7 +25,7 @@ from jaxsr.interop._core.functionalize import FunctionalModule, functionalize
 from jaxsr.interop._core.registry import Operator, register_user_lowering
 from jaxsr.interop._core.slots import array_of
 from jaxsr.interop.annotations import PyTree
-from jaxsr.interop.errors import InputError, InputTypeError
+from jaxsr.interop.errors import InputError, InputTypeError, printable
 from jaxsr.interop.folding.policy import LaneFolding
 from jaxsr.interop.folding.rules import FoldingRewriter
 from jaxsr.interop.fork_guard import check_not_forked, guard_forks
@@ -186,11 +186,13 @@ def check_is_module(module: object, function: str) -> None:
     """Refuses anything but a module, in the name of the function that takes it.
 
     Raises:
+      InputError: this process was forked from one that had started JAX.
       InputTypeError: it is a class of modules or something else.
     """
+    check_not_forked()  # before torch runs it: OpenMP's threads are not in the child either
     if isinstance(module, nn.Module):
         return
-    got = repr(module)[:80]
+    got = printable(repr(module), 80)
     if inspect.isclass(module) and issubclass(module, nn.Module):
         got = f"the class {module.__name__}; make a module of it"
     raise InputTypeError(f"{function} takes a torch.nn.Module, got {got}")
@@ -230,7 +232,6 @@ def to_jax(
         not floating.
     """
     guard_forks()
-    check_not_forked()
     check_is_module(module, "to_jax")
     try:
         dtype = None if compute_dtype is None else jnp.dtype(compute_dtype)

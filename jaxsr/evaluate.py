@@ -18,8 +18,8 @@ def _evaluate(arguments: list[str]) -> None:
 
     config = parse_options(EvaluateConfig, arguments, prog="python -m jaxsr.evaluate")
     from jaxsr.data.infrared import open_split
-    from jaxsr.data.sources import check_folder
-    from jaxsr.detection.evaluation import write_report
+    from jaxsr.data.result_folder import result_folder
+    from jaxsr.detection.evaluation import RESULTS, write_report
     from jaxsr.errors import counted
     from jaxsr.metrics.evaluation import evaluate
     from jaxsr.runtime.setup import setup_compute
@@ -32,16 +32,16 @@ def _evaluate(arguments: list[str]) -> None:
     )
     setup_compute(config)
     detector = config.detector()
-    check_folder(config.out)
-    set_status(f"evaluating {counted(len(images), 'image')}")
-    evaluation = evaluate(
-        detector,
-        images,
-        threshold=config.threshold,
-        distance_px=config.distance_px,
-        curve_points=config.curve_points,
-    )
-    write_report(evaluation, config.out)
+    with result_folder(config.out, RESULTS):
+        set_status(f"evaluating {counted(len(images), 'image')}")
+        evaluation = evaluate(
+            detector,
+            images,
+            threshold=config.threshold,
+            distance_px=config.distance_px,
+            curve_points=config.curve_points,
+        )
+        write_report(evaluation, config.out)
     for line in str(evaluation).splitlines():
         print(fitted(line, sys.stdout))
     print(f"report.json, images.csv and roc.png in {config.out}")

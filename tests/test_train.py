@@ -337,6 +337,24 @@ def test_a_folder_or_cache_whose_name_is_not_utf8_is_refused(tmp_path, capsys):
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.parametrize("part", ["checkpoints", "config.json"])
+def test_checkpoints_of_another_run_are_refused(part, capsys, finished, tmp_path):
+    """They have the same shapes and sound digests, and the run went on with them."""
+    out, other = tmp_path / "run", tmp_path / "other"
+    assert run(*TINY, "--out", other, "--mesh", 2, "--ema", 0.9, "--seed", 1) == 0
+    shutil.copytree(finished, out)
+    if part == "checkpoints":
+        shutil.rmtree(out / part)
+        shutil.copytree(other / part, out / part)
+    else:
+        shutil.copy(other / part, out / part)
+    before = (out / "config.json").read_bytes()
+    line = refused(capsys, "--resume", "--out", out, "--steps", 6)
+    seeds = "seed=1, not 0" if part == "checkpoints" else "seed=0, not 1"
+    assert f"{out}/checkpoints/4 is of another run: it has {seeds}; put back" in line
+    assert (out / "config.json").read_bytes() == before
+
+
 def test_a_damaged_configuration_without_a_checkpoint_is_one_line(capsys, finished, tmp_path):
     shutil.copy(finished / "config.json", tmp_path / "config.json")
     flip(tmp_path / "config.json")
@@ -364,6 +382,19 @@ def test_damaged_records_and_best_weights_are_set_aside(capsys, caplog, finished
     assert (out / "metrics.jsonl.damaged").exists()
     assert (out / "generator.best.safetensors.damaged").exists()
     assert read_weights(out / "generator.best.safetensors")[1]["step"] == 6
+
+
+@pytest.mark.parametrize("twice", [True, False])
+def test_records_that_a_run_would_not_write_are_left_out(twice, caplog, finished, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    path = out / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines * 2 if twice else [*lines[1:], lines[0]]))
+    assert run("--resume", "--out", out, "--steps", 5) == 0
+    assert "damaged lines" in caplog.text and (out / "metrics.jsonl.damaged").exists()
+    steps = [r["step"] for r in records(out) if "generator/loss" in r]
+    assert steps == ([1, 2, 3, 4, 5] if twice else [2, 3, 4, 5])
 
 
 def test_unwritable_output(capsys, tmp_path):

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,6 +22,10 @@ from jaxsr.runtime.setup import configure_jax, share_gpu_memory
 
 if TYPE_CHECKING:
     from jaxsr.comparison.result import Comparison
+
+_TRACE = ("trace.json", "tensors.safetensors")
+"""Files of `jaxsr.comparison.trace_file`, whose import loads torch."""
+_REPORT = ("comparison.json", "comparison.html", "suspects.safetensors")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +111,11 @@ class TracesOptions:
 def trace(arguments: list[str]) -> int:
     """Record a run by module and operation: shapes, dtypes, statistics, chosen tensors."""
     options: TraceOptions = _parse(TraceOptions, arguments, trace)
+    with _results(options.out, _TRACE):
+        return _trace(options)
+
+
+def _trace(options: TraceOptions) -> int:
     _prepare([options.side()])
     from jaxsr.comparison.recorded_trace import make_trace, open_backend
     from jaxsr.comparison.trace_file import load_trace, save_trace
@@ -123,7 +133,8 @@ def trace(arguments: list[str]) -> int:
         forced=forced,
         progress=_progress,
     )
-    save_trace(recorded, options.out)
+    with _results(options.out, _TRACE, made=True):
+        save_trace(recorded, options.out)
     stored = sum(bool(record.tensors) for record in recorded.records)
     print(
         f"{recorded.name} on {recorded.header['device']}: {len(recorded.records)} operations in "
@@ -144,16 +155,28 @@ def traces(arguments: list[str]) -> int:
     from jaxsr.comparison.compare_traces import check_comparable, compare_traces
     from jaxsr.comparison.trace_file import load_trace
 
-    first, second = options.folders
-    pair = load_trace(first), load_trace(second)
-    check_comparable(pair[0].header, pair[1].header, names=(str(first), str(second)))
-    comparison = compare_traces(*pair, progress=_progress)
-    return _report(comparison, options.out)
+    with _results(options.out, _REPORT):
+        first, second = options.folders
+        pair = load_trace(first), load_trace(second)
+        check_comparable(pair[0].header, pair[1].header, names=(str(first), str(second)))
+        comparison = compare_traces(*pair, progress=_progress)
+        with _results(options.out, _REPORT, made=True):
+            return _report(comparison, options.out)
 
 
 def engines(arguments: list[str]) -> int:
     """Run two engines side by side: total and local error of every operation, tokens."""
     options: EnginesOptions = _parse(EnginesOptions, arguments, engines)
+    with _results(options.out, _results_of(options)):
+        return _engines(options)
+
+
+def _results_of(options: EnginesOptions) -> list[str]:
+    stored = [f"{side}/{name}" for side in ("first", "second") for name in _TRACE]
+    return [*_REPORT, *(stored if options.save_traces else ())]
+
+
+def _engines(options: EnginesOptions) -> int:
     second = BackendSpec.parse(options.b)
     live = [] if options.is_stored else [BackendSpec.parse(options.a)]
     _prepare([*live, second])
@@ -195,10 +218,11 @@ def engines(arguments: list[str]) -> int:
         gradients=options.gradients,
         progress=_progress,
     )
-    for name, one in zip(("first", "second"), recorded, strict=True):
-        if options.save_traces and one is not first:
-            save_trace(one, options.out / name)
-    return _report(comparison, options.out)
+    with _results(options.out, _results_of(options), made=True):
+        for name, one in zip(("first", "second"), recorded, strict=True):
+            if options.save_traces and one is not first:
+                save_trace(one, options.out / name)
+        return _report(comparison, options.out)
 
 
 def ops(arguments: list[str]) -> None:
@@ -234,6 +258,15 @@ def _prepare(sides: Sequence[BackendSpec]) -> None:
         jax.config.update("jax_platforms", ",".join(dict.fromkeys((*platforms, "cpu"))))
 
 
+def _results(
+    out: Path, names: Sequence[str], *, made: bool = False
+) -> AbstractContextManager[None]:
+    """Holds the folder of the results. Unless it is `made` here, one that is absent stays so."""
+    from jaxsr.data.result_folder import result_folder
+
+    return result_folder(out, names) if made or out.exists() else nullcontext()
+
+
 def _say_weights(options: WorkloadOptions) -> None:
     from jaxsr.comparison.workload_loader import has_random_weights
 
@@ -260,7 +293,6 @@ def _report(comparison: "Comparison", out: Path) -> int:
 
     report = report_of(comparison, word=word)
     print_report(report)
-    out.mkdir(parents=True, exist_ok=True)
     content = json.dumps(as_json(comparison), indent=1, ensure_ascii=False, allow_nan=False)
     atomic_write(out / "comparison.json", f"{content}\n".encode())
     atomic_write(out / "comparison.html", html_page(report).encode())

@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import get_args
 
 import jax
 import numpy as np
@@ -27,7 +28,7 @@ from torch import nn
 from jaxsr.comparison.arguments import Arguments
 from jaxsr.comparison.check_command import load
 from jaxsr.comparison.check_modes import TorchRuns
-from jaxsr.comparison.export_options import ExportConfig
+from jaxsr.comparison.export_options import Device, ExportConfig
 from jaxsr.comparison.jax_runs import JaxRuns
 from jaxsr.comparison.measures import ArrayError
 from jaxsr.errors import InputError, MissingKeyError, UserError, one_line
@@ -89,9 +90,10 @@ def export_stablehlo(
 
     Raises:
       InputError: an input or output has no batch axis, and the batch is not fixed; the module draws
-        random numbers; a platform has no such operation.
+        random numbers; a platform is unknown, or has no such operation.
       UnsupportedTorchError: the module cannot be converted.
     """
+    _check_platforms(platforms)
     arguments = Arguments.of(inputs, kwargs or {})
     if not fixed_batch:
         arguments = _one_row(arguments)
@@ -132,6 +134,15 @@ def export_stablehlo(
             f"jax.export cannot write the program for {', '.join(platforms)} "
             f"({one_line(error)[:300]}); give other platforms, or a fixed batch"
         ) from error
+
+
+def _check_platforms(platforms: Sequence[str]) -> None:
+    """Refuses others than the command has: jax.export takes any name, and fails at the call."""
+    known = get_args(Device)
+    others = [] if isinstance(platforms, str) else [p for p in platforms if p not in known]
+    if isinstance(platforms, str) or others or not platforms:
+        got = repr(others[0]) if others else repr(platforms)
+        raise InputError(f"platforms must be a list of {', '.join(known)}, got {got}")
 
 
 def _one_row(arguments: Arguments) -> Arguments:

@@ -16,7 +16,8 @@ from jaxsr.comparison.compare_ops import (
 from jaxsr.comparison.kernel_libraries import library_versions
 from jaxsr.comparison.ops_options import OpsOptions
 from jaxsr.comparison.report import Line, Report, Table, print_report
-from jaxsr.data.photos import open_photos
+from jaxsr.data.photos import Photos, open_photos
+from jaxsr.data.result_folder import result_folder
 from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.interop.mesh import select_platform
 from jaxsr.metrics.plot import as_png, new_figure
@@ -32,6 +33,11 @@ def compare(options: OpsOptions) -> None:
     configure_jax(None)  # times of first runs include compiling
     select_platform(options.platform)
     photos = open_photos(options.images, crop=1, check="header")
+    with result_folder(options.out, ("comparison.json", "comparison.png")):
+        _compare(options, photos)
+
+
+def _compare(options: OpsOptions, photos: Photos) -> None:
     chosen = range(min(options.limit, len(photos)))
     pictures = [photos.read(index) for index in chosen]
     described = {photos.names[k]: list(pictures[k].shape) for k in chosen}
@@ -39,7 +45,6 @@ def compare(options: OpsOptions) -> None:
         options, pictures, progress=lambda text: print(f"running: {text}", file=sys.stderr)
     )
     print_report(report_of(options, groups, described))
-    options.out.mkdir(parents=True, exist_ok=True)
     content = json.dumps(as_json(options, groups, described), indent=1, ensure_ascii=False) + "\n"
     atomic_write(options.out / "comparison.json", content.encode())
     atomic_write(options.out / "comparison.png", _draw_pairs(groups))

@@ -111,10 +111,11 @@ def _file(path: Path, archive: Path, part: _Part, size: int) -> ArchivedFile:
 def _in_tar(path: Path, listing: Listing) -> list[tuple[str, _Part, int]]:
     try:
         with tarfile.open(path, "r:") as archive:  # plain: of a compressed one, no part is in reach
-            members = archive.getmembers()
+            members = [_small(member, archive) for member in archive]
             _check_end(path, archive.offset)
     # In addition to TarError, invalid numbers and sizes below 0 raise a ValueError.
-    except (tarfile.TarError, OSError, ValueError, OverflowError) as error:
+    # Each header of a long name is read within the one before.
+    except (tarfile.TarError, OSError, ValueError, OverflowError, RecursionError) as error:
         raise InputError(
             f"{path} cannot be read as a tar file ({one_line(error)}); make it again, without "
             "compression"
@@ -134,6 +135,22 @@ def _in_tar(path: Path, listing: Listing) -> list[tuple[str, _Part, int]]:
         elif not target.isdir():
             listing.passed_over.append((path / member.name, "neither a file nor a folder"))
     return files
+
+
+_MOST_KEYWORDS = 100
+"""Most of a tar file's keywords for all files: each file gets a copy of them."""
+
+
+def _small(member: tarfile.TarInfo, archive: tarfile.TarFile) -> tarfile.TarInfo:
+    """The member without its copy of the archive's keywords, which nothing here needs.
+
+    Raises:
+      tarfile.ReadError: they would be many times as large as the file.
+    """
+    if len(archive.pax_headers) > _MOST_KEYWORDS:
+        raise tarfile.ReadError(f"{len(archive.pax_headers):,} keywords for all of its files")
+    member.pax_headers = {}
+    return member
 
 
 def _check_end(path: Path, end: int) -> None:

@@ -20,7 +20,8 @@ import numpy as np
 
 from jaxsr.data.decode import decode_rgb, picture_size
 from jaxsr.data.picture_file import UnreadablePicture
-from jaxsr.data.sources import Inputs, Source, check_folder, find_sources
+from jaxsr.data.result_folder import result_folder
+from jaxsr.data.sources import Inputs, Source, find_sources
 from jaxsr.data.video import (
     Reading,
     UnreadableVideo,
@@ -57,12 +58,12 @@ def run(config: DetectConfig) -> int:
     setup_compute(config)
     session = _Session(config.detector(), config)
     set_status(f"looking for targets in {counted(len(inputs.sources), 'file')}")
-    check_folder(config.out)
     failed = len(inputs.problems)
-    with naming_out_of_memory(rows=config.batch, advice="cut the images"):
-        failed += session.pictures([source for source in inputs.sources if not source.is_video])
-        failed += sum(session.video(source) for source in inputs.sources if source.is_video)
-    session.finish(inputs.sources)
+    with result_folder(config.out, _results_of(inputs.sources)):
+        with naming_out_of_memory(rows=config.batch, advice="cut the images"):
+            failed += session.pictures([source for source in inputs.sources if not source.is_video])
+            failed += sum(session.video(source) for source in inputs.sources if source.is_video)
+        session.finish(inputs.sources)
     files = len({findings.name for findings in session.findings})
     targets = sum(len(findings.targets) for findings in session.findings)
     print(
@@ -70,6 +71,14 @@ def run(config: DetectConfig) -> int:
         f"{printable(config.out)}"
     )
     return ExitStatus.FAILED if failed else ExitStatus.OK
+
+
+def _results_of(sources: Iterable[Source]) -> Iterator[Path | str]:
+    yield from ("targets.csv", "targets.json")
+    for source in sources:
+        mask, overlay = ("", ".mp4") if source.is_video else (".png", ".png")
+        yield "masks" / source.relative.with_suffix(mask)
+        yield "overlays" / source.relative.with_suffix(overlay)
 
 
 def find_inputs(config: DetectConfig) -> Inputs:

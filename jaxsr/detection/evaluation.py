@@ -18,6 +18,9 @@ from jaxsr.metrics.detection import ImageFigures
 from jaxsr.metrics.evaluation import Evaluation
 from jaxsr.metrics.plot import as_png, new_figure
 
+RESULTS = ("report.json", "images.csv", "roc.png")
+"""Files of a report."""
+
 
 def write_report(evaluation: Evaluation, folder: Path) -> None:
     """Writes `report.json`, `images.csv` and `roc.png` into a folder, created if absent.

@@ -12,14 +12,13 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from jaxsr.data.result_folder import RECORD
 from jaxsr.data.sources import Source
 from jaxsr.errors import DamagedFileError, InputError, counted, first_of
 from jaxsr.interop.sealed_json import seal, unseal
 from jaxsr.restoration.config import RestoreConfig
 from jaxsr.restoration.models import RestorationModel
 
-RECORD = ".jaxsr-results.jsonl"
-"""Name of the record in the folder of the results."""
 _OPTIONS = (
     "outscale", "format", "quality", "tiling", "tile", "ensemble", "dtype", "matmul_precision",
 )  # fmt: skip

@@ -21,7 +21,7 @@ from PIL import Image, ImageDraw
 from jaxsr.data.sources import Source, target_path
 from jaxsr.errors import InputError, one_line, printable, printable_text
 from jaxsr.interop.annotations import JsonObject
-from jaxsr.interop.atomic_write import atomic_write
+from jaxsr.interop.atomic_write import atomic_path, atomic_write
 from jaxsr.metrics.perceptual import LPIPS_CONVENTION, lpips_if_installed
 from jaxsr.restoration.config import FORMATS, RestoreConfig
 from jaxsr.restoration.made_by import MadeBy
@@ -31,6 +31,8 @@ from jaxsr.restoration.pictures import Picture, PictureError, read_picture, upri
 _CELL = 256
 """Side of an image on the contact sheet, in pixels."""
 _MOST_ON_SHEET = 24
+RESULTS = ("figures.json", "figures.txt", "contact-sheet.png")
+"""Files of a report."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +60,7 @@ def write_report(
       OSError: the folder cannot be written.
     """
     assert config.truth is not None
-    folder = config.report or config.out / "report"
+    folder = report_folder(config)
     border = max(1, round(config.outscale or model.scale)) if model.scale > 1 else 0
     rows, sheet, problems = [], [], []
     measure_lpips = lpips_if_installed()
@@ -101,15 +103,21 @@ def write_report(
         "pictures": [_finite(asdict(row)) for row in rows],
         "not_compared": dict(problems),
     }
-    (folder / "figures.json").write_text(json.dumps(content, indent=2) + "\n")
+    atomic_write(folder / "figures.json", (json.dumps(content, indent=2) + "\n").encode())
     table = _table(rows, means, convention)
     atomic_write(folder / "figures.txt", table.encode("utf-8", "surrogateescape"))
-    _contact_sheet(sheet).save(folder / "contact-sheet.png")
+    with atomic_path(folder / "contact-sheet.png") as path:
+        _contact_sheet(sheet).save(path)
     print(printable_text(table), end="")
     for name, reason in problems:
         print(f"not compared: {printable(name)}: {printable(reason)}")
     print(f"report: {folder}")
     return folder
+
+
+def report_folder(config: RestoreConfig) -> Path:
+    """Where the report goes."""
+    return config.report or config.out / "report"
 
 
 def _find(truth: Path, relative: Path) -> Path | None:

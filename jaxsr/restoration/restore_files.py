@@ -4,11 +4,13 @@ import contextlib
 import logging
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 from PIL import Image
 
 from jaxsr.data.picture_limits import limit_opencv
+from jaxsr.data.result_folder import result_folder
 from jaxsr.data.sources import Inputs, Source, check_folder, find_sources
 from jaxsr.errors import InputError, counted, printable
 from jaxsr.models.load import is_shipped
@@ -69,15 +71,19 @@ def run(config: RestoreConfig) -> int:
         from jaxsr.restoration.throughput import benchmark
 
         return benchmark(model, config)
-    check_folder(config.out)
-    if config.report is not None:
-        check_folder(config.report, "--report")
-    _print_tiling(model, config)
-    status = _restore(works, config, inputs, began, made_by)
-    if config.truth is not None:
-        from jaxsr.restoration.quality_report import write_report
+    with ExitStack() as stack:
+        stack.enter_context(result_folder(config.out))
+        if config.truth is not None:
+            from jaxsr.restoration.quality_report import RESULTS, report_folder, write_report
 
-        write_report(config, inputs.sources, model, made_by)
+            option = "--out" if config.report is None else "--report"
+            stack.enter_context(result_folder(report_folder(config), RESULTS, option=option))
+        elif config.report is not None:
+            check_folder(config.report, "--report")
+        _print_tiling(model, config)
+        status = _restore(works, config, inputs, began, made_by)
+        if config.truth is not None:
+            write_report(config, inputs.sources, model, made_by)
     return status
 
 

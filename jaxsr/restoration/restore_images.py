@@ -53,12 +53,14 @@ def restore(
       InputTypeError: something that is not an image.
       InputError: an image or the model is not usable; the message says which and why.
     """
+    from jaxsr.interop.fork_guard import check_not_forked
     from jaxsr.restoration.config import AUTO, RestoreConfig
     from jaxsr.restoration.kept_runners import kept_runner
     from jaxsr.restoration.models import find_model
     from jaxsr.restoration.restore_arrays import as_picture, restore_arrays
     from jaxsr.restoration.shipped import choose
 
+    check_not_forked()
     config = RestoreConfig(
         outscale=outscale,
         tiling=tiling,

@@ -5,7 +5,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -25,8 +25,9 @@ class Records:
 
     Lines for a person go to standard output and `log.txt`, a progress bar to standard error.
 
-    Each line of `metrics.jsonl` has a digest of itself. A resumed run leaves damaged lines out, and
-    renames the original file to `metrics.jsonl.damaged`.
+    Each line of `metrics.jsonl` has a digest of itself. A resumed run leaves lines out that are
+    damaged, or of an earlier step than one before, and renames the original file to
+    `metrics.jsonl.damaged`.
 
     Args:
       folder: run folder.
@@ -81,7 +82,7 @@ class Records:
                 log.warning("%s is gone: it has no line of the steps up to %s", self._path, step)
             return
         lines = self._path.read_bytes().splitlines(keepends=True)
-        steps = [_step_of(line) for line in lines]
+        steps = _steps_of(lines)
         unfinished = bool(lines) and not lines[-1].endswith(b"\n")
         damaged = [n for n, s in enumerate(steps, 1) if s is None]
         if damaged and damaged != [len(lines)] * unfinished:
@@ -245,6 +246,21 @@ def _step_of(line: bytes) -> int | None:
         return int(unseal(line, source="a line")["step"])
     except (DamagedFileError, KeyError, TypeError):
         return None
+
+
+def _steps_of(lines: Iterable[bytes]) -> list[int | None]:
+    """The step of each line; None where it is damaged, or not behind those of earlier steps.
+
+    A step's line comes before that of its validation, which has no phase.
+    """
+    steps: list[int | None] = []
+    last = (0, True)
+    for line in lines:
+        step = _step_of(line)
+        place = (step or 0, b'"phase"' not in line)
+        steps.append(step if place > last else None)
+        last = max(last, place)
+    return steps
 
 
 def _ranges(steps: list[int], most: int = 5) -> str:

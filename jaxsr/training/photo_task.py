@@ -26,6 +26,7 @@ from jaxsr.interop.train.objective import Objective
 from jaxsr.metrics.perceptual import LPIPS_SMALLEST, lpips_if_installed
 from jaxsr.models.picture_objective import PictureObjective
 from jaxsr.training.phases import phases_in_words
+from jaxsr.training.run_folder import RUNS, check_out_apart
 from jaxsr.training.task import Task
 from jaxsr.training.validation import Network, ValidationResult
 
@@ -73,6 +74,7 @@ class PhotoTask(Task):
             cache_bytes=config.cache_bytes,
             scratch_folder=config.scratch,
         )
+        check_out_apart(config.out or RUNS, data=config.data, val=config.val)
         if config.fractions != (1.0,):
             self.photos = self.photos.at_fractions(config.fractions, crop=config.crop)
         # Memory: uint8 batches ahead of the step, or float32 within it.

@@ -91,6 +91,27 @@ def _folder_name(family: str) -> str:
     return family.rpartition(":")[2]
 
 
+def check_out_apart(out: Path, **searched: Path | None) -> None:
+    """Refuses a run folder among the photos: those of its validations would be trained on.
+
+    Args:
+      out: the run's folder, or that of all runs.
+      **searched: folders whose photos are used, at any depth, by option.
+
+    Raises:
+      InputError: the run's folder lies in one of them.
+    """
+    for name, folder in searched.items():
+        if folder is None or not out.resolve().is_relative_to(folder.resolve()):
+            continue
+        parts = out.resolve().relative_to(folder.resolve()).parts
+        if not any(part.startswith(".") for part in parts):  # hidden folders are not searched
+            raise InputError(
+                f"out={out} lies in {name}={folder}, whose photos are searched at any depth: the "
+                "pictures of validations would become data; choose another --out"
+            )
+
+
 def newest_run(family: str | None) -> Path:
     """Returns the newest folder in `RUNS`, of one family or of any.
 
@@ -141,17 +162,42 @@ def check_changes(out: Path, run: ConfigFile, config: RunConfig) -> None:
     Raises:
       InputError: an option differs; the message has both values.
     """
-    changed = {
-        name: values
-        for name, values in _differences(run, config).items()
-        if name.partition(".")[0] not in CHANGEABLE
-    }
-    if changed:
-        listed = ", ".join(f"{n}={before}, not {now}" for n, (before, now) in changed.items())
+    if changed := _fixed_changes(run, config):
         raise InputError(
-            f"the run in {out} has {listed}; leave such options out to go on with it, or start "
+            f"the run in {out} has {changed}; leave such options out to go on with it, or start "
             f"another from its weights with --branch-from {out} --out NEW"
         )
+
+
+def _fixed_changes(run: ConfigFile, config: RunConfig) -> str:
+    """Returns options that a resume cannot change and that differ, with both values."""
+    return ", ".join(
+        f"{name}={before}, not {now}"
+        for name, (before, now) in _differences(run, config).items()
+        if name.partition(".")[0] not in CHANGEABLE
+    )
+
+
+def _check_checkpoints(out: Path, run: ConfigFile, config: RunConfig) -> None:
+    """Refuses checkpoints of another run, which came into the folder by a copy.
+
+    Raises:
+      InputError: there is one; the message has what differs.
+    """
+    from jaxsr.interop.checkpoint import all_notes
+
+    for step, notes in all_notes(out / "checkpoints").items():
+        path = out / "checkpoints" / str(step)
+        saved = ConfigFile.from_json(notes, source=path)
+        changed = f"family={saved.family}, not {run.family}" if saved.family != run.family else ""
+        changed = changed or _fixed_changes(saved, config)
+        if not changed and saved.data != run.data:
+            changed = "other data than config.json has"
+        if changed:
+            raise InputError(
+                f"{path} is of another run: it has {changed}; put back the checkpoints or the "
+                "config.json of this run, or move that checkpoint away"
+            )
 
 
 def _differences(run: ConfigFile, config: RunConfig) -> dict[str, tuple[str, str]]:
@@ -194,13 +240,14 @@ def _weights_of(exported: str) -> tuple[str, str]:
     return f"{exported}.safetensors", f"{exported}.best.safetensors"
 
 
-def _check_no_weights(out: Path, exported: str) -> None:
-    """Refuses weights that no run of this folder made, `--init` perhaps: a new one replaces them.
+def _check_no_results(out: Path, exported: str) -> None:
+    """Refuses weights, `--init` perhaps, and pictures of validations that no run here made.
 
     Raises:
-      InputError: there are some.
+      InputError: there are some, which a new run would replace.
     """
-    for path in (out / name for name in _weights_of(exported)):
+    weights = [out / name for name in _weights_of(exported)]
+    for path in (*weights, *out.glob("validation/step-*.png")):
         if path.exists():
             raise InputError(
                 f"{path} is of no run in {out}, and a new one would replace it; choose another "
@@ -247,7 +294,7 @@ def claim_folder(
             raise InputError(
                 f"--resume found no run in {out}; leave --resume out, or name its folder"
             )
-        _check_no_weights(out, exported)
+        _check_no_results(out, exported)
         record = RunRecord(out=out, content=content, remarks=_begins(out) if config.resume else ())
         record.write()
         return record
@@ -260,6 +307,7 @@ def claim_folder(
             f"{out} already holds a run; add --resume to go on with it, or choose another --out"
         )
     check_changes(out, run, config)
+    _check_checkpoints(out, run, config)
     if run.data is not None and run.data != data:
         raise InputError(
             f"the run in {out} was trained on other data: {_counted(run.data)} then, "

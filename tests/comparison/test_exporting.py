@@ -159,3 +159,10 @@ def test_onnx_equals_torch(tmp_path, capfd):
 )
 def test_the_files_ending_gives_the_format(name, options, expected, tmp_path):
     assert ExportConfig(model="x", out=tmp_path / name, **options).file_format == expected
+
+
+@pytest.mark.parametrize("platforms", ["cpu", ("gpu",), ()])
+def test_platforms_that_jax_lacks_are_refused(platforms):
+    """A program for `c`, `p` and `u` was made."""
+    with pytest.raises(InputError, match="platforms must be a list of cpu, cuda"):
+        jaxsr.export_stablehlo(nn.Linear(2, 2), torch.zeros(1, 2), platforms=platforms)

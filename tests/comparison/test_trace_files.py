@@ -290,3 +290,10 @@ def test_a_fault_is_status_1_and_its_tensors_are_kept(tmp_path, capsys):
     moved = np.abs(theirs - ours).max(axis=(0, 2, 3))
     np.testing.assert_allclose(moved[3], 0.01, rtol=1e-3)
     assert moved[[0, 1, 2, 4]].max() < 1e-6
+
+
+def test_weights_that_have_the_name_of_a_traces_file_stay(tmp_path, capsys):
+    (tmp_path / "tensors.safetensors").write_text("mine")
+    status, _, err = run(capsys, "trace", "--model", "span", "--size", "16", "--out", str(tmp_path))
+    assert status == 2 and "tensors.safetensors); choose another --out" in err
+    assert (tmp_path / "tensors.safetensors").read_text() == "mine"

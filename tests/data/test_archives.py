@@ -265,3 +265,24 @@ def test_processes_that_load_data_get_the_files(write, tmp_path):
     ):
         sent = pickle.loads(pickle.dumps(file))
         assert (sent, sent.size, sent.content()) == (file, file.size, file.content())
+
+
+def _header(kind, content):
+    member = tarfile.TarInfo("header")
+    member.type, member.size = kind, len(content)
+    return member.tobuf() + content + bytes(-len(content) % 512)
+
+
+def test_headers_that_grow_are_refused(tmp_path):
+    """Keywords for all files are copied to each: 2 MB took 5.7 GB. Nested headers recursed."""
+    keywords = b"".join(b"%d k%07d=v\n" % (14, n) for n in range(20_000))
+    files = b"".join(tarfile.TarInfo(f"{n}.png").tobuf() for n in range(3000))
+    tars = {
+        "keywords": (_header(tarfile.XGLTYPE, keywords) + files, "20,000 keywords"),
+        "nested": (_header(tarfile.GNUTYPE_LONGNAME, b"a\0") * 3000, "recursion"),
+    }
+    for name, (content, reason) in tars.items():
+        path = tmp_path / f"{name}.tar"
+        path.write_bytes(content + bytes(1024))
+        with pytest.raises(InputError, match=reason):
+            archived_files(path)

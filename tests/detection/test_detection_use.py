@@ -392,3 +392,16 @@ def test_wrong_input_is_one_line_and_status_2(weights, tmp_path, capsys, argumen
 def test_forms_that_cannot_be_are_refused(options: Any, said):
     with pytest.raises(ValueError, match=said):
         InputForm(**options)
+
+
+def test_a_data_set_keeps_its_masks(weights, tmp_path, capsys):
+    """Its masks have the names of results: they were replaced, with status 0."""
+    for kind in ("images", "masks"):
+        (tmp_path / kind).mkdir()
+        Image.fromarray(_spotted(32, 32)).save(tmp_path / kind / "a.png")
+    mask = (tmp_path / "masks/a.png").read_bytes()
+    assert _detect(tmp_path / "images", "--model", weights, "--out", tmp_path) == 2
+    assert "masks/a.png); choose another --out" in capsys.readouterr().err
+    assert (tmp_path / "masks/a.png").read_bytes() == mask
+    for _ in range(2):
+        assert _detect(tmp_path / "images", "--model", weights, "--out", tmp_path / "out") == 0

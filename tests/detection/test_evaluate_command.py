@@ -78,3 +78,10 @@ def test_wrong_input_is_one_line_and_status_2(
     error = capsys.readouterr().err.strip()
     assert said in error and len(error.splitlines()) == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_a_table_of_the_users_is_not_replaced(weights, data, tmp_path, capsys):
+    (tmp_path / "images.csv").write_text("mine")
+    assert evaluated(data, "--model", weights, "--out", tmp_path) == 2
+    assert "images.csv); choose another --out" in capsys.readouterr().err
+    assert (tmp_path / "images.csv").read_text() == "mine"

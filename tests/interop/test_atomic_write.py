@@ -122,3 +122,13 @@ def test_what_dead_processes_left_is_cleared(tmp_path):
         (tmp_path / name).touch()
     clear_partials(tmp_path)
     assert {name: (tmp_path / name).exists() for name in names} == names
+
+
+def test_threads_may_write_one_name_at_once(tmp_path):
+    """They shared a temporary file: the second rename failed."""
+    files = [AtomicFile(tmp_path / "a") for _ in range(2)]
+    for file in files:
+        file.stream.write(b"whole")
+    for file in files:
+        file.finish()
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]

@@ -57,3 +57,32 @@ def test_spawned_workers_may_use_jax(tmp_path):
     done = run(tmp_path, "apply", context="spawn")
     assert done.returncode == 0, done.stderr
     assert "fork" not in done.stderr
+
+
+CALLS = """
+import os, sys, numpy, torch, jaxsr
+
+net, x = torch.nn.Conv2d(3, 3, 3, padding=1), torch.rand(1, 3, 8, 8)
+call = {{
+    "check": lambda: jaxsr.check(net, x, speed_s=0),
+    "restore": lambda: jaxsr.restore(numpy.zeros((64, 64, 3), numpy.uint8), net),
+}}[{name!r}]
+call()
+if os.fork() == 0:
+    try:
+        call()
+    finally:
+        print(sys.exception(), flush=True)
+        os._exit(0)
+os.wait()
+"""
+
+
+@pytest.mark.parametrize("name", ["check", "restore"])
+def test_a_call_that_begins_with_torch_is_refused(tmp_path, name):
+    """torch's own threads are not in the child either: it waited for them without end."""
+    script = tmp_path / "script.py"
+    script.write_text(CALLS.format(name=name))
+    words = [sys.executable, str(script)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert "this process was forked after JAX had started" in done.stdout, done.stderr

@@ -389,6 +389,19 @@ def test_report_of_a_name_that_is_not_utf_8(tmp_path, weights, capsys):
     assert b"a\xff.png" in (out / "report" / "figures.txt").read_bytes()
 
 
+@pytest.mark.parametrize("kind", ["file", "fifo"])
+def test_a_report_replaces_no_file_of_the_users(tmp_path, weights, capsys, kind):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "report").mkdir()
+    Image.new("RGB", (10, 10)).save(tmp_path / "in" / "a.png")
+    mine = tmp_path / "report" / "contact-sheet.png"
+    os.mkfifo(mine) if kind == "fifo" else mine.write_text("mine")
+    words = ["--truth", str(tmp_path / "in"), "--report", str(tmp_path / "report")]
+    assert restored([tmp_path / "in"], tmp_path / "out", weights, *words) == 2
+    assert "contact-sheet.png); choose another --report" in capsys.readouterr().err
+    assert mine.is_fifo() if kind == "fifo" else mine.read_text() == "mine"
+
+
 def test_report_compares_with_the_truth(tmp_path, weights, capsys):
     import json
 

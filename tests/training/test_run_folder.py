@@ -2,7 +2,9 @@
 
 import os
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from jaxsr.errors import FileAccessError
 from jaxsr.train import main
@@ -58,3 +60,26 @@ def test_a_new_run_replaces_no_weights(tmp_path, capsys):
     assert f"{weights} is of no run in {tmp_path}" in capsys.readouterr().err
     assert weights.read_bytes() == b"the user's own"
     assert {path.name for path in tmp_path.iterdir()} == {"generator.safetensors", "run.lock"}
+
+
+def test_a_new_run_replaces_no_picture(tmp_path, capsys):
+    picture = tmp_path / "validation" / "step-0000001.png"
+    picture.parent.mkdir()
+    picture.write_bytes(b"the user's own")
+    assert main(["span", "--steps", "1", "--platform", "cpu", "--out", str(tmp_path)]) == 2
+    assert f"{picture} is of no run in {tmp_path}" in capsys.readouterr().err
+    assert picture.read_bytes() == b"the user's own"
+
+
+@pytest.mark.parametrize("out", ["", "runs/a"])
+def test_a_run_among_its_photos_is_refused(tmp_path, capsys, out):
+    """Its validation's pictures became data: no resume fitted, and the next run trained on them."""
+    for level, name in enumerate(("data", "val")):
+        (tmp_path / name).mkdir()
+        ramp = np.indices((256, 256), np.uint8)[level]
+        Image.fromarray(ramp).save(tmp_path / name / "a.png")
+    words = ["span", "--platform", "cpu", "--val", str(tmp_path / "val"), "--steps", "1"]
+    data = tmp_path / "data"
+    assert main([*words, "--data", str(data), "--out", str(data / out)]) == 2
+    assert f"lies in data={data}, whose photos are searched" in capsys.readouterr().err
+    assert [path.name for path in data.iterdir()] == ["a.png"]

@@ -1,0 +1,98 @@
+"""Folders of results: one command at a time writes there, and replaces only what commands wrote.
+
+The record in the folder names the results, before they are written. A file of the user's that has
+a result's name, a mask of a data set for instance, is in no line of it.
+"""
+
+import errno
+import fcntl
+import logging
+import os
+import stat
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from pathlib import Path
+
+from jaxsr.data.sources import check_folder
+from jaxsr.errors import DamagedFileError, FileAccessError, InputError, counted, first_of
+from jaxsr.interop.sealed_json import seal, unseal
+
+RECORD = ".jaxsr-results.jsonl"
+"""Name of the record."""
+_held: set[tuple[int, int]] = set()
+"""Device and inode of the records that this process has locked."""
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def result_folder(
+    out: Path, names: Iterable[str | Path] = (), *, option: str = "--out"
+) -> Generator[None]:
+    """Makes a folder, and keeps other commands from writing to it while the block runs.
+
+    Args:
+      out: the folder.
+      names: of the files and folders in it that the block writes or replaces.
+      option: that names the folder.
+
+    Raises:
+      InputError: another command is writing there, or a result's name is that of a file that no
+        command has written.
+      FileAccessError: the folder cannot be written.
+    """
+    check_folder(out, option)
+    path = out / RECORD
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        file = os.fdopen(os.open(path, flags, 0o666), "r+b", buffering=0)
+    except OSError as error:
+        raise FileAccessError(f"cannot write {path}: {error.strerror or error}") from error
+    with file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise FileAccessError(f"{path} is not a regular file; remove it")
+        identity = status.st_dev, status.st_ino
+        is_ours = identity in _held  # of a command that writes two kinds of results
+        if not is_ours:
+            _lock(file.fileno(), out, option)
+            _held.add(identity)
+        try:
+            file.write(_new_lines(out, names, file.read(), option))
+            yield
+        finally:
+            if not is_ours:
+                _held.discard(identity)
+
+
+def _lock(descriptor: int, out: Path, option: str) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            log.warning("%s has no file locks (%s)", out, error.strerror)
+            return
+        raise InputError(
+            f"another command is writing to {out}; wait for it, or choose another {option}"
+        ) from None
+
+
+def _new_lines(out: Path, names: Iterable[str | Path], record: bytes, option: str) -> bytes:
+    """Lines of the results that the record lacks; none of them may be there yet."""
+    recorded = {_result_of(line) for line in record.splitlines()}
+    new = [name for name in dict.fromkeys(map(str, names)) if name not in recorded]
+    others = [str(out / name) for name in new if os.path.lexists(out / name)]
+    if others:
+        raise InputError(
+            f"results would replace {counted(len(others), 'file')} that jaxsr did not write there "
+            f"({first_of(others)}); choose another {option}, or move what is there"
+        )
+    cut = b"" if not record or record.endswith(b"\n") else b"\n"
+    return cut + b"".join(seal({"result": name}).encode() + b"\n" for name in new)
+
+
+def _result_of(line: bytes) -> str | None:
+    try:
+        return str(unseal(line, source=RECORD).get("result"))
+    except DamagedFileError:  # cut by a kill: as if it were not there
+        return None
