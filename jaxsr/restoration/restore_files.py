@@ -72,7 +72,7 @@ def run(config: RestoreConfig) -> int:
 
         return benchmark(model, config)
     with ExitStack() as stack:
-        stack.enter_context(result_folder(config.out))
+        check_folder(config.out)
         if config.truth is not None:
             from jaxsr.restoration.quality_report import RESULTS, report_folder, write_report
 
