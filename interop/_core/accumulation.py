@@ -101,7 +101,7 @@ def _plain_copies(x: jax.Array, *, shape: tuple[int, ...], axes: tuple[int, ...]
     return lax.broadcast_in_dim(x, shape, [i for i in range(len(shape)) if i not in axes])
 
 
-total_p = cpu_primitive("jaxsr_total", _plain_total, _total_on_cpu)
+total_p = cpu_primitive("jaxsr_total", _plain_total, _total_on_cpu, calls=False)
 copies_p = cpu_primitive("jaxsr_copies", _plain_copies, shape_of=lambda *_, shape, **__: shape)
 ad.deflinear2(total_p, lambda ct, x, *, axes: [copies_p.bind(ct, shape=x.aval.shape, axes=axes)])
 ad.deflinear2(copies_p, lambda ct, x, *, shape, axes: [total_p.bind(ct, axes=axes)])

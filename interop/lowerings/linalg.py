@@ -110,7 +110,7 @@ def linear(input: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -
         return out
     if bias.ndim == 1 and out.ndim > 1 and out.size >= _LEAST_SPREAD:
         bias = spread(bias, out.shape, axis=-1)
-    elif bias.dtype == wide_dtype(bias.dtype):
+    elif bias.ndim == 1 and out.ndim > 2 and bias.dtype == wide_dtype(bias.dtype):
         bias = copies(bias, out.shape)
     return out + broadcast(bias, out.shape)
 

@@ -169,6 +169,11 @@ def run_command(
         if os.environ.get("JAXSR_TRACEBACK"):
             traceback.print_exc()
         print(f"jaxsr: {_one_line(shown)}", file=sys.stderr)
+        if of_system:
+            try:
+                sys.stdout.flush()
+            except OSError:  # it is the error; Python would try once more at its end
+                _discard_output()
         lost = isinstance(shown, LostProcessError)
         return ExitStatus.FAILED if lost else ExitStatus.WRONG_INPUT
 

@@ -26,6 +26,7 @@ def cpu_primitive(
     shape_of: Callable[..., tuple[int, ...]] | None = None,
     dtype: str | None = None,
     several: bool = False,
+    calls: bool = True,
 ) -> Any:
     """A primitive with every rule but those of differentiation.
 
@@ -38,6 +39,7 @@ def cpu_primitive(
       dtype: the result's. Default: that of the first operand.
       several: whether `plain` gives a list of results; shapes and dtypes are then those of a
         trace.
+      calls: whether `on_cpu` calls a library; JAX then lowers for known devices only.
     """
     plain = own_promotion(plain)  # lowered outside of the function that binds the primitive
     on_cpu = None if on_cpu is None else own_promotion(on_cpu)
@@ -77,8 +79,10 @@ def cpu_primitive(
                 return by_kernels(context, *operands, **options)
 
         mlir.register_lowering(primitive, lowering, platform="cpu")
-        # A rule that partitions by itself needs the devices. JAX has no public way to ask for them.
-        prim_requires_devices_during_lowering.add(primitive)
+        if calls:
+            # A rule that partitions by itself needs the devices. JAX has no public way to ask for
+            # them.
+            prim_requires_devices_during_lowering.add(primitive)
     return primitive
 
 

@@ -11,7 +11,9 @@ from jaxsr.interop.folding.table import FOLDS
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
-@pytest.mark.parametrize(("page", "table"), [("lane-folding", "folding"), ("tpu", "steps")])
+@pytest.mark.parametrize(
+    ("page", "table"), [("lane-folding", "folding"), ("tpu-programs", "steps")]
+)
 def test_a_page_holds_the_table_as_printed(page, table):
     printed = "\n".join(aot.TABLES[table]())
     again = f"put the output of python -m benchmarks.aot --table {table} into docs/{page}.md"

@@ -245,11 +245,16 @@ def test_what_is_mistyped_names_the_nearest(words, message, monkeypatch, capsys)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("word", ["--help", "--version", "--completion"])
-def test_a_full_disk_is_one_line_without_a_command(word):
+def test_a_full_disk_is_one_line_without_a_command(word, unbuffered):
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "jaxsr", word], stdout=full, stderr=subprocess.PIPE, check=False
+            [sys.executable, "-m", "jaxsr", word],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
         )
     assert (done.returncode, done.stderr) == (2, b"jaxsr: No space left on device\n")
 
