@@ -52,7 +52,11 @@ def test_options_are_those_of_the_task(folder):
 def test_help_names_the_options(folder, capsys):
     assert main(["fit_task:Fit", "--help"]) == 0
     text = capsys.readouterr().out
-    assert "--width INT" in text and "Width of the hidden layer." in text and "--on-bad-file" not in text
+    assert (
+        "--width INT" in text
+        and "Width of the hidden layer." in text
+        and "--on-bad-file" not in text
+    )
 
 
 @pytest.mark.parametrize("mesh", ["8", pytest.param("data=2,fsdp=4", marks=pytest.mark.slow)])
