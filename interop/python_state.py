@@ -399,9 +399,9 @@ class Snapshot:
                     self.asking_types.append(function.__globals__)
                 names -= {"type"}  # a trace's own
             self._visit_names(function.__globals__, names)
-            held = [cell_content(cell).get("value") for cell in cells.values()]
-            held += modules_named(names, function.__globals__.get("__package__"))
-            for module in held:
+            modules = [cell_content(cell).get("value") for cell in cells.values()]
+            modules += modules_named(names, function.__globals__.get("__package__"))
+            for module in modules:
                 if isinstance(module, types.ModuleType):
                     self._visit_names(vars(module), names)
             if names & {"environ", "getenv", "putenv"} and id(os.environ) not in self._seen:

@@ -23,10 +23,10 @@ def test_none_begins_with_of_or_what(folder):
     """Fragments such as "Of the samples" lack their noun or verb."""
     paths = sorted((ROOT / folder).rglob("*.py"))
     assert paths
-    found = [
+    docstrings = [
         f"{path.relative_to(ROOT)}:{line}: {text[:60]}"
         for path in paths
         for line, text in statements(path)
         if text.startswith(("Of ", "What "))
     ]
-    assert not found, "\n".join(found)
+    assert not docstrings, "\n".join(docstrings)

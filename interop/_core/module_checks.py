@@ -74,15 +74,18 @@ def refuse_other_form(name: str, current: object, before: torch.Tensor, *, is_mi
 
 
 def refuse_old_mentions(
-    held: list[tuple[nn.Module, str, object]], name: str, current: object, before: torch.Tensor
+    mentioning: list[tuple[nn.Module, str, object]],
+    name: str,
+    current: object,
+    before: torch.Tensor,
 ) -> None:
     """Refuses a buffer that forward has replaced while an attribute keeps its old tensor.
 
     Args:
-      held: modules, with an attribute that mentions parameters or buffers.
+      mentioning: modules, with an attribute that mentions parameters or buffers.
       name, current, before: as those of `refuse_other_form`.
     """
-    for module, key, _ in held:
+    for module, key, _ in mentioning:
         if current is not before and mentions(vars(module).get(key), {id(before): name}):
             raise UnsupportedTorchError(
                 f"forward replaces the buffer {name}, whose old tensor stays in `{key}` of "

@@ -211,7 +211,6 @@ class JaxTensor(torch.Tensor):
     _is_param: bool
     """Which torch reads: `isinstance(tensor, nn.Parameter)`."""
     trace_attributes: ClassVar[frozenset[str]]
-    """The names above; the module's code has set any others."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]
 
@@ -487,8 +486,8 @@ class JaxTensor(torch.Tensor):
         return self.array()
 
 
-# Python 3.14 has annotations only of classes that are complete.
-JaxTensor.trace_attributes = frozenset(inspect.get_annotations(JaxTensor)) - {"trace_attributes"}
+# Others are set by the module's code. Python 3.14 has annotations of complete classes alone.
+JaxTensor.trace_attributes = frozenset(inspect.get_annotations(JaxTensor))
 
 
 def stop_gradient(value: Any) -> Any:

@@ -112,7 +112,7 @@ class JaxNetwork:
     def _function(self) -> Callable[..., Any]:
         # Only a trace needs it, and its imports take a good part of a short run.
 
-        from jaxsr.generation.repeated_blocks import RepeatedBlocks, whole
+        from jaxsr.generation.repeated_blocks import RepeatedBlocks, as_it_stands
         from jaxsr.interop import lowering
 
         lowering("aten::_int_mm")(_integer_product)
@@ -120,7 +120,7 @@ class JaxNetwork:
         lowering("jaxsr::packed_panels")(panel_product.packed)
         if isinstance(self._skeleton, CausalLM):
             return RepeatedBlocks(self._skeleton)
-        return whole(self._skeleton)
+        return as_it_stands(self._skeleton)
 
     def _run(self, weights: dict[str, jax.Array], *args: Any, **kwargs: Any) -> Any:
         with warnings.catch_warnings():

@@ -52,17 +52,19 @@ class RepeatedBlocks:
         **places: Any,
     ) -> tuple[jax.Array, list[Any]]:
         """As `CausalLM.forward`, of the weights by name."""
-        given, x_BTE = _call(self._ends, weights, tokens_BT, cache, method="begin", **places)
+        positions, x_BTE = _call(self._ends, weights, tokens_BT, cache, method="begin", **places)
         new = []
         for index, block in enumerate(self._blocks):
             prefix = f"{_LAYERS}.{index}."
-            own = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
-            x_BTE, k, v = block(own, x_BTE, given, None if cache is None else cache[index])
+            tensors = {
+                n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)
+            }
+            x_BTE, k, v = block(tensors, x_BTE, positions, None if cache is None else cache[index])
             new.append((k, v))
         return _call(self._ends, weights, x_BTE, read_B, method="end"), new
 
 
-def whole(network: nn.Module) -> Callable[..., Any]:
+def as_it_stands(network: nn.Module) -> Callable[..., Any]:
     """`network.forward` in JAX, of the weights by name: any network, traced as it stands."""
     return _function(to_jax(network))
 

@@ -64,8 +64,8 @@ class _StatusLine:
         self.terminal = bool(stream.isatty())
         if self.terminal:
             # Compilers' messages are silenced by turning file 2 elsewhere for a while.
-            own = os.dup(stream.fileno())
-            self.stream = open(own, "w", encoding=stream.encoding, errors="replace")  # noqa: SIM115
+            descriptor = os.dup(stream.fileno())
+            self.stream = open(descriptor, "w", encoding=stream.encoding, errors="replace")  # noqa: SIM115
         self.parts: dict[str, tuple[str, float]] = {}
         """Work in progress and its start: `command`, and on top of it `compiler`."""
         self.done = 0

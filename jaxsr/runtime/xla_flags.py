@@ -84,8 +84,8 @@ def flags_error(flags: str) -> str | None:
 
     XLA itself is asked, in a process of its own: 0.4 s, and nothing where jaxsr alone set flags.
     """
-    own = re.compile(rf"{_OFF}|--xla_force_host_platform_device_count=\d{{1,4}}")
-    if all(own.fullmatch(word) for word in _flag_text(flags).split()):
+    set_here = re.compile(rf"{_OFF}|--xla_force_host_platform_device_count=\d{{1,4}}")
+    if all(set_here.fullmatch(word) for word in _flag_text(flags).split()):
         return None
     asked = subprocess.run(
         [sys.executable, "-c", "from jaxlib import xla_client; xla_client.CompileOptions()"],

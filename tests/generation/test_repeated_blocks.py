@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from jaxsr.generation.repeated_blocks import RepeatedBlocks, whole
+from jaxsr.generation.repeated_blocks import RepeatedBlocks, as_it_stands
 from jaxsr.interop.host_arrays import to_numpy
 from jaxsr.models.llama.config import LlamaConfig
 from jaxsr.models.llama.host_weights import named_tensors, without_values
@@ -52,15 +52,15 @@ def test_equal_blocks_are_traced_once(network: CausalLM, traces: list[Attention]
     logits, new = jax.jit(repeated)(_weights(network), _TOKENS)
     assert len(traces) == 1
     with torch.no_grad():
-        wanted, cache = network(torch.from_numpy(_TOKENS).long())
-    np.testing.assert_allclose(logits, wanted, rtol=1e-5, atol=1e-6)
+        expected, cache = network(torch.from_numpy(_TOKENS).long())
+    np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-6)
     for ours, theirs in zip(new, cache, strict=True):
         for one, other in zip(ours, theirs, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 def test_each_kind_of_block_is_traced(network: CausalLM, traces: list[Attention]):
-    # Two kinds: one by its tensors' shapes, one by a setting without tensors.
+    # Two other kinds: one by its tensors' shapes, one by a setting without tensors.
     wide = network.model.layers[1].mlp
     wide.gate_proj, wide.up_proj = torch.nn.Linear(16, 40, False), torch.nn.Linear(16, 40, False)
     wide.down_proj = torch.nn.Linear(40, 16, False)
@@ -70,15 +70,15 @@ def test_each_kind_of_block_is_traced(network: CausalLM, traces: list[Attention]
     logits, _ = jax.jit(repeated)(_weights(network), _TOKENS)
     assert len(traces) == 3
     with torch.no_grad():
-        wanted, _ = network(torch.from_numpy(_TOKENS).long())
-    np.testing.assert_allclose(logits, wanted, rtol=1e-5, atol=1e-6)
+        expected, _ = network(torch.from_numpy(_TOKENS).long())
+    np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_programs_are_those_of_the_whole_network(network: CausalLM):
     skeleton, weights = without_values(network), _weights(network)
     programs = [
         jax.jit(function).lower(weights, _TOKENS).compile()
-        for function in (RepeatedBlocks(skeleton), whole(skeleton))
+        for function in (RepeatedBlocks(skeleton), as_it_stands(skeleton))
     ]
     once, straight = (program(weights, _TOKENS) for program in programs)
     jax.tree.map(np.testing.assert_array_equal, once, straight)

@@ -24,10 +24,10 @@ from jaxsr.runtime.cli import run_command, run_program
 def command(words):
     activity.set_status("compiling")
     time.sleep(0.8)
-    whole, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    terminal, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
     time.sleep(1.5)
-    os.dup2(whole, 2)
+    os.dup2(terminal, 2)
     print("compiled", flush=True)
     return 0
 

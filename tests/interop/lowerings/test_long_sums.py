@@ -98,6 +98,24 @@ def test_gradients_of_broadcast_parameters(shape: tuple[int, ...]):
     assert _error(gradient, exact.scale.grad) < allowed
 
 
+def test_gradient_of_a_linears_bias_over_several_axes():
+    """Below the size from which torch's kernel sums it; a softmax makes its terms cancel."""
+    images = torch.rand((4, 24, 24, 8), generator=torch.Generator().manual_seed(0))
+    module = nn.Sequential(nn.Linear(8, 48), nn.Softmax(-1))
+    model = to_jax(module)
+    weights = torch.randn((4, 24, 24, 48), generator=torch.Generator().manual_seed(1))
+
+    def weighted(params: dict[str, jax.Array]) -> jax.Array:
+        return jnp.vdot(model.apply(params, {}, images.numpy())[0], weights.numpy())
+
+    gradient = jax.jit(jax.grad(weighted))(model.params)["0.bias"]
+    exact = module.double()
+    (exact(images.double()) * weights.double()).sum().backward()
+    reference = exact[0].bias.grad
+    assert isinstance(reference, torch.Tensor)
+    assert _error(gradient, reference) < _BOUND
+
+
 def test_half_precision_is_summed_in_float32():
     images = _images().bfloat16()
     value, _ = jax.jit(to_jax(_Of(lambda x: x.sum((0, 2, 3, 4)))).apply)(

@@ -33,8 +33,8 @@ def test_counts(rate: float, dtype: str):
     assert abs(counts.mean() - mean) <= 5 * (mean / 40_000) ** 0.5 + rounding
     if mean < 20:
         for count in range(8):
-            wanted = poisson.pmf(count, mean)
-            assert abs((counts == count).mean() - wanted) < 5 * (wanted / 40_000) ** 0.5 + 1e-6
+            expected = poisson.pmf(count, mean)
+            assert abs((counts == count).mean() - expected) < 5 * (expected / 40_000) ** 0.5 + 1e-6
 
 
 def test_no_gradient():
