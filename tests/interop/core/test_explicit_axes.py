@@ -86,3 +86,27 @@ def test_gradients_where_no_mesh_is_set():
     with jax.set_mesh(mesh):  # which JAX asks for where the gradient is outside
         slopes = jax.grad(jax.jit(loss))(model.params, placed)
     np.testing.assert_allclose(slopes["weight"], np.asarray(module.weight.grad), rtol=1e-5)
+
+
+class _Scaled(nn.Module):
+    """A learned number for all elements, and a sum over several axes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * self.scale).square().sum((0, 1))
+
+
+def test_long_sums_whose_gradient_is_outside_of_jit():
+    x = np.random.default_rng(0).random((8, 64, 4), np.float32)
+    module = _Scaled()
+    module(torch.from_numpy(x)).sum().backward()
+    model = to_jax(module)
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Explicit,))
+    placed = jax.device_put(x, NamedSharding(mesh, P("d")))
+    summed = jax.jit(lambda params, x: model.apply(params, {}, x)[0].sum())
+    with jax.set_mesh(mesh):
+        slope = jax.grad(summed)(model.params, placed)["scale"]
+    np.testing.assert_allclose(slope, np.asarray(module.scale.grad), rtol=1e-6)
