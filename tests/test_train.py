@@ -428,3 +428,9 @@ def test_a_stopped_run_has_a_status_of_its_own_where_asked(
     monkeypatch.setattr("jaxsr.training.start.start", lambda *_: run)
     monkeypatch.setenv("JAXSR_SAY_STOPPED", asked)
     assert train.main(["span", "--steps", "1"]) == status
+
+
+def test_a_mistyped_option_names_the_nearest(capsys):
+    # A longer option that ends so comes first in the parser's own list.
+    assert main(["--step", "3"]) == 2
+    assert "unknown option --step (did you mean --steps?)" in capsys.readouterr().err

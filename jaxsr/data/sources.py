@@ -153,6 +153,8 @@ def check_folder(out: Path, option: str = "--out") -> None:
         with tempfile.TemporaryFile(dir=out):
             pass
     except OSError as error:
+        is_file = isinstance(error, (FileExistsError, NotADirectoryError))
+        reason = "it is not a folder" if is_file else error.strerror or error
         raise FileAccessError(
-            f"cannot write to {out}: {error.strerror or error}; choose another {option}"
+            f"cannot write to {out}: {reason}; choose another {option}"
         ) from error

@@ -284,7 +284,7 @@ def parse_options(
         if match := re.match(r"unknown option (\S+)", error):
             if belongs := elsewhere(match[1]) if elsewhere else "":
                 error = match[0] + belongs
-            elif error == match[0]:
+            else:
                 names = [f"--{field.name.replace('_', '-')}" for field in _fields(kind, first)]
                 error += did_you_mean(match[1], [*names, "--help", "--quiet", "--version"])
         raise InputError(f"{error}; see {prog} --help") from None
@@ -357,10 +357,8 @@ def _in_our_words(text: str, arguments: Sequence[str]) -> str:
     if match := re.match(rf"Missing from .*?: {words} (.*?)\.? \(required\)", text):
         return f"{(match[1] or match[2]).strip()} is missing ({match[3]})"
     if match := re.match(r"Unrecognized options: (\S+)", text):
-        near = re.search(r"Perhaps you meant: (--[\w.-]+)", text)
-        end = f" (did you mean {near[1]}?)" if near else ""
         word = match[1].strip(",").partition("=")[0]
-        return f"{'unknown option' if word.startswith('-') else 'unexpected word'} {word}{end}"
+        return f"{'unknown option' if word.startswith('-') else 'unexpected word'} {word}"
     return text
 
 
