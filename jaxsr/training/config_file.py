@@ -24,7 +24,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxsr.errors import DamagedFileError, InputError, MissingFileError, one_line, printable
 from jaxsr.field_values import from_values
@@ -198,11 +198,28 @@ def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> JsonObject:
     return merged
 
 
+_YAML_INT = "tag:yaml.org,2002:int"
+_YAML_NUMBERS = {
+    _YAML_INT: r"[-+]?\d+(_\d+)*|0x[\da-fA-F]+",
+    "tag:yaml.org,2002:float": r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?"
+    r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+}
+"""Forms of numbers by their tag in YAML 1.2; 1_000 is one as in YAML 1.1."""
+
+
 def _parse_yaml(text: str) -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Reads 5e-4 as a number, as YAML 1.2 does, and refuses keys that appear twice."""
+        """Reads numbers as YAML 1.2 does, and refuses keys that appear twice.
+
+        5e-4 is a number, 010 is ten, and 1:30 is text.
+        """
+
+        yaml_implicit_resolvers: ClassVar = {
+            first: [(tag, form) for tag, form in resolvers if tag not in _YAML_NUMBERS]
+            for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
 
         def compose_node(self, parent: Any, index: Any) -> Any:
             if self.check_event(yaml.AliasEvent):  # an alias may contain itself, or a thousand
@@ -216,8 +233,11 @@ def _parse_yaml(text: str) -> Any:
                 raise yaml.YAMLError(f"{min(twice)} appears twice")
             return super().construct_mapping(node, deep)
 
-    number = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
+    for tag, form in _YAML_NUMBERS.items():
+        Loader.add_implicit_resolver(tag, re.compile(f"(?:{form})$"), list("-+.0123456789"))
+    Loader.add_constructor(
+        _YAML_INT, lambda _, node: int(node.value, 0 if "x" in node.value else 10)
+    )
     try:
         return yaml.load(text, Loader)
     except yaml.YAMLError as error:

@@ -107,8 +107,12 @@ def start(name: str, kind: type[Task], config: RunConfig) -> Run:
 def _environment() -> dict[str, str]:
     """Variables that change results, without the flags that jaxsr itself adds to them."""
     values = {name: os.environ.get(name, "") for name in ENVIRONMENT}
-    flags = without_ynn_flag(values["XLA_FLAGS"]).split()
-    return values | {"XLA_FLAGS": " ".join(f for f in flags if "platform_device_count" not in f)}
+    flags = [
+        flag
+        for flag in without_ynn_flag(values["XLA_FLAGS"]).split()
+        if "platform_device_count" not in flag and not flag.startswith("--xla_dump")
+    ]
+    return values | {"XLA_FLAGS": " ".join(flags)}
 
 
 def _facts(name: str, config: RunConfig) -> dict[str, JsonObject]:
@@ -117,4 +121,8 @@ def _facts(name: str, config: RunConfig) -> dict[str, JsonObject]:
     packages = ("jax", "jaxlib", "torch", "torchax", "numpy", "optax", "orbax-checkpoint", "pillow")
     versions = {package: metadata.version(package) for package in packages}
     versions |= {"jaxsr": jaxsr.__version__, "jaxsr's source files": source_digest(*_SOURCES)[:12]}
-    return {"versions": versions, "options": {"family": name, **options}}
+    return {
+        "versions": versions,
+        "options": {"family": name, **options},
+        "environment variables": _environment(),
+    }

@@ -14,6 +14,7 @@ from jaxsr.errors import InputError
 from jaxsr.generation.options import recommended_options
 from jaxsr.models.language_models import load_language_model
 from jaxsr.models.llama.filling import is_tied
+from jaxsr.models.llama.hf_folder import weight_files
 from jaxsr.models.llama.quantization_config import read_quantization
 from jaxsr.models.llama.quantized import Float8Activations, ScaledLinear, W8A8Linear
 from jaxsr.models.load import load_model
@@ -100,11 +101,31 @@ def test_a_single_file_goes_before_an_index(implementation, model_folder, tmp_pa
     torch.testing.assert_close(ours, theirs(TOKENS).logits[:, -1], **CLOSE)
 
 
-def stated(folder, quantization):
+def test_a_file_that_the_configuration_names_goes_before_all(model_folder, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    folder = shutil.copytree(model_folder("llama-plain"), tmp_path / "m")
+    shards = {}
+    for path in folder.glob("*.safetensors"):
+        shards |= load_file(path)
+    save_file(shards, folder / "model.safetensors", metadata={"format": "pt"})
+    halves = {name: tensor / 2 for name, tensor in shards.items()}
+    save_file(halves, folder / "half.safetensors", metadata={"format": "pt"})
+    state(folder, transformers_weights="half.safetensors")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        ours = load_language_model(folder, implementation="own").network(TOKENS)[0][:, -1]
+        torch.testing.assert_close(ours, theirs(TOKENS).logits[:, -1], **CLOSE)
+    state(folder, transformers_weights="model.safetensors.index.json")
+    assert len(weight_files(folder)) > 1
+    for name in ("gone.safetensors", "../m/half.safetensors", "half.bin", 3):
+        state(folder, transformers_weights=name)
+        with pytest.raises((InputError, FileNotFoundError), match=r"half|gone|3, which is not"):
+            weight_files(folder)
+
+
+def state(folder, **fields):
     path = folder / "config.json"
-    path.write_text(
-        json.dumps(json.loads(path.read_text()) | {"quantization_config": quantization})
-    )
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
 def projections(tensors):
@@ -151,7 +172,7 @@ def test_block_fp8_checkpoint(model_folder, hf_model, tmp_path):
         tensors[f"{name}_scale_inv"] = scale
         plain[name] = tensors[name].float() * spread
     save_file(tensors, folder / "model.safetensors")
-    stated(folder, {"quant_method": "fp8", "weight_block_size": list(block)})
+    state(folder, quantization_config={"quant_method": "fp8", "weight_block_size": list(block)})
     network: Any = load_model(folder).network
     layer = network.model.layers[0].self_attn.q_proj
     assert isinstance(layer, ScaledLinear)
@@ -193,7 +214,7 @@ def test_channel_fp8_checkpoint(quantization, rounding, model_folder, hf_model, 
         tensors[f"{name}_scale"] = scale
         plain[name] = tensors[name].float() * scale
     save_file(tensors, folder / "model.safetensors")
-    stated(folder, quantization)
+    state(folder, quantization_config=quantization)
     network = load_model(folder).network
     want = reference(hf_model("llama"), plain, rounding)(TOKENS).logits
     got = network(TOKENS)[0]
@@ -234,7 +255,7 @@ def test_static_fp8_checkpoint(quantization, scales, model_folder, hf_model, tmp
         tensors[name.replace("weight", scales[1])] = torch.tensor(of_input)
         plain[name] = tensors[name].float() * scale
     save_file(tensors, folder / "model.safetensors")
-    stated(folder, quantization)
+    state(folder, quantization_config=quantization)
     network = load_model(folder).network
     want = reference(hf_model("llama"), plain, rounding)(TOKENS).logits
     got = network(TOKENS)[0]
@@ -322,17 +343,17 @@ def test_tensors_of_schemes_that_are_not_stated_are_refused(model_folder, tmp_pa
         tensors[f"{name}_scale"] = torch.ones(1)
     scale = {"model.layers.0.self_attn.k_scale": torch.ones(1)}
     save_file(tensors | scale, folder / "model.safetensors")
-    stated(folder, {"quant_method": "fp8"})
+    state(folder, quantization_config={"quant_method": "fp8"})
     with pytest.raises(ValueError, match=r"this network lacks: .*k_scale"):
         load_model(folder)
     save_file(tensors, folder / "model.safetensors")
-    stated(folder, {"quant_method": "fp8", "weight_block_size": [128, 60]})
+    state(folder, quantization_config={"quant_method": "fp8", "weight_block_size": [128, 60]})
     with pytest.raises(ValueError, match="in groups of 60, which 64 inputs are not a multiple of"):
         load_model(folder)
     int8 = compressed(
         weights=WEIGHTS | {"type": "int"}, input_activations=ROUNDED | {"type": "int"}
     )
-    stated(folder, int8)
+    state(folder, quantization_config=int8)
     with pytest.raises(ValueError, match="rounds activations to int8; both must be of one kind"):
         load_model(folder)
 
@@ -351,7 +372,13 @@ def test_w8a8_checkpoint(model_folder, hf_model, tmp_path):
         "weights": {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True},
         "input_activations": {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True},
     }
-    stated(folder, {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}})
+    state(
+        folder,
+        quantization_config={
+            "quant_method": "compressed-tensors",
+            "config_groups": {"group_0": group},
+        },
+    )
     network: Any = load_model(folder).network
     assert isinstance(network.model.layers[1].mlp.down_proj, W8A8Linear)
     want = reference(hf_model("llama"), plain)(TOKENS).logits

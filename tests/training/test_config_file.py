@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -171,6 +172,28 @@ def test_a_file_written_by_hand_changes_a_preset(name, text, tmp_path):
     )
     config = parse_command_line(["span", "--config", str(path)])[2]
     assert config.steps == span.QUICK.steps and config.batch == 32
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("010", 10),
+        ("1_000", 1000),
+        ("0x1F", 31),
+        ("-3", -3),
+        ("1:30", "1:30"),
+        ("5e-4", 5e-4),
+        (".5", 0.5),
+        ("2.", 2.0),
+        ("-.inf", -math.inf),
+        ("'010'", "010"),
+        ("yes", True),
+    ],
+)
+def test_numbers_are_those_of_yaml_1_2(text, value, tmp_path):
+    (tmp_path / "a.yaml").write_text(f"family: span\nlr: {text}")
+    read = read_config(tmp_path / "a.yaml").options["lr"]
+    assert read == value and type(read) is type(value)
 
 
 @pytest.mark.parametrize(

@@ -178,13 +178,20 @@ def test_processes_with_other_options_all_say_which(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_processes_with_other_code_stop_before_the_first_step(tmp_path):
+@pytest.mark.parametrize(
+    ("other", "differs", "named"),
+    [
+        ("code", "the code of this job's processes differ: process", "has fit_task "),
+        ("variable", "the environment variables of this job's processes differ: process", "X64"),
+    ],
+)
+def test_processes_with_other_code_stop_before_the_first_step(tmp_path, other, differs, named):
     port, job = free_port(), []
     for index in range(2):
         folder = tmp_path / f"host-{index}"
         folder.mkdir()
-        text = TASKS.read_text().replace("mse_loss", "l1_loss" if index else "mse_loss")
-        (folder / "fit_task.py").write_text(text)
+        loss = "l1_loss" if index and other == "code" else "mse_loss"
+        (folder / "fit_task.py").write_text(TASKS.read_text().replace("mse_loss", loss))
         command = [sys.executable, "-m", "jaxsr.train", "fit_task:Fit", "--platform", "cpu"]
         job.append(
             subprocess.Popen(
@@ -196,6 +203,7 @@ def test_processes_with_other_code_stop_before_the_first_step(tmp_path):
                     "JAXSR_COORDINATOR": f"127.0.0.1:{port}",
                     "JAXSR_PROCESSES": "2",
                     "JAXSR_PROCESS": str(index),
+                    "JAX_ENABLE_X64": str(int(index and other == "variable")),
                 },
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -205,8 +213,7 @@ def test_processes_with_other_code_stop_before_the_first_step(tmp_path):
     for process in job:
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 2, errors[-2000:]
-        assert "the code of this job's processes differ: process" in errors
-        assert "has fit_task " in errors
+        assert differs in errors and named in errors
     assert not (tmp_path / "run").exists()
 
 

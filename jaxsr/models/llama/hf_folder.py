@@ -104,15 +104,18 @@ def _number(value: JsonObject) -> Any:
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a folder, every one of them present.
 
-    As in transformers, a single file is taken before an index of several.
+    As in transformers, a file that `config.json` names is taken first, and a single file before an
+    index of several.
 
     Raises:
       FileNotFoundError: there are no weights, or a shard that the index names is missing.
+      InputError: `config.json` names a file of another kind, or outside the folder.
     """
-    if (folder / SINGLE).is_file():
-        return [folder / SINGLE]
-    if (folder / INDEX).is_file():
-        names = _shards(folder / INDEX)
+    single, index = _named_weights(folder)
+    if (folder / single).is_file():
+        return [folder / single]
+    if (folder / index).is_file():
+        names = _shards(folder / index)
         missing = [name for name in names if not (folder / name).is_file()]
         if missing:
             raise MissingFileError(
@@ -123,7 +126,19 @@ def weight_files(folder: Path) -> list[Path]:
     hint = "; get the weights from where the model came from"
     if any(folder.glob("*.bin")):
         hint = "; .bin files are pickles, which are never opened: convert them to safetensors"
-    raise MissingFileError(f"no {SINGLE} or {INDEX} in {folder}{hint}")
+    names = " or ".join(filter(None, (single, index)))
+    raise MissingFileError(f"no {names} in {folder}{hint}")
+
+
+def _named_weights(folder: Path) -> tuple[str, str]:
+    """Names of the single file and of the index that may hold the weights, "" for neither."""
+    path = folder / "config.json"
+    name = read_json(path).get("transformers_weights") if path.is_file() else None
+    if name is None:
+        return SINGLE, INDEX
+    if not isinstance(name, str) or Path(name).name != name or "safetensors" not in name:
+        raise _wrong("transformers_weights", name, "a safetensors file of its folder")
+    return ("", name) if name.endswith(".index.json") else (name, "")
 
 
 def _shards(index: Path) -> list[str]:
