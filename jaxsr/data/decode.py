@@ -6,7 +6,8 @@ know.
 Images that are not 8-bit RGB are converted: EXIF orientation is applied; 16 bits are rounded to 8
 (65535 to 255); gray is repeated into three channels; palettes are looked up; transparency is laid
 over white, as viewers show it; CMYK is converted without its colour profile, and other profiles are
-ignored, too; the first frame of an animation is used. Floating-point samples must lie in 0…1.
+ignored, too. Floating-point samples must lie in 0…1. Animations and TIFFs of several pages are
+refused.
 """
 
 import io
@@ -22,6 +23,7 @@ from jaxsr.data.picture_file import (
     ORIENTATION,
     ChangedFileError,
     UnreadablePicture,
+    check_still,
     gray_key,
     has_late_exif,
     is_tiff,
@@ -88,6 +90,7 @@ def decode_rgb(
     try:
         with Image.open(io.BytesIO(data)) as image:
             _check_size(stored_size(image))
+            check_still(image)
             # The raw mode, gone after loading, tells 16-bit colour that Pillow would cut.
             deep = any(";16" in str(tile.args) for tile in image.tile)
             planes = isinstance(image, TiffImageFile) and _in_planes(image)
@@ -155,6 +158,7 @@ def picture_size(path: Path) -> tuple[int, int]:
             orientation = 1 if no_exif else image.getexif().get(ORIENTATION, 1)
             height, width = stored_size(image)
             _check_size((height, width))
+            check_still(image)
     except UnreadablePicture:
         raise
     except UnidentifiedImageError:
@@ -190,6 +194,10 @@ def _unidentified(data: bytes) -> Image.Image:
             with tifffile.TiffFile(io.BytesIO(data)) as file:
                 page = file.pages.first
                 _check_size((page.imagelength, page.imagewidth))
+                if any(not other.is_reduced for other in file.pages[1:]):
+                    raise UnreadablePicture(
+                        f"{len(file.pages)} pages, and only stills are read: split it first"
+                    )
                 mistaken = 2 in (page.samplesperpixel, page.planarconfig) or page.photometric == 0
         except UnreadablePicture:
             raise

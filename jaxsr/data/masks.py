@@ -17,6 +17,7 @@ from PIL import Image, UnidentifiedImageError
 from jaxsr.data.picture_file import (
     ORIENTATION,
     UnreadablePicture,
+    check_still,
     load_whole,
     read_file,
     stored_size,
@@ -58,6 +59,7 @@ def read_mask(path: Path, *, threshold: int | None = None) -> Mask:
         with Image.open(io.BytesIO(data)) as image:
             if reason := too_large(stored_size(image)):
                 raise UnreadablePicture(reason)
+            check_still(image)
             load_whole(image, data)
             values = _one_channel(image)
             orientation = int(image.getexif().get(ORIENTATION, 1))

@@ -93,6 +93,34 @@ def stored_size(image: Any) -> tuple[int, int]:
     return image.height, image.width
 
 
+def check_still(image: Any) -> None:
+    """Refuses an animation, and a TIFF of several pages other than previews of the first.
+
+    Args:
+      image: opened by Pillow, not loaded.
+
+    Raises:
+      UnreadablePicture: it has several frames.
+    """
+    # Other pictures of a JPEG file are depths and gain maps, those of a PSD are layers.
+    frames = 1 if image.format in ("MPO", "PSD") else getattr(image, "n_frames", 1)
+    if frames > 1 and not (image.format == "TIFF" and _only_smaller_pages(image)):
+        kind = "pages" if image.format == "TIFF" else "frames"
+        raise UnreadablePicture(f"{frames} {kind}, and only stills are read: split it first")
+
+
+def _only_smaller_pages(image: Any) -> bool:
+    """Whether a TIFF's other pages are previews of the first."""
+    try:
+        kinds = []
+        for page in range(1, image.n_frames):
+            image.seek(page)
+            kinds.append(int(image.tag_v2.get(254, 0)) & 1)
+        return all(kinds)
+    finally:
+        image.seek(0)
+
+
 def png_chunks(file: io.BufferedIOBase) -> Iterator[tuple[bytes, int, int]]:
     """(type, offset of the content, length) of a PNG's chunks, which are not read."""
     file.seek(8)

@@ -71,8 +71,10 @@ class MadeBy:
         Raises:
           InputError: there are such results; the command has not computed anything yet.
         """
-        others = [str(result) for source, result in results if not self.covers(source, result)]
-        if others:
+        covered: dict[Path, bool] = {}  # by result: two sources may have one
+        for source, result in results:
+            covered[result] = covered.get(result, False) or self.covers(source, result)
+        if others := [str(result) for result, is_covered in covered.items() if not is_covered]:
             raise InputError(
                 f"{self._path.parent} has {counted(len(others), 'result')} that this model with "
                 f"these options did not make from the images as they are ({first_of(others)}); "

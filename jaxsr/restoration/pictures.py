@@ -20,6 +20,7 @@ from PIL import Image, UnidentifiedImageError
 
 from jaxsr.data.picture_file import (
     UnreadablePicture,
+    check_still,
     gray_key,
     is_tiff,
     is_white_zero,
@@ -137,22 +138,7 @@ _ADVICE = "raise --max-pixels if you trust the file"
 def _check_header(image: Image.Image, max_pixels: int) -> None:
     if reason := too_large(stored_size(image), max_pixels=max_pixels):
         raise PictureError(f"{reason}: {_ADVICE}")
-    frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)
-    if frames > 1 and not (image.format == "TIFF" and _only_smaller_pages(image)):
-        what = "pages" if image.format == "TIFF" else "frames"
-        raise PictureError(f"{frames} {what}: restore takes stills and videos; split it first")
-
-
-def _only_smaller_pages(image: Any) -> bool:
-    """Whether a TIFF's other pages are previews of the first."""
-    try:
-        kinds = []
-        for page in range(1, image.n_frames):
-            image.seek(page)
-            kinds.append(int(image.tag_v2.get(254, 0)) & 1)
-        return all(kinds)
-    finally:
-        image.seek(0)
+    check_still(image)
 
 
 def _samples(image: Image.Image, data: bytes, max_pixels: int) -> tuple[np.ndarray, Kind]:

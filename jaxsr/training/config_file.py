@@ -151,7 +151,7 @@ def read_config(path: Path, *, sealed: bool = False) -> ConfigFile:
     raw = read_bounded(path)
     by_hand = _PARSERS.get(path.suffix.lower())
     try:
-        content = (by_hand or json.loads)(raw.decode())
+        content = (by_hand or _parse_json)(raw.decode())
         if not isinstance(content, dict):
             raise TypeError(f"it holds a {type(content).__name__}" if content else "it is empty")
     except (ValueError, TypeError, RecursionError) as error:
@@ -169,7 +169,24 @@ def read_config(path: Path, *, sealed: bool = False) -> ConfigFile:
             f"{path} has no digest: jaxsr 0.2.0 wrote it, or it was edited; start another run "
             f"with --branch-from {path.parent} --out NEW"
         )
+    if not {"digest", "model"} & {*content}:  # which a run writes
+        _check_written_by_hand(content.get("options"), path)
     return ConfigFile.from_json(content, source=path)
+
+
+def _check_written_by_hand(options: Any, path: Path) -> None:
+    """Refuses options that no run takes from a file.
+
+    Raises:
+      InputError: there is one.
+    """
+    for name in NOT_INHERITED:
+        if isinstance(options, Mapping) and name in options:
+            option = "--" + name.replace("_", "-")
+            raise InputError(
+                f"{path} has {name}={printable(options[name], 80)}, which each start names by "
+                f"itself: leave it out, and add {option} to the command line"
+            )
 
 
 def _damaged(path: Path) -> DamagedFileError:
@@ -205,6 +222,16 @@ _YAML_NUMBERS = {
     r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
 }
 """Forms of numbers by their tag in YAML 1.2; 1_000 is one as in YAML 1.1."""
+
+
+def _parse_json(text: str) -> Any:
+    def once(pairs: list[tuple[str, Any]]) -> JsonObject:
+        names = [name for name, _ in pairs]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"{min(twice)} appears twice")
+        return dict(pairs)
+
+    return json.loads(text, object_pairs_hook=once)
 
 
 def _parse_yaml(text: str) -> Any:

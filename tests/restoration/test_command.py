@@ -224,6 +224,10 @@ def test_two_results_of_one_name_are_not_mixed_up(tmp_path, weights, capsys):
     assert restored(inputs, tmp_path / "out", weights) == 1
     assert "its result would be" in capsys.readouterr().err
     assert len(list((tmp_path / "out").glob("*.png"))) == 1
+    assert restored(inputs, tmp_path / "out", weights) == 1
+    printed = capsys.readouterr()
+    assert "a.png is there already, of another model, options or source" in printed.err
+    assert "left alone: 1 result" in printed.out
 
 
 @pytest.mark.parametrize("outscale", ["3", "1", "0.5"])

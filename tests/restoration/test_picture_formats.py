@@ -17,6 +17,7 @@ import torch
 from PIL import Image, PngImagePlugin
 
 from jaxsr.data.decode import decode_rgb, picture_size
+from jaxsr.data.masks import read_mask
 from jaxsr.data.picture_file import UnreadablePicture
 from jaxsr.restoration.pictures import read_picture
 from jaxsr.restore import main
@@ -330,8 +331,9 @@ def several(folder):
     frames = [Image.fromarray(PIXELS + n) for n in range(2)]
     for name in ("a.tif", "b.gif", "c.webp", "d.png"):
         frames[0].save(folder.path / name, save_all=True, append_images=frames[1:])
-        with pytest.raises(ValueError, match=r"2 (pages|frames): restore takes stills and videos"):
-            read_picture(folder.path / name)
+        for read in (read_picture, decode_rgb, picture_size, read_mask):
+            with pytest.raises(ValueError, match=r"^2 (pages|frames), and only stills are read"):
+                read(folder.path / name)
 
 
 @case("all", "a file that is cut short, or that lacks some of its pixels", "refused")

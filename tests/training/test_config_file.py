@@ -214,6 +214,14 @@ def test_numbers_are_those_of_yaml_1_2(text, value, tmp_path):
         ("a.yaml", "# nothing yet", "it is empty"),
         ("a.yaml", "family: span\npreset: huge", "no preset 'huge'; there are"),
         ("a.toml", "family = span", "TOMLDecodeError"),
+        ("a.yaml", "family: span\nbranch_from: runs/a", "add --branch-from to the command line"),
+        ("a.toml", "family = 'span'\nout = 5", "a.toml has out=5, which each start names by"),
+        (
+            "a.json",
+            '{"family": "span", "options": {"resume": true}}',
+            "add --resume to the command",
+        ),
+        ("a.json", '{"family": "span", "options": {"lr": 1, "lr": 2}}', "lr appears twice"),
         ("a.toml", "family = 'span'\nlr = 1\nlr = 2", "TOMLDecodeError"),
     ],
 )

@@ -49,6 +49,10 @@ class Refuses(Lines):
         raise RuntimeError("no account")
 
 
+class Demanding(Lines):
+    def __init__(self, place): ...
+
+
 class Short:
     def start(self, folder, options, step): ...
 """
@@ -96,6 +100,8 @@ def test_a_logger_that_fails(kind, tmp_path, capsys):
 
 
 def test_other_names_are_refused():
+    with pytest.raises(InputError, match=r"Demanding cannot be made \(TypeError: "):
+        make_logger("own_logs:Demanding")
     with pytest.raises(InputError, match="has no method figures"):
         make_logger("own_logs:Short")
     with pytest.raises(InputError, match="logger"):
