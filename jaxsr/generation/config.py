@@ -121,7 +121,7 @@ class GenerateConfig(SamplingOptions, AotOptions):
     def continues(self) -> bool:
         """Whether a killed run continues from its rows."""
         rows = self.out is not None and self.out.suffix == ".jsonl"
-        return rows and self.prompts is not None and self.save_cache is None
+        return rows and self.resume is None and self.save_cache is None
 
     def streams(self, batch_size: int) -> bool:
         """Whether tokens are printed as they are generated.

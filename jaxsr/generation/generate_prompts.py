@@ -31,7 +31,7 @@ def run(config: GenerateConfig) -> None:
         if path is not None:
             check_file(path)
     if config.out is not None:
-        check_rows_path(config.out)
+        check_rows_path(config.out, continues=config.continues)
     check_packages(config)
     set_status(f"loading {config.model}")
     platform = setup_compute(config, jax_on_host=True, deterministic=config.deterministic)

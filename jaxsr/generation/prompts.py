@@ -170,14 +170,9 @@ def _joined(parts: list[Any], where: str) -> str:
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes rows as .jsonl or .csv, complete or not at all.
-
-    Raises:
-      ValueError: another suffix.
-    """
+    """Writes rows as .jsonl or .csv, complete or not at all."""
     from jaxsr.interop.atomic_write import atomic_write
 
-    check_rows_path(path)
     text = io.StringIO(newline="")
     if path.suffix == ".jsonl":
         text.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
@@ -196,13 +191,20 @@ def _cell(values: list[Any]) -> str:
     return " ".join(map(str, values))
 
 
-def check_rows_path(path: Path) -> None:
-    """Refuses a report's path before hours of work go into it.
+def check_rows_path(path: Path, *, continues: bool) -> None:
+    """Refuses a path of rows before hours of work go into them.
+
+    Args:
+      path: of the file.
+      continues: whether rows are added to those that are there.
 
     Raises:
-      ValueError: its suffix is neither .jsonl nor .csv, or its folder is missing.
+      ValueError: its suffix is neither .jsonl nor .csv, its folder is missing, or the rows would
+        replace others.
     """
     if path.suffix not in (".jsonl", ".csv"):
         raise InputError(f"out must end in .jsonl or .csv, got {path}")
     if not path.parent.is_dir():
         raise InputError(f"out is {path}, but there is no folder {path.parent}")
+    if not continues and path.is_file() and path.stat().st_size:
+        raise InputError(f"out is {path}, which has content; name another file, or remove it")

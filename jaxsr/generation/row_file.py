@@ -44,7 +44,7 @@ class RowFile:
         try:
             self._lock()
             if is_new:  # removed, to begin anew
-                self._early_path.unlink(missing_ok=True)
+                self._remove_early()
             self.rows, length = self._read(path)
             """Rows that were there."""
             self.early, early_length = self._read(self._early_path)
@@ -69,6 +69,17 @@ class RowFile:
             ) from None
         except OSError as error:
             log.warning("%s has no file locks (%s)", self._path, error.strerror)
+
+    def _remove_early(self) -> None:
+        """Removes rows of a run whose file is gone."""
+        if not self._early_path.is_file():
+            return
+        if not begins_sealed(self._early_path.read_bytes()):
+            raise InputError(
+                f"{self._early_path} has no rows of this command, which keeps its own there; "
+                "remove it, or give another --out"
+            )
+        self._early_path.unlink()
 
     def _read(self, path: Path) -> tuple[list[dict[str, Any]], int]:
         """Complete rows of a file, if there is one, and how many bytes they take."""

@@ -53,6 +53,8 @@ _OUTPUTS = ("out", "save_cache", "html", "aot_json")
 """Options that name a file to write, replacing an old one."""
 _OF_MODELS = ("*.safetensors", "*.gguf", "*config.json", "tokenizer*", "*.index.json")
 """Files of a model's folder that outputs may not replace."""
+_MARKS = {"save_cache": b"jaxsr-kv-cache", "html": b"jaxsr", "aot_json": b'"programs"'}
+"""Text near the beginning of the files that jaxsr writes, by option."""
 
 
 def _check_outputs(options: Mapping[str, Any]) -> None:
@@ -73,6 +75,16 @@ def _check_outputs(options: Mapping[str, Any]) -> None:
                 raise InputError(
                     f"{name}={text} would replace a file of {other}; name another file"
                 )
+        if is_file and name in _MARKS and not _has(target, _MARKS[name]):
+            raise InputError(
+                f"{name}={text} is a file that jaxsr did not write; name another, or remove it"
+            )
+
+
+def _has(path: str, mark: bytes) -> bool:
+    with open(path, "rb") as file:
+        start = file.read(2**20)
+    return not start or mark in start
 
 
 @dataclass(frozen=True, kw_only=True)

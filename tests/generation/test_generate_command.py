@@ -94,7 +94,9 @@ def test_saved_cache_is_resumed(capsys, model_folder, tmp_path):
     common = (*common, "--ignore-eos", "--temperature", 0.8)
     assert run(capsys, "Hello", *common, "--max-new-tokens", 12)[0] == 0
     whole = json.loads(rows.read_text())
+    rows.unlink()
     assert run(capsys, "Hello", *common, "--max-new-tokens", 5, "--save-cache", saved)[0] == 0
+    rows.unlink()
     assert run(capsys, "--resume", saved, *common, "--max-new-tokens", 12)[0] == 0
     resumed = json.loads(rows.read_text())
     for name in ("prompt", "prompt_tokens", "output_ids", "output_tokens"):
@@ -147,6 +149,7 @@ def test_stop_texts_end_the_output_exactly(engine, capsys, model_folder, hf_toke
     common = (*common, "--ignore-eos", "--engine", engine, "--out", out)
     assert run(capsys, *common)[0] == 0
     free = lines(out)[0]
+    out.unlink()
     text = free["output"]
     at = len(text) // 2
     stop = text[at : at + 3]
@@ -161,10 +164,12 @@ def test_stop_texts_end_the_output_exactly(engine, capsys, model_folder, hf_toke
     decode = hf_tokenizer.backend_tokenizer.decode
     assert stop in decode(row["output_ids"])
     assert stop not in decode(row["output_ids"][:-1])
+    out.unlink()
     _, streamed, _ = run(capsys, *common, "--stop", stop, "--stream", "on")
     assert streamed.rstrip("\n") == row["output"]
     # A special token by its name, and a token by its id.
     for name in ("<|im_end|>", str(free["output_ids"][4])):
+        out.unlink()
         status, _, stderr = run(capsys, *common, "--stop", name)
         assert status == 0, stderr
         ids = lines(out)[0]["output_ids"]
@@ -189,14 +194,49 @@ def test_logprobs_and_beams_are_columns(capsys, model_folder, tmp_path):
     assert [entry["id"] for entry in json.loads(cell)] == row["output_ids"]
     assert json.loads(cell)[0]["top"] == []
     status, stdout, stderr = run(
-        capsys, *common, "--num-beams", 3, "--num-return-sequences", 2, "--out", out
+        capsys,
+        *common,
+        "--num-beams",
+        3,
+        "--num-return-sequences",
+        2,
+        "--out",
+        tmp_path / "b.jsonl",
     )
     assert status == 0, stderr
-    row = lines(out)[0]
+    row = lines(tmp_path / "b.jsonl")[0]
     assert len(row["beams"]) == 2
     assert row["beams"][0]["output_ids"] == row["output_ids"]
     assert row["beams"][0]["score"] >= row["beams"][1]["score"]
     assert row["output"] in stdout
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "link.jsonl"])
+def test_rows_replace_no_file_of_the_users(name, capsys, model_folder, tmp_path):
+    (tmp_path / "notes.txt").write_text("my notes\n")
+    out = tmp_path / name
+    out.symlink_to("notes.txt") if name.startswith("link") else out.write_text("my notes\n")
+    common = ("--model", model_folder("llama"), "--engine", "torch", "--max-new-tokens", 2)
+    status, _, stderr = run(capsys, "Hi", *common, "--out", out)
+    assert status == 2
+    assert "line 1 is not a row" in stderr or "which has content; name another" in stderr
+    assert out.read_text() == "my notes\n"
+
+
+def test_rows_of_one_prompt_are_kept(capsys, model_folder, tmp_path):
+    out = tmp_path / "rows.jsonl"
+    common = ("--model", model_folder("llama"), "--engine", "torch", "--max-new-tokens", 2)
+    assert run(capsys, "Hi", *common, "--out", out)[0] == 0
+    content = out.read_bytes()
+    status, _, stderr = run(capsys, "Hi", *common, "--out", out)
+    assert status == 0 and "has 1 row already" in stderr
+    status, _, stderr = run(capsys, "Ho", *common, "--out", out)
+    assert status == 2 and "line 1 was made with run=" in stderr
+    status, _, stderr = run(
+        capsys, "Hi", *common, "--out", out, "--save-cache", tmp_path / "cache.safetensors"
+    )
+    assert status == 2 and "which has content; name another file" in stderr
+    assert out.read_bytes() == content
 
 
 def test_sampling_of_the_model_is_taken_or_refused(capsys, model_folder, tmp_path):
@@ -209,6 +249,7 @@ def test_sampling_of_the_model_is_taken_or_refused(capsys, model_folder, tmp_pat
     assert run(capsys, *common, "--model-sampling", "--top-k", 9)[0] == 0
     row = lines(out)[0]
     assert (row["temperature"], row["repetition_penalty"], row["top_k"]) == (0.7, 1.2, 9)
+    out.unlink()
     assert run(capsys, *common)[0] == 0
     assert lines(out)[0]["repetition_penalty"] == 1.0
     for change, message in (

@@ -50,6 +50,11 @@ def test_rows_before_their_turn_count_after_a_kill(tmp_path):
     again.keep(row(1))
     path.unlink()
     assert RowFile(path, SETTINGS).early == []
+    path.unlink()
+    early.write_text("mine\n")
+    with pytest.raises(InputError, match=r"jsonl.early has no rows of this command"):
+        RowFile(path, SETTINGS)
+    assert early.read_text() == "mine\n"
 
 
 @pytest.mark.parametrize("cut", [1, 5, 30])

@@ -143,6 +143,14 @@ def test_an_output_replaces_nothing_that_the_command_reads(tmp_path):
     ):
         with pytest.raises(InputError, match=r"would replace a file of \w+; name another"):
             kind(**options)
+    others = ({"aot": "v5e:2x2", "aot_json": folder / "notes.json"}, {"save_cache": prompts})
+    for options in others:
+        with pytest.raises(InputError, match="is a file that jaxsr did not write; name another"):
+            GenerateConfig(model=folder, resume=prompts, **options)
+    with pytest.raises(InputError, match="is a file that jaxsr did not write; name another"):
+        CheckConfig(model=str(weights), html=prompts)
+    (folder / "notes.json").write_text('{"programs": []}')
     GenerateConfig(**generate, out=out, aot="v5e:2x2", aot_json=folder / "notes.json")
+    prompts.write_bytes(b"header of jaxsr-kv-cache-4")
     GenerateConfig(model=folder, resume=prompts, save_cache=prompts)
     RestoreConfig(inputs=(str(tmp_path),), out=tmp_path)
