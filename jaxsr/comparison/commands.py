@@ -261,9 +261,15 @@ def _prepare(sides: Sequence[BackendSpec]) -> None:
 def _results(
     out: Path, names: Sequence[str], *, made: bool = False
 ) -> AbstractContextManager[None]:
-    """Holds the folder of the results. Unless it is `made` here, one that is absent stays so."""
+    """Holds the folder of the results. Unless it is `made` here, one that is absent stays so.
+
+    Raises:
+      InputError: it is that of a run or a model, which tensors would make ambiguous.
+    """
     from jaxsr.data.result_folder import result_folder
 
+    if (out / "config.json").is_file():
+        raise InputError(f"{out} is the folder of a run or a model; choose another --out")
     return result_folder(out, names) if made or out.exists() else nullcontext()
 
 

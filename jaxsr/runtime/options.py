@@ -53,7 +53,7 @@ _OUTPUTS = ("out", "save_cache", "html", "aot_json")
 """Options that name a file to write, replacing an old one."""
 _OF_MODELS = ("*.safetensors", "*.gguf", "*config.json", "tokenizer*", "*.index.json")
 """Files of a model's folder that outputs may not replace."""
-_MARKS = {"save_cache": b"jaxsr-kv-cache", "html": b"jaxsr", "aot_json": b'"programs"'}
+_MARKS = {"save_cache": b"jaxsr-kv-cache", "html": b'content="jaxsr"', "aot_json": b'"programs"'}
 """Text near the beginning of the files that jaxsr writes, by option."""
 
 
@@ -75,16 +75,29 @@ def _check_outputs(options: Mapping[str, Any]) -> None:
                 raise InputError(
                     f"{name}={text} would replace a file of {other}; name another file"
                 )
-        if is_file and name in _MARKS and not _has(target, _MARKS[name]):
-            raise InputError(
-                f"{name}={text} is a file that jaxsr did not write; name another, or remove it"
-            )
+        if name in _MARKS:
+            check_own(name, Path(text), _MARKS[name])
 
 
-def _has(path: str, mark: bytes) -> bool:
-    with open(path, "rb") as file:
+def check_own(option: str, path: Path, mark: bytes) -> None:
+    """Refuses to replace a file that jaxsr did not write.
+
+    Args:
+      option: that names the file.
+      path: of the file, which may be absent.
+      mark: text that is near the beginning of the files that jaxsr writes there.
+
+    Raises:
+      InputError: there is a file without the mark.
+    """
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
         start = file.read(2**20)
-    return not start or mark in start
+    if start and mark not in start:
+        raise InputError(
+            f"{option}={path} is a file that jaxsr did not write; name another, or remove it"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

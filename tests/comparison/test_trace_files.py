@@ -182,10 +182,13 @@ def test_damaged_traces(recorded, tmp_path, capsys, file, damage, message):
         (["engines", "--model", "span", "--a", "torch", "--b", "torch", "--within", "stem"],
          "is not a module of Span"),
         (["traces", "only-one"], "traces"),
+        (["trace", "--model", "span", "--out", "run"], "run is the folder of a run or a model"),
     ],
 )  # fmt: skip
 def test_wrong_input_is_one_line_and_status_2(tmp_path, monkeypatch, capsys, words, message):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text("{}")
     status, _, err = run(capsys, *words)
     assert status == 2
     line = [x for x in err.splitlines() if x.startswith("jaxsr: ")]

@@ -147,8 +147,9 @@ def test_an_output_replaces_nothing_that_the_command_reads(tmp_path):
     for options in others:
         with pytest.raises(InputError, match="is a file that jaxsr did not write; name another"):
             GenerateConfig(model=folder, resume=prompts, **options)
-    with pytest.raises(InputError, match="is a file that jaxsr did not write; name another"):
-        CheckConfig(model=str(weights), html=prompts)
+    for kind, option in ((CheckConfig, "html"), (ExportConfig, "out")):
+        with pytest.raises(InputError, match="is a file that jaxsr did not write; name another"):
+            kind(model=str(weights), **{option: prompts})
     (folder / "notes.json").write_text('{"programs": []}')
     GenerateConfig(**generate, out=out, aot="v5e:2x2", aot_json=folder / "notes.json")
     prompts.write_bytes(b"header of jaxsr-kv-cache-4")
