@@ -145,6 +145,10 @@ def _epsilon(header: Header) -> float:
     return rms or plain
 
 
+_TURN_A_SHARE = ("phi3", "stablelm", "nemotron", "minimax-m2")
+"""Architectures whose code in transformers can turn a part of a head's features."""
+
+
 def _rope(header: Header, head_dim: int) -> Config:
     """`rope_parameters`, with scaling and the share of a head's features that are turned."""
     rope: Config = {
@@ -153,6 +157,12 @@ def _rope(header: Header, head_dim: int) -> Config:
     }
     turned = header.number("rope.dimension_count", head_dim)
     if turned != head_dim:
+        if header.architecture not in _TURN_A_SHARE or not 0 < turned < head_dim or turned % 2:
+            raise InputError(
+                f"{header.file.path} turns {turned} of a head's {head_dim} features "
+                f"({header.architecture}.rope.dimension_count), which is not computed for "
+                f"{header.architecture} models; use the model's Hugging Face folder"
+            )
         rope["partial_rotary_factor"] = turned / head_dim
     kind = header.get("rope.scaling.type", "none")
     factor = header.get("rope.scaling.factor", header.get("rope.scale_linear"))
