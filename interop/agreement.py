@@ -14,7 +14,7 @@ import threading
 import zlib
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import jax
@@ -28,6 +28,9 @@ _MOST_NAMED = 3
 _exchanges = itertools.count()
 _all_know = threading.Event()
 """Set while a failure of this process is one that all processes of the job know of."""
+_one_left = threading.Event()
+"""Set when a process of the job has ended by a signal."""
+_FAREWELL_MS = 5_000
 
 Facts = Mapping[str, Mapping[str, Any]]
 """Values by name, in groups: `{"options": {"batch": 16}}`. Values are JSON."""
@@ -68,7 +71,11 @@ def fail_together() -> Generator[None]:
     except (Exception, KeyboardInterrupt) as error:
         if jax.distributed.is_initialized():
             text = str(error) if isinstance(error, UserError | OSError) else repr(error)
-            _publish({"host": platform.node(), "failure": " ".join(text.split())})
+            is_interrupt = isinstance(error, KeyboardInterrupt)
+            failure = "interrupted" if is_interrupt else " ".join(text.split())
+            _publish({"host": platform.node(), "failure": failure, "leaves": is_interrupt})
+            if is_interrupt:
+                _wait_until_all_know()
         raise
     if jax.distributed.is_initialized():
         _exchange({"host": platform.node(), "failure": None})
@@ -76,8 +83,20 @@ def fail_together() -> Generator[None]:
 
 
 def others_wait() -> bool:
-    """Whether the other processes of this job do not know of a failure in this one."""
-    return jax.distributed.is_initialized() and not _all_know.is_set()
+    """Whether this process ends without JAX's farewell to the others.
+
+    They do not know of its failure, or one was interrupted and has left.
+    """
+    return jax.distributed.is_initialized() and (_one_left.is_set() or not _all_know.is_set())
+
+
+def _wait_until_all_know() -> None:
+    """Waits for the others a few seconds: without process 0, JAX aborts those who still listen."""
+    from jax._src import distributed
+
+    client: Any = distributed.global_state.client
+    with suppress(Exception):  # of JAX, whose types are private: one is late, or has gone
+        client.wait_at_barrier("jaxsr/all know", _FAREWELL_MS)
 
 
 def _publish(value: Mapping[str, Any]) -> str:
@@ -106,6 +125,9 @@ def _exchange(value: Mapping[str, Any]) -> list[Any]:
             f"{prefix}/{process}", _LONGEST_WAIT_MS
         )
         answers.append(json.loads(zlib.decompress(packed)))
+    if any(answer.get("leaves") for answer in answers):
+        _one_left.set()
+        _wait_until_all_know()
     for process, answer in enumerate(answers):
         if answer.get("failure"):
             raise InputError(f"process {process} on {answer['host']} failed: {answer['failure']}")

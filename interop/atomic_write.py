@@ -25,7 +25,7 @@ def atomic_write(path: Path, *parts: bytes | memoryview) -> None:
     """
     file = AtomicFile(path)
     try:
-        with _errors_of(path):
+        with errors_of(path):
             for part in parts:
                 file.stream.write(part)
         file.finish()
@@ -55,13 +55,13 @@ class AtomicFile:
 
     def __init__(self, path: Path) -> None:
         self.path, self._partial = path, _partial(path)
-        with _errors_of(path):
+        with errors_of(path):
             self.stream: BinaryIO = self._partial.open("wb")
 
     def finish(self) -> None:
         """Stores the content on the disk and renames the file; abandons it if that fails."""
         try:
-            with _errors_of(self.path):
+            with errors_of(self.path):
                 self.stream.flush()
                 os.fsync(self.stream.fileno())
                 self.stream.close()
@@ -109,7 +109,7 @@ def set_aside(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _errors_of(path: Path) -> Generator[None]:
+def errors_of(path: Path) -> Generator[None]:
     """Errors name the file to write, not the temporary file next to it, or no file at all."""
     try:
         yield

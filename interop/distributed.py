@@ -16,6 +16,7 @@ The same command runs on every host, and the environment decides, in this order:
 import logging
 import os
 import socket
+import sys
 import threading
 
 import jax
@@ -30,6 +31,8 @@ _TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
 _SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
 _SILENT_S = 5.0
 """Seconds of waiting for a coordinator after which a line says so."""
+_claims: dict[str, socket.socket] = {}
+"""Sockets whose names say which processes of jobs this one is, until it ends."""
 _TPU_DEVICES = ("/dev/accel0", "/dev/vfio/0")
 
 
@@ -57,6 +60,7 @@ def start_if_asked(platform: str = "auto") -> int:
                 f"process {process} of {processes} does not exist; they are numbered from 0"
             )
         _check_address(coordinator)
+        _claim_number(coordinator, process)
         _allow_cpu_collectives()
         line = f"waiting for {coordinator}, the coordinator of a job of {processes} processes"
         waiting = threading.Timer(_SILENT_S, log.warning, (line,))
@@ -96,6 +100,27 @@ def _check_address(coordinator: str) -> None:
             f"the coordinator's host {host!r} is unknown ({error}); name one that this machine can "
             "reach"
         ) from error
+
+
+def _claim_number(coordinator: str, process: int) -> None:
+    """Refuses a second process of one number on this machine: JAX would abort the first.
+
+    Raises:
+      InputError: there is one.
+    """
+    name = f"\0jaxsr process {process} of {coordinator}"
+    if name in _claims or not sys.platform.startswith("linux"):  # others lack names without files
+        return
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        claim.bind(name[:100])
+    except OSError as error:
+        claim.close()
+        raise InputError(
+            f"another process here is process {process} of the job at {coordinator}; give every "
+            "process a number of its own (JAXSR_PROCESS)"
+        ) from error
+    _claims[name] = claim
 
 
 def _join_slice_if_any() -> None:

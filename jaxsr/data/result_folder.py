@@ -15,6 +15,7 @@ from pathlib import Path
 
 from jaxsr.data.sources import check_folder
 from jaxsr.errors import DamagedFileError, FileAccessError, InputError, counted, first_of
+from jaxsr.interop.atomic_write import errors_of
 from jaxsr.interop.sealed_json import seal, unseal
 
 RECORD = ".jaxsr-results.jsonl"
@@ -58,7 +59,9 @@ def result_folder(
             _lock(file.fileno(), out, option)
             _held.add(identity)
         try:
-            file.write(_new_lines(out, names, file.read(), option))
+            lines = _new_lines(out, names, file.read(), option)
+            with errors_of(path):
+                file.write(lines)
             yield
         finally:
             if not is_ours:

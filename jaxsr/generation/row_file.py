@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxsr.errors import DamagedFileError, InputError
+from jaxsr.interop.atomic_write import errors_of
 from jaxsr.interop.sealed_json import begins_sealed, seal, unseal
 
 log = logging.getLogger(__name__)
@@ -131,12 +132,13 @@ class RowFile:
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Writes a row, for good."""
-        self._file.write(_line(row))
-        self._file.flush()
+        with errors_of(self._path):
+            self._file.write(_line(row))
+            self._file.flush()
 
     def keep(self, row: Mapping[str, Any]) -> None:
         """Writes a row whose turn has not come; `append` brings it in its turn."""
-        with self._early_path.open("ab") as file:
+        with errors_of(self._early_path), self._early_path.open("ab") as file:
             file.write(_line(row))
 
     def close(self) -> None:

@@ -22,8 +22,9 @@ from jaxsr.folders import cache_folder
 from jaxsr.models.gguf_names import first_files, part_names
 
 _NAME = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
-_PLAIN = re.compile(rf"(?P<repo>{_NAME})(?:@(?P<revision>[\w./-]+))?")
-_FULL = re.compile(rf"hf:(?P<repo>{_NAME})(?:@(?P<revision>[\w./-]+))?(?::(?P<file>[^:]+))?")
+_REVISION = r"(?P<revision>(?![^:]*\.\.)[\w./-]+)"  # the cache has a file of that name
+_PLAIN = re.compile(rf"(?P<repo>{_NAME})(?:@{_REVISION})?")
+_FULL = re.compile(rf"hf:(?P<repo>{_NAME})(?:@{_REVISION})?(?::(?P<file>[^:]+))?")
 _DATA = (
     *("*.safetensors", "*.json", "*.jinja", "*.txt"),
     *("tokenizer.model", "spiece.model", "LICENSE*"),

@@ -15,8 +15,8 @@ def check_environment() -> None:
 
     Raises:
       InputError: the current folder is gone, file names are not encoded in UTF-8, `XLA_FLAGS` has a
-        flag or a value that XLA refuses, `JAX_DISABLE_JIT` is set, or JAX promotes dtypes by other
-        rules.
+        flag or a value that XLA refuses, `JAX_DISABLE_JIT` is set, `JAXSR_ALLOCATOR` has another
+        value, or JAX promotes dtypes by other rules.
     """
     try:
         os.getcwd()
@@ -40,6 +40,11 @@ def check_environment() -> None:
     if os.environ.get("JAX_DISABLE_JIT", "0").lower() not in ("", "0", "false", "no", "n", "off"):
         raise InputError(
             "JAX_DISABLE_JIT is set, but networks run as compiled programs only; unset it"
+        )
+    if (allocator := os.environ.get("JAXSR_ALLOCATOR", "")) not in ("", "system"):
+        raise InputError(
+            f"JAXSR_ALLOCATOR is {printable(allocator, 60)}; system is its only value, and without "
+            "it freed memory is kept"
         )
     promotion = os.environ.get("JAX_NUMPY_DTYPE_PROMOTION", "standard")
     if promotion != "standard":

@@ -159,7 +159,7 @@ def make_logger(name: str) -> Logger:
         )
     try:
         return kind()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(
             f"--logger {name} cannot be made ({type(error).__name__}: {one_line(error)}); a logger "
             "takes no arguments"

@@ -62,6 +62,8 @@ def train(task: TaskRun, out: Path, record: RunRecord | None = None) -> bool:
     with ExitStack() as stack:
         stopping = stack.enter_context(StopRequest())  # entered first, so closed last: signals do
         # not interrupt the final save
+        if jax.process_count() > 1:  # one that left alone now would take the others with it
+            stopping.listen()
         checkpoints = stack.enter_context(
             Checkpoints(
                 out / "checkpoints",

@@ -60,7 +60,7 @@ class Records:
         for logger in loggers:
             try:
                 logger.start(folder, options or {}, start_step)
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # exit() is a fault of the logger
                 raise InputError(
                     f"the logger {type(logger).__name__} cannot start ({type(error).__name__}: "
                     f"{one_line(error)}); correct that, or leave it out"
@@ -173,7 +173,7 @@ class Records:
         for logger in tuple(self._loggers):
             try:
                 getattr(logger, method)(*arguments)
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # exit() is a fault of the logger
                 self._loggers.remove(logger)
                 cause = getattr(error, "strerror", None) or one_line(error)
                 self.warn(f"the records of {type(logger).__name__} end here: {cause}")

@@ -339,8 +339,9 @@ def _begins(out: Path) -> tuple[str, ...]:
 def _other_computation(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Returns lines about code and environment variables that have changed since the run began."""
     remarks = []
-    if before and (codes := [each.get("code") or {} for each in (before, now)])[0] != codes[1]:
-        names = {n for n in {*codes[0], *codes[1]} if codes[0].get(n) != codes[1].get(n)}
+    codes = [each.get("code") or {} for each in (before, now)]
+    # A module that only one start has imported says nothing of the other's code.
+    if names := {n for n in {*codes[0]} & {*codes[1]} if codes[0][n] != codes[1][n]}:
         remarks.append(
             f"resumed with other code in {first_of(sorted(names))}: the run goes on as the code is "
             "now, so its result differs from that of an uninterrupted run"

@@ -80,6 +80,10 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 def _take(out: Path) -> int:
     """Returns the descriptor of the lock file, with the lock and this run's entry."""
     descriptor, has_lock = _open(out)
+    content = os.pread(descriptor, _RECORD_BYTES, 0).strip(b"\0 ")
+    if content and not content.startswith(b'{"process": '):
+        os.close(descriptor)
+        raise FileAccessError(f"{out / LOCK} is a file that jaxsr did not write; move it")
     before = _entry(descriptor)
     # A dead holder on this host has lost its lock; on another host, only a pause proves it dead.
     if before and (not has_lock or before["host"] != platform.node()):

@@ -72,7 +72,7 @@ def start(name: str, kind: type[Task], config: RunConfig) -> Run:
             out = choose_folder(config, name, jax.process_count())
             task = TaskRun(name, kind, config)  # checks the data before anything is computed
             remarks = prepare_network(task.network, task.config)
-            code = code_digests()
+            code = code_digests(kind)
             check_alike({"files": task.files(), "code": code})
             if jax.process_index() == 0:
                 check_folder(out)

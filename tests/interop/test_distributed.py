@@ -1,11 +1,20 @@
 """Which environments make a process join a job, and with what; the joining itself is JAX's."""
 
+import subprocess
+import sys
 import threading
 
 import jax
 import pytest
 
 from jaxsr.interop import distributed
+
+
+@pytest.fixture(autouse=True)
+def _no_claims(monkeypatch):
+    """Names are the machine's: tests that run at the same time have the same ones."""
+    monkeypatch.setattr(distributed, "_claim_number", lambda *_: None)
+
 
 SLURM = {
     "SLURM_JOB_ID": "77",
@@ -149,3 +158,28 @@ def test_a_coordinator_that_does_not_answer_is_said(monkeypatch):
     monkeypatch.setattr(jax.distributed, "initialize", lambda *_: said.wait(60))
     assert distributed.start_if_asked() == 2
     assert lines == ["waiting for h:1, the coordinator of a job of 2 processes"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names without files are Linux's")
+def test_a_second_process_of_one_number_is_refused(tmp_path):
+    job = tmp_path.name  # names are the machine's
+    code = (
+        "from jaxsr.interop import distributed\n"
+        "import sys\n"
+        "for _ in range(2): distributed._claim_number(sys.argv[2], int(sys.argv[1]))\n"
+        "print('claimed', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+
+    def start(number):
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen([sys.executable, "-c", code, str(number), job], text=True, **pipes)
+
+    first = start(0)
+    assert first.stdout.readline() == "claimed\n"
+    second, other = start(0), start(1)
+    assert f"is process 0 of the job at {job}; give every process" in second.communicate()[1]
+    for process in (first, other):
+        assert process.communicate()[1] == ""
+    again = start(0)  # a number is free when its process has ended
+    assert again.communicate()[0] == "claimed\n"

@@ -35,6 +35,7 @@ def run(folder: Path, before: str = "", **variables: str) -> tuple[int, list[str
         ({"XLA_FLAGS": "--xla_not_a_flag=3"}, "", "XLA_FLAGS has --xla_not_a_flag=3, which this"),
         ({"XLA_FLAGS": "--nonsense"}, "", "Unknown flag in XLA_FLAGS: --nonsense; correct"),
         ({"XLA_FLAGS": "--xla_cpu_enable_fast_math=garbage"}, "", "interpret value garbage for"),
+        ({"JAXSR_ALLOCATOR": "zzz"}, "", "JAXSR_ALLOCATOR is zzz; system is its only value"),
         ({"JAX_DISABLE_JIT": "1"}, "", "JAX_DISABLE_JIT is set, but networks run as compiled"),
         ({"JAX_NUMPY_DTYPE_PROMOTION": "strict"}, "", "JAX_NUMPY_DTYPE_PROMOTION is strict, under"),
         ({"TORCH_LOGS": "garbage"}, "", "TORCH_LOGS is 'garbage', which a library"),

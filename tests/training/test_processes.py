@@ -246,3 +246,19 @@ def test_a_process_that_loses_its_data_ends_the_job(tmp_path, loser):
     finally:
         for process in job:
             process.kill()
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_ctrl_c_before_the_first_step_ends_the_job_without_an_abort(tmp_path, victim):
+    job = launch(tmp_path / "run", 2, "--steps", 4000)
+    lines = iter(job[victim].stderr.readline, "")
+    assert any("checking the data" in line for line in lines)
+    job[victim].send_signal(signal.SIGINT)
+    try:
+        for process in job:
+            _, errors = process.communicate(timeout=60)
+            assert process.returncode in (0, 2, 130), errors[-2000:]
+            assert "distributed service detected" not in errors and "Traceback" not in errors
+    finally:
+        for process in job:
+            process.kill()

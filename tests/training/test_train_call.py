@@ -101,3 +101,39 @@ print(*(name for name in sys.modules if name.startswith(tuple(f"jaxsr.{o}" for o
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+_CELL = """
+import sys
+import jaxsr
+from tests.training.user_tasks import Fit
+
+RATE = {rate}
+
+def squared(x):
+    return {factor} * x * x
+
+class Local(Fit):
+    wanted = {{"x", "y", "z"}}
+
+    def loss(self, network, batch):
+        return RATE * squared(network(batch["x"]) - batch["y"]).mean()
+
+jaxsr.train(Local, steps={steps}, out="run", engine="torch", tensorboard=False, resume={resume})
+"""
+
+
+def test_code_of_a_notebook_is_compared_at_a_resume(folder):
+    def remark(**values):
+        code = _CELL.format(**{"rate": 1, "factor": 1, "resume": True} | values)
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return "resumed with other code in __main__" in done.stderr + done.stdout
+
+    assert not remark(steps=1, resume=False)
+    assert not remark(steps=2)
+    assert remark(steps=3, factor=3)
+    assert not remark(steps=4, factor=3)
+    assert remark(steps=5, factor=3, rate=2)

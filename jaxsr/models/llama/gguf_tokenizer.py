@@ -77,7 +77,7 @@ def build(file: GGUFFile) -> tuple[Any, int | None]:
         raise
     except Exception as error:  # tokenizers raises bare Exception
         raise InputError(
-            f"{file.path} has a damaged tokenizer ({str(error).splitlines()[0]:.200}); give the "
+            f"{file.path} has a damaged tokenizer ({str(error).splitlines()[0]:.200}); give "
             "the model's tokenizer.json with --tokenizer"
         ) from error
     split = file.fields.get("tokenizer.ggml.pre")
