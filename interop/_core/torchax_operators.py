@@ -1,7 +1,4 @@
-"""The operators that jaxsr takes from torchax: all whose lowering is torchax's.
-
-`benchmarks/conformance/torchax_operators.py` counts how many of the tests run each.
-"""
+"""The operators that jaxsr takes from torchax: all whose lowering is torchax's."""
 
 _NAMES = """
 special_bessel_j0.default special_bessel_j1.default

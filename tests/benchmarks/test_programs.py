@@ -21,7 +21,7 @@ from benchmarks.harness import report as _results
 from benchmarks.harness.processes import Worker
 from benchmarks.harness.report import RESULTS, SCHEMA, Report, ReportOptions, read_rows
 from benchmarks.harness.turns import take_turns, time_calls
-from benchmarks.reliability import repeat as reliability
+from benchmarks.reliability import __main__ as reliability
 from benchmarks.reliability.hostile_inputs import Options as HostileOptions
 from benchmarks.reliability.hostile_inputs import measure_kind
 from benchmarks.reliability.kills import Options as KillsOptions
@@ -74,7 +74,8 @@ def test_texts_name_programs_that_exist():
 @pytest.mark.parametrize("name", NAMES)
 def test_help(name, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", [name, "--help"])
-    monkeypatch.delitem(sys.modules, f"benchmarks.{name}", raising=False)
+    for module in (f"benchmarks.{name}", f"benchmarks.{name}.__main__"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
     with pytest.raises(SystemExit) as stop:
         runpy.run_module(f"benchmarks.{name}", run_name="__main__", alter_sys=True)
     assert stop.value.code in (0, None)
