@@ -22,6 +22,7 @@ import jax
 
 from jaxsr.interop.errors import InputError
 from jaxsr.interop.fields import whole_number
+from jaxsr.interop.plugin_start import has_tpu
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,6 @@ _TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
 _SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
 _SILENT_S = 5.0
 """Seconds of waiting for a coordinator after which a line says so."""
-_TPU_DEVICES = ("/dev/accel0", "/dev/vfio/0")
 
 
 def start_if_asked(platform: str = "auto") -> int:
@@ -156,11 +156,6 @@ def _on_tpu_vm(platform: str) -> bool:
 
 def _may_be_tpu(platform: str) -> bool:
     return platform in ("auto", "tpu") and has_tpu()
-
-
-def has_tpu() -> bool:
-    """Whether the operating system shows a TPU, whatever JAX makes of it."""
-    return any(map(os.path.exists, _TPU_DEVICES))
 
 
 def _number(name: str) -> int:

@@ -25,11 +25,7 @@ from jaxsr.interop._core.autograd_function import checkpointed
 from jaxsr.interop._core.containers import map_leaves, register_torch_nodes
 from jaxsr.interop._core.deferred import Rewriter
 from jaxsr.interop._core.dispatch import CONST_LIMIT, Dispatcher
-from jaxsr.interop._core.dtypes import (
-    cast,
-    to_jax_dtype,
-    to_torch_dtype,
-)
+from jaxsr.interop._core.dtypes import cast, to_jax_dtype, to_torch_dtype
 from jaxsr.interop._core.forward_gradients import (
     GradientRequested,
     Gradients,

@@ -5,7 +5,7 @@ import threading
 import jax
 import pytest
 
-from jaxsr.interop import distributed
+from jaxsr.interop import distributed, plugin_start
 
 SLURM = {
     "SLURM_JOB_ID": "77",
@@ -37,7 +37,7 @@ def join(monkeypatch):
             monkeypatch.delenv(name, raising=False)
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr(distributed, "_TPU_DEVICES", ("/dev/null",) if tpu else ())
+        monkeypatch.setattr(plugin_start, "_TPU_DEVICES", ("/dev/null",) if tpu else ())
         monkeypatch.setattr(jax.distributed, "initialize", initialize)
         monkeypatch.setattr(jax.config, "update", lambda *_: None)
         if hosts:
