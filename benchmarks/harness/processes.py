@@ -293,7 +293,7 @@ class Worker(Child):
 
 @dataclass(frozen=True)
 class Raced:
-    """What a worker's process yielded: when it was ready, in each turn, and at the end."""
+    """Results of a worker's process: when it was ready, of each turn, and at the end."""
 
     ready: Row
     turns: list[Row]

@@ -1,4 +1,4 @@
-"""What runs around traced code: the trace, its regions inside JAX transformations, and watchers.
+"""The surroundings of traced code: the trace, its regions inside JAX transformations, and watchers.
 
 `Region` knows which values may cross the bounds of such a region. `jaxsr.interop.hooks` is how
 others watch the torch code of a trace.
