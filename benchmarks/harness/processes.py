@@ -270,9 +270,12 @@ class Worker(Child):
 
     def _result(self, longest_s: float | None = None) -> dict[str, Any]:
         try:
-            return self.receive(longest_s)
-        finally:
-            self._signal(signal.SIGSTOP)
+            result = self.receive(longest_s)
+        except Ended:
+            self.kill()  # a stopped one would keep this process from ending
+            raise
+        self._signal(signal.SIGSTOP)
+        return result
 
     def _signal(self, number: signal.Signals) -> None:
         if self.pid is not None and self._process.is_alive():
