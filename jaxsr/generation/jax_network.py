@@ -36,8 +36,16 @@ from jaxsr.interop.out_of_memory import check_program_fits
 from jaxsr.models.llama.int8_matmul import multiply_integers
 from jaxsr.models.llama.network import Attention, CausalLM, take_fewer_kernels
 from jaxsr.models.llama.packed import arranged_copy, has_blocks
-from jaxsr.runtime.cuda_graphs import LOOPS_IN_GRAPHS
 from jaxsr.xla_calls.calls import xla_only
+
+_IN_GRAPHS = (
+    "FUSION", "CUBLAS", "CUBLASLT", "CUSTOM_CALL", "CUDNN", "DYNAMIC_SLICE_FUSION",
+    "WHILE", "CONDITIONAL",
+)  # fmt: skip
+
+_LOOPS_IN_GRAPHS: dict[str, str | bool] = {"xla_gpu_enable_command_buffer": ",".join(_IN_GRAPHS)}
+"""Compiler option of one program: also puts the kernels of a loop's step into CUDA graphs; by XLA's
+default each is launched by itself."""
 
 
 class JaxNetwork:
@@ -214,7 +222,7 @@ class JaxNetwork:
                 traced = self._traced(key, function, args)
                 lowered = jax.jit(traced, donate_argnums=donate).lower(*args)
             in_graphs = key[0] == "decode" and self.platform == "gpu"
-            options = LOOPS_IN_GRAPHS if in_graphs else None
+            options = _LOOPS_IN_GRAPHS if in_graphs else None
             self._programs[key] = self._compiled(f"{key[0]} {size}", lowered, options)
             self.compile_s += time.perf_counter() - begin
         return self._programs[key]
