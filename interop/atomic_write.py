@@ -1,13 +1,15 @@
-"""Files that appear complete under their name, or not at all.
+"""Files that appear complete under their name, or not at all, and files that notice damage.
 
 Content is written next to the final name and renamed, so that a killed process leaves no file that
-is cut short. Its leftovers are named after it, and `clear_partials` takes it away.
+is cut short. Its leftovers are named after it, and `clear_partials` takes it away. A sealed file
+begins with a digest of the rest.
 """
 
 import contextlib
 import errno
 import hashlib
 import itertools
+import logging
 import os
 import re
 from collections.abc import Generator
@@ -163,3 +165,29 @@ def _is_living(process: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+_DIGEST_BYTES = 32
+
+_LOG = logging.getLogger(__name__)
+
+
+def read_sealed(path: Path) -> bytes | None:
+    """The content, or None if there is no file or, with a warning, if it is damaged."""
+    if not path.is_file():
+        return None
+    content = path.read_bytes()
+    digest, body = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+    if hashlib.sha256(body).digest() != digest:
+        _LOG.warning("%s is damaged and will be made anew", path)
+        return None
+    return body
+
+
+def write_sealed(path: Path, content: bytes) -> None:
+    """Writes the file and its folder; where that fails, it only warns."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(path, hashlib.sha256(content).digest(), content)
+    except OSError as error:
+        _LOG.warning("%s is not kept: %s", path.name, error)

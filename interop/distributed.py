@@ -23,6 +23,7 @@ import jax
 
 from jaxsr.interop.errors import InputError
 from jaxsr.interop.fields import whole_number
+from jaxsr.interop.plugin_start import has_tpu
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,6 @@ _SILENT_S = 5.0
 """Seconds of waiting for a coordinator after which a line says so."""
 _claims: dict[str, socket.socket] = {}
 """Sockets whose names say which processes of jobs this one is, until it ends."""
-_TPU_DEVICES = ("/dev/accel0", "/dev/vfio/0")
 
 
 def start_if_asked(platform: str = "auto") -> int:
@@ -181,11 +181,6 @@ def _on_tpu_vm(platform: str) -> bool:
 
 def _may_be_tpu(platform: str) -> bool:
     return platform in ("auto", "tpu") and has_tpu()
-
-
-def has_tpu() -> bool:
-    """Whether the operating system shows a TPU, whatever JAX makes of it."""
-    return any(map(os.path.exists, _TPU_DEVICES))
 
 
 def _number(name: str) -> int:

@@ -15,8 +15,7 @@ from jaxsr.interop._core import registry, torchax
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import Entry, Kind, Overload, Packet, is_overload, is_packet
 from jaxsr.interop._core.schema import name_of
-from jaxsr.interop._core.torchax import HOW_TO_INSTALL
-from jaxsr.interop._core.torchax_operators import OPERATORS
+from jaxsr.interop._core.torchax import HOW_TO_INSTALL, OPERATORS
 from jaxsr.interop.errors import InputError
 from jaxsr.interop.folding import rules
 from jaxsr.interop.folding.elementwise import LANEWISE, pointwise

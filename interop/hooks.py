@@ -18,8 +18,7 @@ from jaxsr.interop._core.attributes import holds_inputs
 from jaxsr.interop._core.dtypes import constant_to_jax
 from jaxsr.interop._core.stack_frames import users_frame
 from jaxsr.interop._core.tensor import JaxTensor
-from jaxsr.interop._core.trace_scope import Region
-from jaxsr.interop._core.watching import Watch, watched, watching
+from jaxsr.interop._core.trace_scope import Region, Watch, watched, watching
 from jaxsr.interop.annotations import PyTree
 
 __all__ = [

@@ -21,12 +21,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 
 from jaxsr.interop.annotations import PyTree
-from jaxsr.interop.aot.chips import quiet_libtpu
-from jaxsr.interop.aot.gpus import skip_library_check
-from jaxsr.interop.distributed import has_tpu
 from jaxsr.interop.errors import DeviceError, InputError
 from jaxsr.interop.install import install_extra
 from jaxsr.interop.mesh_shape import AXES, DATA_AXES, MeshShape
+from jaxsr.interop.plugin_start import has_tpu, quiet_libtpu, skip_library_check
 from jaxsr.interop.sharding_rules import Rules, tensor_axis
 
 PLATFORMS = ("auto", "tpu", "cuda", "cpu")

@@ -13,10 +13,9 @@ from torch.utils import _pytree as pytree
 
 from jaxsr.interop._core import registry
 from jaxsr.interop._core.dispatch import Dispatcher
-from jaxsr.interop.below_modes import run_below
 from jaxsr.interop.host_arrays import to_numpy, to_torch
 from jaxsr.interop.lowerings.random import DRAWS
-from jaxsr.interop.mode_methods import DispatchMode, Options
+from jaxsr.interop.mode_methods import DispatchMode, Options, run_below
 
 _NARROW = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 

@@ -203,12 +203,30 @@ def llama(scheme: Literal["int8"] | None, kind: str, topology_name: str) -> Comp
 
 def tiles(topology_name: str, dtype: str) -> Compiled:
     """Tiles of a published generator, eight a device."""
-    import torch
-
-    from jaxsr.interop.aot.topology import load_topology
     from jaxsr.models.fast_srgan.config import FastSRGANConfig
     from jaxsr.models.fast_srgan.generator import Generator
     from jaxsr.restoration.around_tiles import around_tiles
+
+    around = around_tiles((-1.0, 1.0), ensemble=False)
+    make = partial(Generator, FastSRGANConfig())
+    return _inference(make, topology_name, "restore 256x256", dtype, around=around)
+
+
+def pictures(topology_name: str) -> Compiled:
+    """A detector's pictures, eight a device."""
+    from jaxsr.models.mshnet.config import MSHNetConfig
+    from jaxsr.models.mshnet.network import MSHNet
+
+    return _inference(partial(MSHNet, MSHNetConfig()), topology_name, "detect 256x256")
+
+
+def _inference(
+    make: Callable[[], Any], topology_name: str, name: str, dtype: str = "float32", **runner: Any
+) -> Compiled:
+    """A network's forward of eight pictures a device."""
+    import torch
+
+    from jaxsr.interop.aot.topology import load_topology
     from jaxsr.runtime.jax_runner import open_ahead
     from jaxsr.runtime.options import ComputeOptions
 
@@ -216,26 +234,8 @@ def tiles(topology_name: str, dtype: str) -> Compiled:
     topology = load_topology(topology_name)
     batch = 8 * len(topology.devices)
     options = ComputeOptions(dtype="bfloat16" if dtype == "bfloat16" else "float32")
-    around = around_tiles((-1.0, 1.0), ensemble=False)
-    runner = open_ahead(Generator(FastSRGANConfig()), topology, options, around=around)
-    return runner.lower((batch, 3, 256, 256), topology, name="restore 256x256"), {"batch": batch}
-
-
-def pictures(topology_name: str) -> Compiled:
-    """A detector's pictures, eight a device."""
-    import torch
-
-    from jaxsr.interop.aot.topology import load_topology
-    from jaxsr.models.mshnet.config import MSHNetConfig
-    from jaxsr.models.mshnet.network import MSHNet
-    from jaxsr.runtime.jax_runner import open_ahead
-    from jaxsr.runtime.options import ComputeOptions
-
-    torch.manual_seed(0)
-    topology = load_topology(topology_name)
-    batch = 8 * len(topology.devices)
-    runner = open_ahead(MSHNet(MSHNetConfig()), topology, ComputeOptions())
-    return runner.lower((batch, 3, 256, 256), topology, name="detect 256x256"), {"batch": batch}
+    compiled = open_ahead(make(), topology, options, **runner)
+    return compiled.lower((batch, 3, 256, 256), topology, name=name), {"batch": batch}
 
 
 def read() -> dict[str, Row]:
@@ -312,10 +312,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
 
 
 def measure(options: Options) -> None:
-    """Compiles what is missing, or prints a table."""
-    if options.table:
-        print("\n".join(TABLES[options.table]()))
-        return
+    """Compiles what is missing."""
     compile_missing("aot", options, rows_of(programs()), ("program",))
 
 
@@ -332,4 +329,4 @@ def rows_of(programs: Programs) -> dict[tuple[str], Callable[[], Row]]:
 
 
 if __name__ == "__main__":
-    run_benchmark(measure, Options)
+    run_benchmark(measure, Options, table=lambda options: TABLES[options.table or "steps"]())

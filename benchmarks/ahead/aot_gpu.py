@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.ahead.aot import STEPS, Programs, llama, pictures, rows_of, tiles, train
 from benchmarks.ahead.missing import AheadOptions, compile_missing
-from benchmarks.harness.report import RESULTS, Row, read_rows, run_benchmark
+from benchmarks.harness.report import RESULTS, Row, TableOptions, read_rows, run_benchmark
 from benchmarks.harness.tables import markdown
 
 RECORD = RESULTS / "aot_gpu.json"
@@ -20,11 +20,9 @@ COMPARED = "h100:8"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(AheadOptions):
+class Options(AheadOptions, TableOptions):
     """Options of the run."""
 
-    table: bool = False
-    """Print the results as a table of Markdown and compile nothing."""
     out: Path | None = RECORD
     """JSON of the results."""
 
@@ -50,9 +48,6 @@ def programs() -> Programs:
 
 def measure(options: Options) -> None:
     """Compiles what is not in the results yet."""
-    if options.table:
-        print("\n".join(table(read_rows(options.out))))
-        return
     compile_missing("aot_gpu", options, rows_of(programs()), ("program",))
 
 
@@ -82,4 +77,4 @@ def table(rows: list[Row]) -> list[str]:
 
 
 if __name__ == "__main__":
-    run_benchmark(measure, Options)
+    run_benchmark(measure, Options, table=lambda options: table(read_rows(options.out)))

@@ -27,7 +27,7 @@ from benchmarks.ahead.forecast_programs import (
     figures_of,
 )
 from benchmarks.ahead.missing import AheadOptions, compile_missing
-from benchmarks.harness.report import RESULTS, Row, read_rows, run_benchmark
+from benchmarks.harness.report import RESULTS, Row, TableOptions, read_rows, run_benchmark
 from benchmarks.harness.tables import markdown
 
 RECORD = RESULTS / "forecast.json"
@@ -64,11 +64,9 @@ SYSTEMS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(AheadOptions):
+class Options(AheadOptions, TableOptions):
     """Options of the run."""
 
-    table: bool = False
-    """Print the table of docs/scale.md; compile nothing."""
     out: Path | None = RECORD
     """JSON of the compiled programs."""
 
@@ -209,11 +207,8 @@ def table(results: list[Forecast]) -> list[str]:
 
 def measure(options: Options) -> None:
     """Compiles what is missing, or prints the table."""
-    if options.table:
-        print("\n".join(table(forecasts())))
-        return
     compile_missing("forecast", options, programs(), ("program",))
 
 
 if __name__ == "__main__":
-    run_benchmark(measure, Options)
+    run_benchmark(measure, Options, table=lambda _: table(forecasts()))

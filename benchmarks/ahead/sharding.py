@@ -25,7 +25,7 @@ from benchmarks.ahead.forecast_programs import Figures, continued, figures_of
 from benchmarks.ahead.language_model_task import shapes
 from benchmarks.ahead.missing import AheadOptions, compile_missing
 from benchmarks.harness.llamas import LLAMAS
-from benchmarks.harness.report import RESULTS, Row, read_rows, run_benchmark
+from benchmarks.harness.report import RESULTS, Row, TableOptions, read_rows, run_benchmark
 from benchmarks.harness.tables import markdown
 from jaxsr.interop.mesh_shape import MeshShape
 
@@ -48,13 +48,11 @@ LENGTH = 2048
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(AheadOptions):
+class Options(AheadOptions, TableOptions):
     """Options of the run."""
 
     longest_s: float = 1200.0
     """A program that compiles for longer is given up."""
-    table: bool = False
-    """Print the results as a table of Markdown and compile nothing."""
     out: Path | None = RECORD
     """JSON of the results."""
 
@@ -90,9 +88,6 @@ def programs() -> Iterator[tuple[str, str, str, int]]:
 
 def measure(options: Options) -> None:
     """Compiles what is not in the results yet."""
-    if options.table:
-        print("\n".join(table(read_rows(options.out))))
-        return
     calls = {each: partial(compiled, *each, options.longest_s) for each in programs()}
     compile_missing("sharding", options, calls, ("model", "topology", "mesh", "layers"))
 
@@ -156,4 +151,4 @@ def _parts(mesh: str) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    run_benchmark(measure, Options)
+    run_benchmark(measure, Options, table=lambda options: table(read_rows(options.out)))

@@ -190,8 +190,7 @@ def measure(options: Options) -> None:
     report = None if options.only else Report("conformance", options)
     os.environ["JAX_PLATFORMS"] = "cpu"
     warnings.simplefilter("ignore")
-    from tests.oracles.conformance import functions, functions_algebra, layers, modules, programs  # noqa: F401
-    from tests.oracles.conformance.registry import CASES
+    from tests.oracles.conformance.every import CASES
 
     for case in CASES.values():
         if options.only not in case.name:

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -67,8 +67,6 @@ class Options(ReportOptions):
     """Numbers of prompts."""
     contenders: tuple[ContenderName, ...] = tuple(TITLES)
     """Who takes part."""
-    blocks: int | None = None
-    """Keep only the first of the model's blocks. Default: all."""
     memory: bool = True
     """Also measure the resident memory with weights in the file's blocks."""
 
@@ -82,8 +80,6 @@ def measure(options: Options) -> None:
     models = {name: load_model(path, **_LOADED[name]) for name in sorted(names | {"float32"})}
     key = ("contender", "batch", "prompt_tokens")
     report = Report("generate", options, key=key, model=models["float32"].name)
-    for model in models.values():
-        keep_blocks(model.network, options.blocks)
     rng = np.random.default_rng(0)
     prompts = rng.integers(100, 10000, (max(options.batches, default=1), options.prompt_tokens))
     for batch in options.batches:
@@ -93,12 +89,9 @@ def measure(options: Options) -> None:
             if runs(name, batch)
         }
         for row in race(contenders, prompts[:batch].tolist(), options):
-            print(row, flush=True)
-            report.add(row)
+            report.show(row)
     if options.memory:
-        row = memory(path)
-        print(row, flush=True)
-        report.add(row)
+        report.show(memory(path))
 
 
 _LOADED: dict[str, dict[str, Any]] = {
@@ -111,13 +104,6 @@ _LOADED: dict[str, dict[str, Any]] = {
 def network_of(name: ContenderName) -> str:
     """The network, of `_LOADED`, that a contender runs."""
     return name if name in _LOADED else "float32"
-
-
-def keep_blocks(network: Any, count: int | None) -> None:
-    """Drops all blocks of our own network but the first; None keeps all."""
-    if count is not None:
-        network.model.layers = network.model.layers[:count]
-        network.config = replace(network.config, num_hidden_layers=len(network.model.layers))
 
 
 def runs(name: ContenderName, batch: int) -> bool:

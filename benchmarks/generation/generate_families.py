@@ -17,11 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.processes import row_of_child
+from benchmarks.harness.processes import BoundedOptions
 from benchmarks.harness.report import (
     RESULTS,
     Report,
-    ReportOptions,
     Row,
     finished,
     read_rows,
@@ -40,19 +39,11 @@ _SAVED_AFTER = 9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(ReportOptions):
+class Options(BoundedOptions):
     """Options of the run."""
 
     only: tuple[str, ...] = ()
     """Families to run. Default: all with a causal language model."""
-    rerun: tuple[str, ...] = ()
-    """Statuses of rows in --out whose families run once more."""
-    processor_s: int = 300
-    """Processor time of one family."""
-    timeout_s: int = 3000
-    """Wall time of one family."""
-    memory_gib: int = 24
-    """Address space of one family's process."""
 
 
 def families() -> list[str]:
@@ -113,12 +104,7 @@ def compare_family(family: str) -> Row:
 
 
 def _row(family: str, options: Options) -> Row:
-    row = row_of_child(
-        partial(compare_family, family),
-        processor_s=options.processor_s,
-        timeout_s=options.timeout_s,
-        memory_gib=options.memory_gib,
-    )
+    row = options.row_of_child(partial(compare_family, family))
     return {"family": family, **row, "reason": without_folders(row["reason"])[:300]}
 
 

@@ -79,8 +79,7 @@ def measure(options: Options) -> None:
     report = Report("generate_proposals", options, key=("case", "scale", "proposals"))
     for case in cases(options):
         for row in compared(case, options):
-            print(row, flush=True)
-            report.add(row)
+            report.show(row)
 
 
 def cases(options: Options) -> Iterator[Case]:

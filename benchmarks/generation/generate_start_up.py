@@ -26,6 +26,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
+from benchmarks.harness.llamas import random_smollm2
 from benchmarks.harness.report import Report, ReportOptions, run_benchmark
 from benchmarks.harness.turns import take_turns
 
@@ -83,8 +84,7 @@ def measure(options: Options) -> None:
             row[f"{figure}_s"] = round(median(values), 2)
             row[f"{figure}_s_spread"] = [round(min(values), 2), round(max(values), 2)]
             row[f"{figure}_to_transformers"] = round(median(values) / reference, 2)
-        print(row, flush=True)
-        report.add(row)
+        report.show(row)
 
 
 def seconds(words: list[str], cache: Path, filled: Path | None = None) -> tuple[float, float]:
@@ -111,7 +111,6 @@ def seconds(words: list[str], cache: Path, filled: Path | None = None) -> tuple[
 def random_folder(folder: Path) -> Path:
     """A Llama of SmolLM2-135M's shape, with a tokenizer of single bytes."""
     import tokenizers
-    import torch
     import transformers
 
     letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
@@ -120,19 +119,7 @@ def random_folder(folder: Path) -> Path:
     inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = tokenizers.decoders.ByteLevel()
     transformers.PreTrainedTokenizerFast(tokenizer_object=inner).save_pretrained(folder)
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=49152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        max_position_embeddings=8192,
-        tie_word_embeddings=True,
-    )
-    model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    model.bfloat16().save_pretrained(folder)
+    random_smollm2().bfloat16().save_pretrained(folder)
     return folder
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.harness.llamas import random_smollm2
 from benchmarks.harness.report import Report, ReportOptions, run_benchmark
 
 
@@ -60,23 +61,17 @@ class Options(ReportOptions):
     """For each of them the share of the batches that run."""
     layers: int = 30
     """Blocks; 30 are SmolLM2-135M's."""
-    vocabulary: int = 49152
-    """Tokens that the model knows."""
-    threads: int | None = None
-    """Threads of torch. Default: its own choice."""
 
 
 def measure(options: Options) -> None:
     """Races the contenders and writes the report."""
-    import torch
-
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
-    model = _model(options)
+    model = random_smollm2(
+        num_hidden_layers=options.layers, max_position_embeddings=2048, initializer_range=0.1
+    ).eval()  # fmt: skip
     rng = np.random.default_rng(0)
     lengths = np.exp(rng.uniform(np.log(8), np.log(400), options.prompts)).astype(int)
-    prompts = [rng.integers(3, options.vocabulary, n).tolist() for n in lengths]
-    stops = list(range(7, options.vocabulary, 60))
+    prompts = [rng.integers(3, model.config.vocab_size, n).tolist() for n in lengths]
+    stops = list(range(7, model.config.vocab_size, 60))
     report = Report("generate_throughput", options)
 
     ours = _jaxsr(model, prompts, stops, options)
@@ -99,27 +94,7 @@ def _add(report: Report, name: str, done: _Done, ours: _Done) -> None:
         "times_jaxsr": round(done.rate / ours.rate, 3),
         "equal": round(equal / len(done.outputs), 3),
     }
-    print(row, flush=True)
-    report.add(row)
-
-
-def _model(options: Options) -> Any:
-    import torch
-    import transformers
-
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=options.vocabulary,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=options.layers,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-        initializer_range=0.1,
-    )
-    return transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False).eval()
+    report.show(row)
 
 
 def _jaxsr(model: Any, prompts: list[list[int]], stops: list[int], options: Options) -> _Done:
@@ -154,7 +129,7 @@ def _batches(
     batch: int,
     share: float,
 ) -> _Done:
-    import torch
+    from tests.oracles.language_models.tiny import padded
 
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
     batches = [order[begin : begin + batch] for begin in range(0, len(order), batch)]
@@ -164,12 +139,7 @@ def _batches(
     outputs, ends = {}, {*stops}
     start = time.perf_counter()
     for numbers in batches:
-        longest = max(len(prompts[index]) for index in numbers)
-        tokens = torch.zeros(len(numbers), longest, dtype=torch.long)
-        mask = torch.zeros_like(tokens)
-        for row, index in enumerate(numbers):
-            tokens[row, longest - len(prompts[index]) :] = torch.tensor(prompts[index])
-            mask[row, longest - len(prompts[index]) :] = 1
+        tokens, mask = padded([prompts[index] for index in numbers])
         out = model.generate(
             tokens,
             attention_mask=mask,
@@ -178,7 +148,7 @@ def _batches(
             eos_token_id=stops,
             pad_token_id=0,
         )
-        for index, row in zip(numbers, out[:, longest:].tolist(), strict=True):
+        for index, row in zip(numbers, out[:, tokens.shape[1] :].tolist(), strict=True):
             end = next((n for n, token in enumerate(row) if token in ends), len(row))
             outputs[index] = row[: end + 1]
     return _Done(outputs, time.perf_counter() - start)

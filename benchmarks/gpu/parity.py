@@ -78,8 +78,7 @@ def parity(name: str, module: Any, arguments: Any, precision: Precision, setting
 
 def conformance(setting: Setting) -> Iterator[Row]:
     """Every program of the conformance suite on the device, against torch on the CPU."""
-    from tests.oracles.conformance import functions, functions_algebra, layers, modules, programs  # noqa: F401
-    from tests.oracles.conformance.registry import CASES
+    from tests.oracles.conformance.every import CASES
 
     names = [n for n, case in CASES.items() if case.refused is None and n not in setting.done]
     yield from _side_by_side(names[::40] if setting.quick else names, _conforms, setting)
@@ -88,13 +87,7 @@ def conformance(setting: Setting) -> Iterator[Row]:
 def _conforms(name: str) -> Row:
     import jax
 
-    from tests.oracles.conformance.registry import (
-        CASES,
-        RTOL,
-        differences,
-        run_jaxsr,
-        run_torch,
-    )
+    from tests.oracles.conformance.registry import CASES, RTOL, differences, run_jaxsr, run_torch
 
     case = CASES[name]
     with jax.default_matmul_precision("highest"):
@@ -153,4 +146,4 @@ def _start_worker(setting: Setting) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     start_jax(setting)
-    from tests.oracles.conformance import functions, functions_algebra, layers, modules, programs  # noqa: F401
+    import tests.oracles.conformance.every  # noqa: F401

@@ -11,13 +11,15 @@ import resource
 import signal
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.harness.report import Row
+from benchmarks.harness.report import ReportOptions, Row
+from benchmarks.harness.turns import take_turns
 from jaxsr.errors import one_line
 from jaxsr.runtime.allocator import with_tunables
 
@@ -153,15 +155,26 @@ def _serve(
         connection.send(("failed", f"{type(error).__name__}: {one_line(error)}"[:400]))
 
 
-def row_of_child(
-    compute: Callable[[], Row], *, processor_s: int, timeout_s: float, memory_gib: float
-) -> Row:
-    """The row that `compute` returns, with `status` and `reason`, in a forked process.
+@dataclass(frozen=True, kw_only=True)
+class BoundedOptions(ReportOptions):
+    """Options of a run over many cases, which goes on where the rows of `out` end."""
 
-    Where there is none, `status` and `reason` are those of `rows_of_child`.
-    """
-    bounds: dict[str, Any] = {"processor_s": processor_s, "memory_gib": memory_gib}
-    return next(rows_of_child(lambda: [compute()], timeout_s=timeout_s, **bounds))
+    rerun: tuple[str, ...] = ()
+    """Statuses of rows in --out whose cases run once more, such as failed timeout."""
+    processor_s: int = 300
+    """Processor time of one case."""
+    timeout_s: int = 3000
+    """Wall time of one case."""
+    memory_gib: int = 24
+    """Address space of one case's process."""
+
+    def row_of_child(self, compute: Callable[[], Row]) -> Row:
+        """The row that `compute` returns, with `status` and `reason`, in a forked process.
+
+        Where there is none, `status` and `reason` are those of `rows_of_child`.
+        """
+        bounds: dict[str, Any] = {"processor_s": self.processor_s, "memory_gib": self.memory_gib}
+        return next(rows_of_child(lambda: [compute()], timeout_s=self.timeout_s, **bounds))
 
 
 def rows_of_child(
@@ -228,8 +241,7 @@ class Worker(Child):
         longest_start_s: float | None = None,
         waits: bool = True,
     ) -> None:
-        self.ready: dict[str, Any] = {}
-        """The first value that the process yielded."""
+        self._is_ready = False
         environment = dict(os.environ)
         if keeps_memory:
             os.environ |= with_tunables(environment, command=command)
@@ -249,15 +261,21 @@ class Worker(Child):
         Raises:
           Ended: it failed, or its start took too long.
         """
+        if self._is_ready:
+            return
         longest_s = self._longest_start_s
         left_s = None if longest_s is None else self._began + longest_s - time.monotonic()
-        self.ready = self._result(left_s)
+        self.ready: dict[str, Any] = self._result(left_s)
+        self._is_ready = True
 
     def _result(self, longest_s: float | None = None) -> dict[str, Any]:
         try:
-            return self.receive(longest_s)
-        finally:
-            self._signal(signal.SIGSTOP)
+            result = self.receive(longest_s)
+        except Ended:
+            self.kill()  # a stopped one would keep this process from ending
+            raise
+        self._signal(signal.SIGSTOP)
+        return result
 
     def _signal(self, number: signal.Signals) -> None:
         if self.pid is not None and self._process.is_alive():
@@ -274,6 +292,48 @@ class Worker(Child):
         result = self.turn(goes_on=False)
         self.kill()
         return result
+
+
+@dataclass(frozen=True)
+class Raced:
+    """Results of a worker's process: when it was ready, of each turn, and at the end."""
+
+    ready: Row
+    turns: list[Row]
+    end: Row
+
+
+def race_workers(
+    starts: Mapping[str, Callable[[], Worker]], **options: Any
+) -> tuple[dict[str, Raced], dict[str, str]]:
+    """Workers in turns.
+
+    Args:
+      starts: start a worker each; those that do not wait for its first result start side by side.
+      **options: of `take_turns`.
+
+    Returns:
+      What they yielded, and the errors of those that did not start.
+    """
+    workers: dict[str, Worker] = {}
+    failures: dict[str, str] = {}
+    try:
+        for name, start in starts.items():
+            try:
+                workers[name] = start()
+            except RuntimeError as error:
+                failures[name] = str(error)
+        for name, worker in workers.items():
+            try:
+                worker.wait()
+            except RuntimeError as error:
+                failures[name] = str(error)
+        racing = {name: worker for name, worker in workers.items() if name not in failures}
+        turns = take_turns({name: worker.turn for name, worker in racing.items()}, **options)
+        return {n: Raced(w.ready, turns[n], w.finish()) for n, w in racing.items()}, failures
+    finally:
+        for worker in workers.values():
+            worker.kill()
 
 
 def _contender(steps: Callable[..., Steps], arguments: tuple[Any, ...]) -> Steps:

@@ -42,6 +42,14 @@ class ReportOptions:
     """JSON to write. Default: only printed."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class TableOptions(ReportOptions):
+    """Options of benchmarks whose results are a table of a page."""
+
+    table: bool = False
+    """Print the results as a table of Markdown and measure nothing."""
+
+
 class Report:
     """Results of one run, written after each row.
 
@@ -94,6 +102,11 @@ class Report:
             self._rows = {self._id(row): self._of_run(row) for row in read_rows(self._path)}
         self._rows[self._id(row) if self._key else (len(self._rows),)] = row
         self.write()
+
+    def show(self, row: Row) -> None:
+        """Adds a row and prints it."""
+        self.add(row)
+        print(row, flush=True)
 
     def add_all(self, rows: Iterable[Row], *, by: str = "") -> None:
         """Adds rows with a `status` as they come, prints each, and at last how many there are.
@@ -190,14 +203,29 @@ def _commit() -> tuple[str | None, bool]:
     return commit or None, status.returncode == 0 and not status.stdout
 
 
-def run_benchmark(measure: Callable[[OptionsT], None], options_class: type[OptionsT]) -> NoReturn:
-    """Runs the program `python -m benchmarks.NAME`; user errors are one line and exit status 2."""
+def run_benchmark(
+    measure: Callable[[OptionsT], None],
+    options_class: type[OptionsT],
+    *,
+    table: Callable[[OptionsT], list[str]] | None = None,
+) -> NoReturn:
+    """Runs the program `python -m benchmarks.NAME`; user errors are one line and exit status 2.
+
+    Args:
+      measure: the program.
+      options_class: of its options.
+      table: lines of Markdown for the option `table`.
+    """
     program = sys.modules["__main__"].__spec__
     name = program.name.removesuffix(".__main__") if program else "benchmarks"
     summary = (sys.modules[measure.__module__].__doc__ or "").split("\n\n")[0]
 
     def command(arguments: list[str]) -> None:
         prog = f"python -m {name}"
-        measure(parse_options(options_class, arguments, prog=prog, description=summary))
+        options = parse_options(options_class, arguments, prog=prog, description=summary)
+        if table is not None and getattr(options, "table", False):
+            print("\n".join(table(options)))
+        else:
+            measure(options)
 
     sys.exit(run_command(command))

@@ -3,6 +3,7 @@
 A slow period of the machine so affects all of them. A call waits for its own result.
 """
 
+import math
 import os
 import random
 import time
@@ -17,7 +18,11 @@ ResultT = TypeVar("ResultT")
 
 
 def take_turns(
-    contenders: Mapping[str, Callable[[], ResultT]], *, rounds: int, warmup: int = 0
+    contenders: Mapping[str, Callable[[], ResultT]],
+    *,
+    rounds: int,
+    warmup: int = 0,
+    longest_s: float = math.inf,
 ) -> dict[str, list[ResultT]]:
     """Calls every contender once a round; returns what each returned, round by round.
 
@@ -25,14 +30,17 @@ def take_turns(
       contenders: by name; a call does the work and waits for it.
       rounds: turns of each.
       warmup: calls of each before the first round.
+      longest_s: no round is begun after so much time.
     """
     for call in contenders.values():
         for _ in range(warmup):
             call()
     results: dict[str, list[ResultT]] = {name: [] for name in contenders}
     order = list(contenders)
-    shuffle = random.Random(0).shuffle
-    for _ in range(rounds):
+    shuffle, start = random.Random(0).shuffle, time.perf_counter()
+    for number in range(rounds):
+        if number and time.perf_counter() - start > longest_s:
+            break
         shuffle(order)
         for name in order:
             results[name].append(contenders[name]())

@@ -36,17 +36,17 @@ def blur_row(n: int, h: int, w: int, size: int, sigma: float, dtype: str = "floa
         edge = (size // 2,) * 4
         rule = None if dtype == "float32" else False
 
-        def depthwise() -> Any:
+        def convolved(*kernels: Any) -> Any:
             x = F.pad(tensor.float(), edge, mode="reflect")
-            x = F.conv2d(x, kernel.view(1, 1, -1, 1).expand(3, 1, -1, 1), groups=3)
-            x = F.conv2d(x, kernel.view(1, 1, 1, -1).expand(3, 1, 1, -1), groups=3)
+            for each in kernels:
+                x = F.conv2d(x, each.expand(3, 1, *each.shape), groups=3)
             return x if dtype == "float32" else x.round().to(torch.uint8)
 
+        def depthwise() -> Any:
+            return convolved(kernel[:, None], kernel[None])
+
         def square() -> Any:  # what torchvision does
-            x = F.pad(tensor.float(), edge, mode="reflect")
-            full = torch.outer(kernel, kernel).expand(3, 1, size, size)
-            x = F.conv2d(x, full, groups=3)
-            return x if dtype == "float32" else x.round().to(torch.uint8)
+            return convolved(torch.outer(kernel, kernel))
 
         def to_last(x: Any) -> np.ndarray:
             x = x.cpu() if isinstance(x, torch.Tensor) else x
@@ -119,11 +119,19 @@ def _box_by_numpy(masks: np.ndarray) -> tuple[int, int, int, int]:
     return 350, 54, 950, 566
 
 
+def _cut_by_opencv(frames: np.ndarray, masks: np.ndarray) -> tuple[list[Any], list[Any]]:
+    """Frames and thresholded masks, cut by `_box_by_numpy` and resized to 288x512."""
+    import cv2
+
+    x1, y1, x2, y2 = _box_by_numpy(masks)
+    cut = [cv2.resize(f[y1:y2, x1:x2], (512, 288)) for f in frames]
+    return cut, [cv2.resize(m[y1:y2, x1:x2], (512, 288)) > 0.5 for m in masks]
+
+
 def mask_crop_row() -> Row:
     """Bounding box, cut, resample to 288x512, masks thresholded again."""
 
     def make() -> list[Entry]:
-        import cv2
         import jax
         import jax.numpy as jnp
         import torch
@@ -135,11 +143,6 @@ def mask_crop_row() -> Row:
         on_device = jnp.asarray(frames), jnp.asarray(masks)
         crop = partial(mask_crop, size=(288, 512))
         tensors = [torch.from_numpy(x.transpose(0, 3, 1, 2).copy()) for x in (frames, masks)]
-
-        def by_opencv() -> Any:
-            x1, y1, x2, y2 = _box_by_numpy(masks)
-            cut = [cv2.resize(f[y1:y2, x1:x2], (512, 288)) for f in frames]
-            return cut, [cv2.resize(m[y1:y2, x1:x2], (512, 288)) > 0.5 for m in masks]
 
         def by_torch() -> Any:
             hit = (tensors[1] > 0.5).amax((0, 1))
@@ -172,7 +175,11 @@ def mask_crop_row() -> Row:
 
         return [
             jit_entry("jaxsr", crop, *on_device, values=lambda out: np.asarray(out.frames)),
-            Entry("NumPy and OpenCV", by_opencv, lambda out: np.stack(out[0])),
+            Entry(
+                "NumPy and OpenCV",
+                partial(_cut_by_opencv, frames, masks),
+                lambda out: np.stack(out[0]),
+            ),
             Entry("torch", by_torch, lambda out: out[0].numpy().transpose(0, 2, 3, 1)),
             Entry(
                 "jax.image.scale_and_translate", by_jax_image, lambda out: np.asarray(out[0]), False
@@ -196,12 +203,8 @@ def pipeline_row() -> Row:
         ready = partial(preprocess, size=(288, 512))
 
         def by_opencv() -> Any:
-            x1, y1, x2, y2 = _box_by_numpy(masks)
-            cut = [cv2.resize(f[y1:y2, x1:x2], (512, 288)) for f in frames]
-            solid = [
-                (cv2.resize(m[y1:y2, x1:x2], (512, 288)) > 0.5).astype(np.float32) for m in masks
-            ]
-            soft = [cv2.GaussianBlur(m * 255, (7, 7), 1.5) / 255 for m in solid]
+            cut, solid = _cut_by_opencv(frames, masks)
+            soft = [cv2.GaussianBlur(m.astype(np.float32) * 255, (7, 7), 1.5) / 255 for m in solid]
             return np.stack(cut) / np.float32(127.5) - 1, solid, soft
 
         return [

@@ -73,6 +73,7 @@ _HOMOGRAPHIES = np.stack(
 _Y, _X = np.meshgrid(*(np.arange(SIDE, dtype=np.float32),) * 2, indexing="ij")
 _ROWS = np.stack([_Y + 6 * np.sin(_X / 9 + k) for k in range(COUNT)]).astype(np.float32)
 _COLUMNS = np.stack([_X + 6 * np.sin(_Y / 9 + k) for k in range(COUNT)]).astype(np.float32)
+_PLACES = np.stack([_ROWS[0], _COLUMNS[0]])
 _GRIDS = np.stack([(_COLUMNS + 0.5) / SIDE * 2 - 1, (_ROWS + 0.5) / SIDE * 2 - 1], -1)
 _BOXES = np.stack(
     [_rng.uniform(0, 60, COUNT), _rng.uniform(0, 60, COUNT),
@@ -86,10 +87,9 @@ _QUADS = (_rng.uniform(0, 20, (COUNT, 4, 2)) + _SQUARE).astype(np.float32)
 
 
 def _affine(lib: Library) -> dict[str, Peer | None]:
-    def warp(x: np.ndarray, matrix: np.ndarray) -> np.ndarray:
-        return lib.cv2.warpAffine(x, matrix, (SIDE, SIDE))
-
-    found: dict[str, Peer | None] = {"OpenCV": each(warp, _FORWARD)}
+    found: dict[str, Peer | None] = {
+        "OpenCV": each(lambda x, m: lib.cv2.warpAffine(x, m, (SIDE, SIDE)), _FORWARD)
+    }
     if lib.kornia:
         matrices = lib.torch.from_numpy(_FORWARD).float()
         affine = lib.kornia.geometry.transform.warp_affine
@@ -132,17 +132,13 @@ def _rotate_row(count: int, side: int) -> Row:
 
 
 def _perspective(lib: Library) -> dict[str, Peer | None]:
-    def warp(x: np.ndarray, matrix: np.ndarray) -> np.ndarray:
-        return lib.cv2.warpPerspective(x, matrix, (SIDE, SIDE))
-
-    return {"OpenCV": each(warp, _HOMOGRAPHIES)}
+    warp = lib.cv2.warpPerspective
+    return {"OpenCV": each(lambda x, m: warp(x, m, (SIDE, SIDE)), _HOMOGRAPHIES)}
 
 
 def _remap(lib: Library) -> dict[str, Peer | None]:
-    def read(x: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-        return lib.cv2.remap(x, columns, rows, lib.cv2.INTER_LINEAR)
-
-    return {"OpenCV": each(read, _ROWS, _COLUMNS)}
+    linear = lib.cv2.INTER_LINEAR
+    return {"OpenCV": each(lambda x, r, c: lib.cv2.remap(x, c, r, linear), _ROWS, _COLUMNS)}
 
 
 def _grid(lib: Library) -> dict[str, Peer | None]:
@@ -152,11 +148,9 @@ def _grid(lib: Library) -> dict[str, Peer | None]:
 
 def _coordinates(order: int) -> Callable[[Library], dict[str, Peer | None]]:
     def peers(lib: Library) -> dict[str, Peer | None]:
-        places = np.stack([_ROWS[0], _COLUMNS[0]])
-
         def read(x: np.ndarray) -> np.ndarray:
             planes = [
-                lib.ndimage.map_coordinates(x[..., c], places, order=order, mode="mirror")
+                lib.ndimage.map_coordinates(x[..., c], _PLACES, order=order, mode="mirror")
                 for c in range(3)
             ]
             return np.stack(planes, -1)
@@ -172,10 +166,6 @@ def _cut(lib: Library) -> dict[str, Peer | None]:
         return lib.cv2.resize(x[y1:y2, x1:x2], (SIDE, SIDE))
 
     return {"OpenCV": each(cut, _WHOLE_BOXES)}
-
-
-def _undistort(lib: Library) -> dict[str, Peer | None]:
-    return {"OpenCV": each(lambda x: lib.cv2.undistort(x, _CAMERA, _LENS))}
 
 
 def _filtered(name: str, ksize: int = 3) -> Callable[[Library], dict[str, Peer | None]]:
@@ -299,22 +289,6 @@ def _matrices(lib: Library) -> dict[str, Peer | None]:
     }
 
 
-def _perspective_matrix(_: Any, source: Any, target: Any) -> Any:
-    from jaxsr import ops
-
-    return ops.perspective_matrix(source, target)
-
-
-def _masked(function: str) -> Callable[[Any], Any]:
-    def run(images: Any) -> Any:
-        from jaxsr import ops
-
-        out = getattr(ops, function)(images > 128)
-        return out.labels if function == "connected_components" else out
-
-    return run
-
-
 def _components(lib: Library) -> dict[str, Peer | None]:
     def label(x: np.ndarray) -> np.ndarray:
         return lib.cv2.connectedComponents((x > 128).view(np.uint8), connectivity=4)[1]
@@ -326,20 +300,6 @@ def _clahe(lib: Library) -> dict[str, Peer | None]:
     return {"OpenCV": each(lambda x: lib.cv2.createCLAHE(2.0, (8, 8)).apply(x))}
 
 
-def _mirrored(images: Any) -> Any:
-    from jaxsr import ops
-
-    places = np.stack([_ROWS[0], _COLUMNS[0]])
-    return ops.map_coordinates(images, places, order=1, mode="mirror")
-
-
-def _cubic(images: Any) -> Any:
-    from jaxsr import ops
-
-    places = np.stack([_ROWS[0], _COLUMNS[0]])
-    return ops.map_coordinates(images, places, order=3, mode="mirror")
-
-
 def _noisy(images: Any) -> Any:
     import jax
 
@@ -348,29 +308,15 @@ def _noisy(images: Any) -> Any:
     return ops.gaussian_noise(jax.random.key(0), images, 10 / 255)
 
 
-def _pair(name: str) -> Callable[[Any], Any]:
-    def run(images: Any) -> Any:
-        from jaxsr import ops
+def _skimage(name: str, *, pair: bool = False) -> Callable[[Library], dict[str, Peer | None]]:
+    """scikit-image's function of pictures in 0…50, and with `pair` of their mirror images."""
 
-        return getattr(ops, name)(images, images[:, ::-1])
-
-    return run
-
-
-def _skimage_scaled(name: str) -> Callable[[Library], dict[str, Peer | None]]:
     def peers(lib: Library) -> dict[str, Peer | None]:
         from skimage import color
 
-        return {"scikit-image": each(lambda x: getattr(color, name)(x * 50))}
-
-    return peers
-
-
-def _pairs_scaled(name: str) -> Callable[[Library], dict[str, Peer | None]]:
-    def peers(lib: Library) -> dict[str, Peer | None]:
-        from skimage import color
-
-        return {"scikit-image": each(lambda x: getattr(color, name)(x * 50, x[::-1] * 50))}
+        function = getattr(color, name)
+        second = (lambda x: (x[::-1] * 50,)) if pair else (lambda x: ())
+        return {"scikit-image": each(lambda x: function(x * 50, *second(x)))}
 
     return peers
 
@@ -398,16 +344,19 @@ ROWS = (
     _rotate_row(8, 512),
     row("warp_perspective", ours("warp_perspective"), _perspective,
         arguments=(_HOMOGRAPHIES.astype(np.float32),), dtype="float32", tolerance=READ),
-    row("perspective_matrix", _perspective_matrix, _matrices, arguments=(_QUADS, _QUADS[::-1] + 1),
-        tolerance=0.1),
+    row("perspective_matrix", lambda _, a, b: ours("perspective_matrix")(a, b), _matrices,
+        arguments=(_QUADS, _QUADS[::-1] + 1), tolerance=0.1),
     row("remap", ours("remap"), _remap, arguments=(_ROWS, _COLUMNS), tolerance=LEVEL),
     row("remap", ours("remap"), _remap, arguments=(_ROWS, _COLUMNS), dtype="float32",
         tolerance=READ),
     row("grid_sample", ours("grid_sample"), _grid, arguments=(_GRIDS,), dtype="float32",
         tolerance=READ),
-    row("undistort", ours("undistort", _CAMERA, _LENS), _undistort, tolerance=2),
-    row("map_coordinates order 1", _mirrored, _coordinates(1), dtype="float32", tolerance=READ),
-    row("map_coordinates order 3", _cubic, _coordinates(3), dtype="float32", tolerance=READ),
+    row("undistort", ours("undistort", _CAMERA, _LENS), cv("undistort", _CAMERA, _LENS),
+        tolerance=2),
+    row("map_coordinates order 1", ours("map_coordinates", _PLACES, order=1, mode="mirror"),
+        _coordinates(1), dtype="float32", tolerance=READ),
+    row("map_coordinates order 3", ours("map_coordinates", _PLACES, order=3, mode="mirror"),
+        _coordinates(3), dtype="float32", tolerance=READ),
     row("gaussian_blur 5", ours("gaussian_blur", sigma=1.1, kernel_size=5, convention="opencv"),
         cv("GaussianBlur", (5, 5), 1.1)),
     row("gaussian_blur 5", ours("gaussian_blur", sigma=1.1, kernel_size=5),
@@ -435,8 +384,9 @@ ROWS = (
     row("canny", ours("canny", 50, 120),
         lambda lib: {"OpenCV": each(lambda x: lib.cv2.Canny(x, 50, 120) > 0)}, gray=True),
     row("clahe", ours("clahe", 2.0), _clahe, gray=True, tolerance=LEVEL),
-    row("connected_components", _masked("connected_components"), _components, gray=True),
-    row("distance_transform", _masked("distance_transform"), _distances, gray=True,
+    row("connected_components", lambda x: ours("connected_components")(x > 128).labels, _components,
+        gray=True),
+    row("distance_transform", lambda x: ours("distance_transform")(x > 128), _distances, gray=True,
         tolerance=1e-4),
     row("adjust_brightness", ours("adjust_brightness", 1.4),
         with_augmax(enhance("Brightness", "adjust_brightness_torchvision", ""),
@@ -476,7 +426,7 @@ ROWS = (
     row("rgb_to_lab, OpenCV's", ours("rgb_to_lab", convention="opencv"), colours("RGB2Lab")),
     row("rgb_to_lab", ours("rgb_to_lab"), kornia("color", "rgb_to_lab", same=None),
         dtype="float32", tolerance=0.05),
-    row("lab_to_rgb", lambda x: ours("lab_to_rgb")(x * 50), _skimage_scaled("lab2rgb"),
+    row("lab_to_rgb", lambda x: ours("lab_to_rgb")(x * 50), _skimage("lab2rgb"),
         dtype="float32", tolerance=1e-3),
     row("rgb_to_luv", ours("rgb_to_luv"), kornia("color", "rgb_to_luv"), dtype="float32"),
     row("rgb_to_xyz", ours("rgb_to_xyz"), kornia("color", "rgb_to_xyz"), dtype="float32"),
@@ -491,7 +441,8 @@ ROWS = (
     row("rgb_to_gray, OpenCV's", ours("rgb_to_gray", convention="opencv"), colours("RGB2GRAY")),
     row("rgb_to_gray", ours("rgb_to_gray"),
         lambda lib: {"Pillow": each(lambda x: x.convert("L"), pillow=True)}),
-    row("delta_e", lambda x: _pair("delta_e")(x * 50), _pairs_scaled("deltaE_ciede2000"),
+    row("delta_e", lambda x: ours("delta_e")(x * 50, x[:, ::-1] * 50),
+        _skimage("deltaE_ciede2000", pair=True),
         dtype="float32", count=8, tolerance=1e-2),
     row("standardise", ours("standardise", MEAN, STD), with_augmax(_standardised, "Normalize"),
         tolerance=1e-4),

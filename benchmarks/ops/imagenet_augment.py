@@ -10,12 +10,12 @@ read from the program compiled for one TPU: what its memory's rate allows at mos
 import importlib.util
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
-from benchmarks.harness.processes import Steps, Worker
+from benchmarks.harness.processes import Steps, Worker, race_workers
 from benchmarks.harness.report import Report, ReportOptions, run_benchmark
-from benchmarks.harness.turns import take_turns
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples/imagenet_augment/augment.py"
 CONTENDERS = ("jaxsr", "Grain + albumentations", "Grain + torchvision", "kornia")
@@ -58,30 +58,26 @@ def measure(options: Options) -> None:
     """Races the contenders, compiles the forecast, and writes the report."""
     report = Report("imagenet_augment", options)
     count = options.batch
-    workers: dict[str, Worker] = {}
-    for name in CONTENDERS:
-        try:
-            workers[name] = Worker(_batches, (name, count))
-        except RuntimeError as error:
-            if "Error: No module named" not in str(error):
-                raise
-            print(f"{name}: left out, {error}")
-    turns = {name: worker.turn for name, worker in workers.items()}
-    for name, figures in take_turns(turns, rounds=options.rounds, warmup=1).items():
+    starts = {name: partial(Worker, _batches, (name, count)) for name in CONTENDERS}
+    raced, failures = race_workers(starts, rounds=options.rounds, warmup=1)
+    for name, error in failures.items():
+        if "Error: No module named" not in error:
+            raise RuntimeError(f"{name}: {error}")
+        print(f"{name}: left out, {error}")
+    for name, result in raced.items():
+        figures = result.turns
         each = sorted(count / figure["s"] for figure in figures)
         row = {
             "name": name,
             "pictures_per_s": round(each[len(each) // 2], 1),
             "least_and_most_per_s": [round(each[0], 1), round(each[-1], 1)],
             "pictures_per_cpu_s": round(count / min(figure["cpu_s"] for figure in figures), 1),
-            "peak_host_mib": workers[name].finish()["peak_host_mib"],
+            "peak_host_mib": result.end["peak_host_mib"],
         }
-        print(row, flush=True)
-        report.add(row)
+        report.show(row)
     row = {"name": f"jaxsr, forecast for {options.topology}"}
     row |= {k: round(v, 1) for k, v in example().forecast(options.topology, count).items()}
-    print(row, flush=True)
-    report.add(row)
+    report.show(row)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ from pathlib import Path
 from benchmarks.harness.report import (
     RESULTS,
     Report,
-    ReportOptions,
     Row,
+    TableOptions,
     read_rows,
     run_benchmark,
 )
@@ -32,7 +32,7 @@ BATCH = (8, 256, 256)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(ReportOptions):
+class Options(TableOptions):
     """Options of this benchmark."""
 
     out: Path | None = None
@@ -43,8 +43,6 @@ class Options(ReportOptions):
     """Kernels for the rows of oracles."""
     parts: tuple[str, ...] = ("oracle", "tpu")
     """Which rows."""
-    table: bool = False
-    """Print the table of the committed results instead."""
 
 
 def oracle_rows(options: Options) -> Iterator[Row]:
@@ -191,16 +189,12 @@ def _ratio(value: float) -> str:
 
 def measure(options: Options) -> None:
     """Runs what the options name, or prints the table."""
-    if options.table:
-        print("\n".join(committed_table(read_rows(RECORD))))
-        return
     os.environ["JAX_PLATFORMS"] = "cpu"
     report = Report("ops_functions", options, key=("name",), topology=TOPOLOGY)
     for part, rows in (("oracle", oracle_rows), ("tpu", tpu_rows)):
         for row in rows(options) if part in options.parts else ():
-            print(row, flush=True)
-            report.add(row)
+            report.show(row)
 
 
 if __name__ == "__main__":
-    run_benchmark(measure, Options)
+    run_benchmark(measure, Options, table=lambda _: committed_table(read_rows(RECORD)))

@@ -13,7 +13,6 @@ memory is counted. The compiler's estimate of a gather's cycles is no measure of
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -32,19 +31,13 @@ CASES = [
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options(ReportOptions):
-    """There is only `out`."""
-
-
-def measure(options: Options) -> None:
+def measure(options: ReportOptions) -> None:
     """Compiles every case and reports the estimates."""
     report = Report("ops_tpu", options, topology=TOPOLOGY)
     os.environ["JAX_PLATFORMS"] = "cpu"
     for rows in (resizes(), warps()):
         for row in rows:
-            print(row, flush=True)
-            report.add(row)
+            report.show(row)
 
 
 def resizes() -> Iterator[Row]:
@@ -125,4 +118,4 @@ def warps() -> Iterator[Row]:
 
 
 if __name__ == "__main__":
-    run_benchmark(measure, Options)
+    run_benchmark(measure, ReportOptions)

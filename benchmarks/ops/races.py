@@ -26,8 +26,6 @@ class Options(ReportOptions):
     """Turns of each contender."""
     only: str = ""
     """Measure only rows whose name contains this."""
-    skip: str = ""
-    """Leave out rows whose name contains this."""
 
 
 def copy_bandwidth(size: int = 1 << 27) -> float:
@@ -62,7 +60,7 @@ def measure(options: Options) -> None:
     bandwidth = copy_bandwidth() if jax.default_backend() == "gpu" else None
     report.write(device=jax.devices()[0].device_kind, threads=threads, copy_gb_per_s=bandwidth)
     for row in (*resize.ROWS, *filters.ROWS, *functions.ROWS):
-        if options.only in row.name and not (options.skip and options.skip in row.name):
+        if options.only in row.name:
             figures = race.measure(row, options.rounds, bandwidth)
             race.show(figures)
             report.add(figures)

@@ -328,13 +328,10 @@ def measure(options: Options) -> None:
                     "kind": name,
                     "damage": how,
                     "tries": tries,
-                    "refused": counts["refused"],
-                    "sound": counts["sound"],
-                    "accepted": counts["accepted"],
+                    **{name: counts[name] for name in ("refused", "sound", "accepted")},
                     "seconds": round(time.perf_counter() - begin, 1),
                 }
-                report.add(row)
-                print(row, flush=True)
+                report.show(row)
     logging.disable(logging.NOTSET)
     if faults:
         raise SystemExit("\n".join(["damage was accepted:", *faults[:20]]))

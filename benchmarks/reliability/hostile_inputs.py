@@ -182,7 +182,6 @@ def measure(options: Options) -> None:
             f"{row['wrong']} wrong; slowest {row['slowest_s']} s",
             flush=True,
         )
-    report.write()
     if wrong:
         raise InputError(f"{wrong} inputs were not read or refused as they must be")
 

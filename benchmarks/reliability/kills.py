@@ -248,10 +248,8 @@ def measure(options: Options) -> None:
     numbers = zip(options.processes, options.kills, options.terminations, strict=True)
     for processes, kills, terminations in numbers:
         row = measure_processes(processes, kills, terminations, options)
-        report.add(row)
+        report.show(row)
         wrong += len(row["wrong"])
-        print(row, flush=True)
-    report.write()
     if wrong:
         raise InputError(f"{wrong} runs were not resumed bit-equal or did not end as they must")
 

@@ -36,7 +36,6 @@ def measure(options: Options) -> None:
         figures = evaluation.as_dict()["figures"]
         names = ("iou", "niou", "precision", "recall", "pd", "fa_1e6", "targets", "images")
         report.add({"model": Path(model).stem, **{name: figures[name] for name in names}})
-    report.write()
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from typing import Literal
 
 import numpy as np
 
-from benchmarks.harness.report import RESULTS, Report, ReportOptions, Row, read_rows, run_benchmark
+from benchmarks.harness.report import RESULTS, Report, Row, TableOptions, read_rows, run_benchmark
 from benchmarks.harness.tables import markdown
 from tests.oracles.restorers import NETWORKS, options_of, own_class, save
 
@@ -28,7 +28,7 @@ Engine = Literal["jax", "torch"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(ReportOptions):
+class Options(TableOptions):
     """Options of the run."""
 
     only: tuple[str, ...] = tuple(NETWORKS)
@@ -36,37 +36,24 @@ class Options(ReportOptions):
     small: bool = False
     """Their small sizes."""
     size: str = "128x96"
-    """WIDTHxHEIGHT of the crop."""
-    picture: Path | None = None
-    """Default: smooth noise."""
+    """WIDTHxHEIGHT of the picture."""
     words: tuple[str, ...] = ()
     """Further words for the command, such as --tiling=approximate."""
     engines: tuple[Engine, ...] = ("jax", "torch")
     """Who restores."""
     longest_s: float = 600.0
     """A command that takes more is killed."""
-    table: bool = False
-    """Print the results as a table of Markdown and restore nothing."""
     out: Path | None = RECORD
     """JSON of the figures."""
 
 
-def crop(options: Options, path: Path) -> None:
-    """Writes the 16-bit picture."""
+def noise(options: Options, path: Path) -> None:
+    """Writes the 16-bit picture, smooth noise."""
     import cv2
 
     width, height = map(int, options.size.split("x"))
-    if options.picture is not None:
-        pixels = cv2.imread(str(options.picture), cv2.IMREAD_COLOR)
-        assert pixels is not None
-        top, left = (pixels.shape[0] - height) // 2, (pixels.shape[1] - width) // 2
-        if min(top, left) < 0:
-            pixels = cv2.resize(pixels, (width, height), interpolation=cv2.INTER_CUBIC)
-            top = left = 0
-        pixels = pixels[top : top + height, left : left + width]
-    else:
-        noise = np.random.default_rng(0).integers(0, 256, (height // 4, width // 4, 3), np.uint8)
-        pixels = cv2.resize(noise, (width, height), interpolation=cv2.INTER_CUBIC)
+    coarse = np.random.default_rng(0).integers(0, 256, (height // 4, width // 4, 3), np.uint8)
+    pixels = cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC)
     cv2.imwrite(str(path), pixels.astype(np.uint16) * 257)
 
 
@@ -130,17 +117,18 @@ def compare(options: Options, name: str, folder: Path) -> Row:
 
 def measure(options: Options) -> None:
     """Restores with one architecture after another."""
-    if options.table:
-        rows = read_rows(options.out)
-        print("\n".join(small_table(rows) if options.small else table(rows)))
-        return
     report = Report("published_weights", options, key=("network", "small", "size", "words"))
     for name in options.only:
         with tempfile.TemporaryDirectory() as folder:
-            crop(options, Path(folder) / "in.png")
+            noise(options, Path(folder) / "in.png")
             row = compare(options, name, Path(folder))
-        report.add(row)
-        print(row, flush=True)
+        report.show(row)
+
+
+def page_table(options: Options) -> list[str]:
+    """The table of docs/models.md that the options name."""
+    rows = read_rows(options.out)
+    return small_table(rows) if options.small else table(rows)
 
 
 def table(rows: list[Row]) -> list[str]:
@@ -177,4 +165,4 @@ def _difference(row: Row) -> str:
 
 
 if __name__ == "__main__":
-    run_benchmark(measure, Options)
+    run_benchmark(measure, Options, table=page_table)

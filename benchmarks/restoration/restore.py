@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Literal
@@ -29,9 +30,8 @@ from typing import Literal
 import numpy as np
 
 from benchmarks.harness.gpu_kernels import kernel_times
-from benchmarks.harness.processes import Steps, Worker
+from benchmarks.harness.processes import Steps, Worker, race_workers
 from benchmarks.harness.report import RESULTS, Report, ReportOptions, Row, run_benchmark
-from benchmarks.harness.turns import take_turns
 
 Contender = Literal["jax", "jax_mesh", "eager", "channels_last", "compiled", "max_autotune"]
 JAX = ("jax", "jax_mesh")
@@ -174,30 +174,18 @@ def timed(call: Callable[[], None]) -> list[float]:
 
 
 def race(options: Options, size: tuple[int, int], source: Path) -> dict[str, list[Row]]:
-    """Figures of every contender's turns at a size."""
-    workers: dict[Contender, Worker] = {}
-    for name in options.contenders:
-        arguments = (name, options.model, source, size, options.dtype)
-        try:
-            workers[name] = Worker(_restorer, arguments, command="restore")
-        except RuntimeError as error:
-            print(f"{name}: {error}", file=sys.stderr)
-    try:
-        turns = {name: worker.turn for name, worker in workers.items()}
-        figures: dict[str, list[Row]] = {name: [] for name in workers}
-        start = time.perf_counter()
-        for _ in range(options.rounds):
-            for name, rows in take_turns(turns, rounds=1).items():
-                figures[name] += rows
-            if time.perf_counter() - start > _LONGEST_SIZE_S:
-                break
-        for name, worker in workers.items():
-            facts = worker.ready | worker.finish()
-            figures[name] = [facts | row for row in figures[name]]
-    finally:
-        for worker in workers.values():
-            worker.kill()
-    return figures
+    """Figures of every contender's turns at a size; none of one that failed."""
+    starts = {
+        name: partial(
+            Worker, _restorer, (name, options.model, source, size, options.dtype), command="restore"
+        )
+        for name in options.contenders
+    }
+    raced, failures = race_workers(starts, rounds=options.rounds, longest_s=_LONGEST_SIZE_S)
+    for name, error in failures.items():
+        print(f"{name}: {error}", file=sys.stderr)
+    figures = {name: [r.ready | r.end | turn for turn in r.turns] for name, r in raced.items()}
+    return figures | {name: [] for name in failures}
 
 
 def summary(rows: list[Row], size: tuple[int, int]) -> Row:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from PIL import Image
@@ -31,10 +30,6 @@ class Options(ReportOptions):
     """Enlargers: words or files that `restore --model` takes."""
     jpeg: tuple[int, ...] = (0, 90, 60, 30)
     """Qualities of the small pictures; 0 leaves them as they are."""
-    ensemble: bool = False
-    """Average over the eight flips and turns."""
-    engine: Literal["jax", "torch"] = "jax"
-    """Who computes."""
 
 
 def luma(picture: np.ndarray) -> np.ndarray:
@@ -96,7 +91,7 @@ def measure(options: Options) -> None:
             for model in (model for model in options.models if scales[model] == scale):
                 for _ in range(1 if quality else 2):
                     began = time.process_time()
-                    restored = restore(low, model, ensemble=options.ensemble, engine=options.engine)
+                    restored = restore(low, model)
                     images[model] = np.asarray(restored)
                     times[model] = (time.process_time() - began) / low[..., 0].size * 1e6
             for contender, image in images.items():
@@ -114,7 +109,6 @@ def measure(options: Options) -> None:
             same = [r for r in rows if (r["scale"], r["jpeg"], r["model"]) == key]
             means = {k: np.mean([r[k] for r in same]) for k in same[0] if k in _FIGURES}
             print(f"  {contender:<40}" + "".join(f"{k} {v:8.4f}  " for k, v in means.items()))
-    report.write()
 
 
 _FIGURES = ("psnr", "ssim", "lpips")

@@ -11,6 +11,7 @@ Photos are the built-in ones or those of `--data FOLDER`. Figures are medians an
 least to most.
 """
 
+import contextlib
 import dataclasses
 import random
 import time
@@ -102,7 +103,7 @@ def crop_rows(folder: Path | None, *, batch: int, crop: int, seconds: float) -> 
     def train_batches(photos: Photos) -> BatchStream:
         return BatchStream(PhotoCrops(photos=photos, crop=crop, seed=0), global_batch=batch)
 
-    sources: dict[str, Callable[[], Iterator[Any]]] = {
+    sources: dict[str, Callable[[], Any]] = {
         "decoded for every crop": lambda: train_batches(cold),
         "from memory": lambda: train_batches(warm),
         "torch DataLoader, Pillow, decoded for every crop": lambda: _torch_batches(
@@ -141,19 +142,15 @@ def step_rows(folder: Path | None, *, preset: str) -> list[Row]:
     return rows
 
 
-def _crops_per_s(make: Callable[[], Iterator[Any]], batch: int, seconds: float) -> float:
-    batches = make()
-    for _ in range(8):  # more than is prepared ahead, so that the queue is in its steady state
-        next(batches)
-    start, count = time.perf_counter(), 0
-    while time.perf_counter() - start < seconds:
-        next(batches)
-        count += batch
-    rate = count / (time.perf_counter() - start)
-    close = getattr(batches, "close", None)
-    if close is not None:
-        close()
-    return rate
+def _crops_per_s(make: Callable[[], Any], batch: int, seconds: float) -> float:
+    with contextlib.closing(make()) as batches:
+        for _ in range(8):  # more than is prepared ahead, so that the queue is in its steady state
+            next(batches)
+        start, count = time.perf_counter(), 0
+        while time.perf_counter() - start < seconds:
+            next(batches)
+            count += batch
+        return count / (time.perf_counter() - start)
 
 
 class _PillowCrops:

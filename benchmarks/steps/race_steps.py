@@ -16,9 +16,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from benchmarks.harness.gpu_kernels import kernel_times
-from benchmarks.harness.processes import Steps, Worker
+from benchmarks.harness.processes import Steps, Worker, race_workers
 from benchmarks.harness.report import Report, ReportOptions, Row
-from benchmarks.harness.turns import take_turns
 
 if TYPE_CHECKING:
     from jaxsr.interop.aot.compile import Ahead
@@ -99,7 +98,6 @@ def race_rows(options: OptionsT, workload: Callable[[OptionsT], Workload]) -> li
       options: of the race.
       workload: builds the step in a contender's process.
     """
-    failures: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as cache:
         start = partial(_start, options=options, workload=workload, cache=cache)
         first_cold_s = None
@@ -107,38 +105,21 @@ def race_rows(options: OptionsT, workload: Callable[[OptionsT], Workload]) -> li
             cold = start("jaxsr")
             first_cold_s = cold.ready["first_step_s"]
             cold.kill()
-        workers: dict[str, Worker] = {}
-        try:
-            # A GPU's host has processors for all compilers at once.
-            waits = options.platform == "cpu"
-            for name in options.contenders:
-                try:
-                    workers[name] = start(name, waits=waits)
-                except RuntimeError as error:
-                    failures[name] = str(error)
-            for name, worker in [] if waits else list(workers.items()):
-                try:
-                    worker.wait()
-                except RuntimeError as error:
-                    failures[name] = str(error)
-                    del workers[name]
-            turns = {name: worker.turn for name, worker in workers.items()}
-            times = take_turns(turns, rounds=options.rounds)
-            ends = {name: worker.finish() for name, worker in workers.items()}
-        finally:
-            for worker in workers.values():
-                worker.kill()
+        # A GPU's host has processors for all compilers at once.
+        waits = options.platform == "cpu"
+        starts = {name: partial(start, name, waits=waits) for name in options.contenders}
+        raced, failures = race_workers(starts, rounds=options.rounds)
     rows = []
-    for name, worker in workers.items():
-        seconds = [turn["step_s"] for turn in times[name]]
+    for name, result in raced.items():
+        seconds = [turn["step_s"] for turn in result.turns]
         row = {
             "contender": name,
             "images_per_s": options.batch / median(seconds),
             "step_ms_median": 1e3 * median(seconds),
             "step_ms_min": 1e3 * min(seconds),
             "step_ms_max": 1e3 * max(seconds),
-            **worker.ready,
-            **ends[name],
+            **result.ready,
+            **result.end,
         }
         rows.append(row | ({"first_step_cold_s": first_cold_s} if name == "jaxsr" else {}))
     of_torch = [row["images_per_s"] for row in rows if row["contender"] != "jaxsr"]

@@ -19,11 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.processes import row_of_child
+from benchmarks.harness.processes import BoundedOptions
 from benchmarks.harness.report import (
     RESULTS,
     Report,
-    ReportOptions,
     Row,
     finished,
     part_of,
@@ -42,7 +41,7 @@ RECORD = RESULTS / "zoo.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(ReportOptions):
+class Options(BoundedOptions):
     """Options of the run."""
 
     group: tuple[Group, ...] = GROUPS
@@ -51,16 +50,8 @@ class Options(ReportOptions):
     """Run only models whose name contains this."""
     shard: str = "1/1"
     """Part of the models to run: 2/4 is the second of four."""
-    rerun: tuple[str, ...] = ()
-    """Statuses of rows in --out whose models run once more, such as failed timeout."""
     full: bool = False
     """Also check training mode, vmap, a mesh of two, and time steps."""
-    processor_s: int = 300
-    """Processor time of one model."""
-    timeout_s: int = 3000
-    """Wall time of one model."""
-    memory_gib: int = 24
-    """Address space of one model's process."""
 
 
 def check_entry(entry: Entry, *, full: bool, platform: str = "cpu", x64: bool = False) -> Row:
@@ -144,12 +135,7 @@ def _in_child(entry: Entry, options: Options, *, optimise: bool, x64: bool = Fal
             os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0".strip()
         return check_entry(entry, full=options.full, x64=x64) | {"optimised": optimise}
 
-    return row_of_child(
-        compute,
-        processor_s=options.processor_s,
-        timeout_s=options.timeout_s,
-        memory_gib=options.memory_gib,
-    )
+    return options.row_of_child(compute)
 
 
 def _import_libraries() -> None:

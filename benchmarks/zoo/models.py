@@ -121,6 +121,8 @@ def _torchvision(folder: Path) -> Iterator[Entry]:
         yield Entry("torchvision", name, f"torchvision:{name}", {}, inputs)
 
 
+_SWIN = {"window_size": 8, "depths": [2], "num_heads": [2], "embed_dim": 16, "upscale": 2,
+         "upsampler": "pixelshuffle"}  # fmt: skip
 _SPANDREL: dict[str, dict[str, Any]] = {
     "Compact:Compact": {"num_feat": 16, "num_conv": 2},
     "SwiftSRGAN:SwiftSRGAN": {"num_channels": 16, "num_blocks": 2},
@@ -128,12 +130,8 @@ _SPANDREL: dict[str, dict[str, Any]] = {
                 "compress_ratio": 4, "squeeze_factor": 8},
     "GRL:GRL": {"embed_dim": 16, "depths": [2], "num_heads_window": [2], "num_heads_stripe": [2],
                 "img_size": 32, "window_size": 8},
-    "Swin2SR:Swin2SR": {"window_size": 8, "depths": [2], "num_heads": [2], "embed_dim": 16,
-                        "upscale": 2,
-                        "upsampler": "pixelshuffle"},
-    "SwinIR:SwinIR": {"window_size": 8, "depths": [2], "num_heads": [2], "embed_dim": 16,
-                        "upscale": 2,
-                      "upsampler": "pixelshuffle"},
+    "Swin2SR:Swin2SR": _SWIN,
+    "SwinIR:SwinIR": _SWIN,
     "RestoreFormer:RestoreFormer": {"ch": 32, "ch_mult": [1, 2], "num_res_blocks": 1,
                                     "attn_resolutions": [16], "resolution": 32,
                                     "head_size": 2},

@@ -25,8 +25,7 @@ from jaxsr.interop._core import control_flow, func_derivatives
 from jaxsr.interop._core.attributes import describe_change
 from jaxsr.interop._core.deferred import ChannelArray
 from jaxsr.interop._core.dtypes import as_carried, as_int64, cast, is_differentiable, to_jax_dtype
-from jaxsr.interop._core.entry_points import ANY_FLEX_ATTENTION, entry_point, replaced
-from jaxsr.interop._core.function_entry import traced_apply
+from jaxsr.interop._core.entry_points import ANY_FLEX_ATTENTION, entry_point, replaced, traced_apply
 from jaxsr.interop._core.host_draws import refusing_seeds
 from jaxsr.interop._core.index_bounds import check_values, place_in_code
 from jaxsr.interop._core.other_modes import check_mode, check_recomputation

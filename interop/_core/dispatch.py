@@ -32,7 +32,6 @@ from jaxsr.interop._core.dtypes import (
 from jaxsr.interop._core.forward_gradients import Gradients
 from jaxsr.interop._core.index_bounds import checked_indices
 from jaxsr.interop._core.integer_bounds import bounds_of, fits
-from jaxsr.interop._core.lowered_values import fit, fitting_scalars
 from jaxsr.interop._core.recipes import (
     known_value,
     places_for_masks,
@@ -42,7 +41,7 @@ from jaxsr.interop._core.recipes import (
 )
 from jaxsr.interop._core.registry import Entry, Kind, is_overload
 from jaxsr.interop._core.repeated_code import RepeatedCode
-from jaxsr.interop._core.schema import Schema, in_order_of, name_of, schema_of
+from jaxsr.interop._core.schema import Schema, fit, fitting_scalars, in_order_of, name_of, schema_of
 from jaxsr.interop._core.stored_tensors import mark_whole, store_decided
 from jaxsr.interop._core.tensor import JaxTensor, straight_through
 from jaxsr.interop._core.torch_modes import TraceDispatchMode, TraceFunctionMode

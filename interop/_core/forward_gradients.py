@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Primitive, Var, jaxpr_as_fun
 
 from jaxsr.interop._core.index_bounds import collecting_indices
-from jaxsr.interop._core.watching import watched
+from jaxsr.interop._core.trace_scope import watched
 from jaxsr.interop.errors import UnsupportedTorchError
 
 Arrays = Sequence[jax.Array]

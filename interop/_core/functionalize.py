@@ -25,11 +25,7 @@ from jaxsr.interop._core.autograd_function import checkpointed
 from jaxsr.interop._core.containers import map_leaves, register_torch_nodes
 from jaxsr.interop._core.deferred import Rewriter
 from jaxsr.interop._core.dispatch import CONST_LIMIT, Dispatcher
-from jaxsr.interop._core.dtypes import (
-    cast,
-    to_jax_dtype,
-    to_torch_dtype,
-)
+from jaxsr.interop._core.dtypes import cast, to_jax_dtype, to_torch_dtype
 from jaxsr.interop._core.forward_gradients import (
     GradientRequested,
     Gradients,
@@ -39,15 +35,17 @@ from jaxsr.interop._core.forward_gradients import (
 )
 from jaxsr.interop._core.host_draws import DRAWN, calls_by_draws, refusing_host_draws
 from jaxsr.interop._core.index_bounds import collecting_indices
-from jaxsr.interop._core.input_writes import input_versions, written_input
 from jaxsr.interop._core.located_errors import located
 from jaxsr.interop._core.module_checks import (
     drop_caches,
+    input_versions,
     refuse_backward_hooks,
     refuse_old_mentions,
     refuse_other_form,
     refuse_wrappers,
     run_uncompiled,
+    tensors_made,
+    written_input,
 )
 from jaxsr.interop._core.recipes import Recipe
 from jaxsr.interop._core.repeated_calls import equal_calls, of_call
@@ -55,10 +53,9 @@ from jaxsr.interop._core.shared_memory import Originals, SharedMemory, Window
 from jaxsr.interop._core.slots import Slot, find_slots, matching, mentions, replaced_mentions
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.tensor_types import Globals, globals_of
-from jaxsr.interop._core.tensors_made import tensors_made
 from jaxsr.interop._core.trace import Trace
 from jaxsr.interop._core.trace_context import session
-from jaxsr.interop._core.watching import is_watched, watched, watching
+from jaxsr.interop._core.trace_scope import is_watched, watched, watching
 from jaxsr.interop._core.wide_integers import carried_by_buffer
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.errors import (

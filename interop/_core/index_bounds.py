@@ -22,15 +22,13 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from jaxsr.interop._core.caught_errors import try_around
 from jaxsr.interop._core.dtypes import as_int32
 from jaxsr.interop._core.operators import aten
-from jaxsr.interop._core.stack_frames import users_frame
+from jaxsr.interop._core.stack_frames import try_around, users_frame
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace_scope import Region, plain_torch
-from jaxsr.interop.below_modes import run_below
 from jaxsr.interop.errors import INDEX_RULE, RefusedValueError, UnsupportedTorchError
-from jaxsr.interop.mode_methods import DispatchMode, FunctionMode, Options
+from jaxsr.interop.mode_methods import DispatchMode, FunctionMode, Options, run_below
 
 
 class Use(NamedTuple):

@@ -1,10 +1,17 @@
-"""Checks of a module before it is converted: wrappers, hooks, caches of weights."""
+"""Checks of a module before it is converted (wrappers, hooks, caches of weights) and after a call.
+
+A call may not write into arguments, which stay in torch and are lost where arrays were given, and
+may not make parameters and buffers.
+"""
 
 import copy
+from collections.abc import Container, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
+from torch.utils import _pytree as pytree
 
 from jaxsr.interop._core.attributes import TABLES
 from jaxsr.interop._core.dtypes import to_jax_dtype
@@ -117,3 +124,58 @@ def drop_caches(twin: nn.Module) -> None:
             )
             if emptied and key not in TABLES and not vars(trial).get(key, True):
                 vars(sub)[key] = type(value)()
+
+
+class InputVersion(NamedTuple):
+    """An argument's tensor before a call, and how often it had been written."""
+
+    name: str
+    tensor: torch.Tensor
+    writes: int
+
+
+def input_versions(arguments: Sequence[Any]) -> list[InputVersion]:
+    """Every tensor of the arguments, by its key in an argument that is a dictionary, as `'x'`."""
+    named = [
+        (repr(key), value)
+        for place, argument in enumerate(arguments)
+        for key, value in (
+            argument.items() if isinstance(argument, Mapping) else [(place, argument)]
+        )
+    ]
+    return [
+        InputVersion(name, leaf, leaf._version)
+        for name, value in named
+        for leaf in pytree.tree_leaves(value)
+        if isinstance(leaf, torch.Tensor)
+    ]
+
+
+def written_input(before: list[InputVersion], arguments: Sequence[Any]) -> str | None:
+    """The name of the first argument that a call has written or replaced since `before`."""
+    now = {id(entry.tensor): entry for entry in input_versions(arguments)}
+    for name, tensor, writes in before:
+        entry = now.get(id(tensor))
+        if entry is None or entry.writes != writes:
+            return name
+    return None
+
+
+def tensors_made(module: nn.Module, known: Container[str]) -> str | None:
+    """The error for a call that made parameters or buffers, which would be lost.
+
+    Args:
+      module: after the call.
+      known: names of those that it had before.
+    """
+    for path, sub in module.named_modules(remove_duplicate=False):
+        for kind, table in (("parameter", sub._parameters), ("buffer", sub._buffers)):
+            for key, tensor in table.items():
+                name = f"{path}.{key}" if path else key
+                if tensor is not None and name not in known:
+                    return (
+                        f"forward or the loss makes the {kind} {name}, which no optimiser and no "
+                        "checkpoint knows; make it in __init__, or call the module once on zeros "
+                        "there"
+                    )
+    return None

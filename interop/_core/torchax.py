@@ -1,8 +1,8 @@
 """The only file that touches torchax: its table of aten lowerings, without its global state.
 
-jaxsr takes those of its lowerings that neither jaxsr nor torch has (`torchax_operators.py`). Its
-tensor type, modes and environment are not used: they lose in-place writes through views, ignore
-`no_grad` and draw random numbers from a baked-in key. `dispatch.py` runs the lowerings instead and
+jaxsr takes those of its lowerings that neither jaxsr nor torch has (`OPERATORS`). Its tensor type,
+modes and environment are not used: they lose in-place writes through views, ignore `no_grad` and
+draw random numbers from a baked-in key. `dispatch.py` runs the lowerings instead and
 checks every result against torch.
 """
 
@@ -16,12 +16,26 @@ from typing import Any
 
 import torch
 
-from jaxsr.interop._core.torchax_operators import OPERATORS
 from jaxsr.interop.errors import InputError
 
 HOW_TO_INSTALL = "pip install 'torchax==0.0.14.dev20261026', the one that jaxsr is tested with"
 
 _LOCK = threading.Lock()
+
+_NAMES = """
+special_bessel_j0.default special_bessel_j1.default
+special_bessel_y0.default special_bessel_y1.default
+special_hermite_polynomial_h.default special_hermite_polynomial_h.n_scalar
+special_hermite_polynomial_h.x_scalar special_hermite_polynomial_he.default
+special_hermite_polynomial_he.n_scalar special_hermite_polynomial_he.x_scalar
+special_laguerre_polynomial_l.default special_laguerre_polynomial_l.n_scalar
+special_laguerre_polynomial_l.x_scalar special_modified_bessel_i0.default
+special_modified_bessel_i1.default special_modified_bessel_k0.default
+special_modified_bessel_k1.default
+"""
+OPERATORS = frozenset(f"aten.{name}" for name in _NAMES.split())
+"""The operators that jaxsr takes from torchax, as torch writes them, such as
+`aten.add.Tensor`: all whose lowering is torchax's. A release of torch may lack some."""
 
 
 @functools.cache

@@ -1,10 +1,16 @@
-"""Parts of a trace inside other JAX transformations, and which values may cross their bounds."""
+"""The surroundings of traced code: the trace, its regions inside JAX transformations, and watchers.
 
-from collections.abc import Generator
-from contextlib import contextmanager
+`Region` knows which values may cross the bounds of such a region. `jaxsr.interop.hooks` is how
+others watch the torch code of a trace.
+"""
+
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from jaxsr.interop.errors import UnsupportedTorchError
 
@@ -97,3 +103,36 @@ class Region:
             yield self
         finally:
             self._stack.pop()
+
+
+Watch = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], AbstractContextManager[object]]
+"""Takes the module that runs and its arguments; returns a context for the run."""
+
+# Per thread and per context: another thread's traces stay unobserved.
+_WATCH: ContextVar[Watch | None] = ContextVar("jaxsr_interop_watch", default=None)
+
+
+@contextmanager
+def watched(watch: Watch | None) -> Generator[None]:
+    """Every `JaxModule.apply` of this thread in this block is entered under `watch`, if any.
+
+    Under `jax.jit` that happens while tracing: a cached program is not traced again.
+    """
+    token = _WATCH.set(watch)
+    try:
+        yield
+    finally:
+        _WATCH.reset(token)
+
+
+def is_watched() -> bool:
+    """Whether a `JaxModule.apply` of this thread is watched now."""
+    return _WATCH.get() is not None
+
+
+def watching(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> AbstractContextManager[object]:
+    """The context for which `watched` asks around this run; an empty one outside such a block."""
+    watch = _WATCH.get()
+    return nullcontext() if watch is None else watch(module, args, kwargs)

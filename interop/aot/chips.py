@@ -5,18 +5,16 @@
 it. Peak rates are those that JAX uses for its Pallas kernels.
 """
 
-import contextlib
 import importlib.util
 import math
-import os
-import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jaxsr.interop.errors import InputError
 from jaxsr.interop.fields import whole_number
 from jaxsr.interop.install import install_extra
+from jaxsr.interop.plugin_start import quiet_libtpu
 
 
 @dataclass(frozen=True)
@@ -98,31 +96,3 @@ def _why_no_topology(name: str, known: str, error: Exception) -> str:
             f"{install_extra('aot')}"
         )
     return f"libtpu has no topology {name!r} ({text[:200]}); there are {known}"
-
-
-@contextlib.contextmanager
-def quiet_libtpu() -> Generator[None]:
-    """Keeps libtpu from asking for a Cloud machine's description, and from reporting its absence.
-
-    Several processes may compile at once. The environment is libtpu's only interface; it reads it
-    when it is first loaded.
-    """
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-    os.environ.setdefault("TPU_LIBRARY_PATH", _library() or "")
-    sys.stderr.flush()
-    stderr_copy, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 2)
-    try:
-        yield
-    finally:
-        os.dup2(stderr_copy, 2)
-        os.close(stderr_copy)
-        os.close(null)
-
-
-def _library() -> str | None:
-    spec = importlib.util.find_spec("libtpu")
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    return os.path.join(spec.submodule_search_locations[0], "libtpu.so")

@@ -22,7 +22,6 @@ from typing import Any, cast
 import jax
 
 from jaxsr.interop.annotations import JsonObject, PyTree
-from jaxsr.interop.aot.chips import quiet_libtpu
 from jaxsr.interop.aot.gpu_program import GpuProgram, read_program
 from jaxsr.interop.aot.hlo import (
     Collective,
@@ -36,6 +35,7 @@ from jaxsr.interop.aot.hlo import (
 from jaxsr.interop.aot.topology import Device, Topology
 from jaxsr.interop.aot.traffic import main_memory_bytes
 from jaxsr.interop.out_of_memory import LESS_MEMORY
+from jaxsr.interop.plugin_start import quiet_libtpu
 
 _COMPILER_ERROR: type[Exception] = cast(Any, jax.errors).JaxRuntimeError
 

@@ -16,6 +16,7 @@ from typing import Any
 from jaxsr.interop.errors import InputError
 from jaxsr.interop.fields import whole_number
 from jaxsr.interop.install import install_extra
+from jaxsr.interop.plugin_start import skip_library_check
 
 _TERA = 1e12
 _MEMORY_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
@@ -230,15 +231,6 @@ def gpu_devices(name: str) -> tuple[Gpu, Sequence[Any], int]:
     except Exception as error:
         raise InputError(_why_no_topology(name, error)) from error
     return gpu, description.devices, hosts
-
-
-def skip_library_check() -> None:
-    """Lets JAX's CUDA plugin load without NVIDIA's libraries, on a machine without their driver.
-
-    It refuses to otherwise, with a traceback on every start of JAX. Compiling needs no device.
-    """
-    if importlib.util.find_spec("jax_cuda13_plugin") and not os.path.exists("/dev/nvidiactl"):
-        os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
 
 
 def _why_no_topology(name: str, error: Exception) -> str:

@@ -27,11 +27,11 @@ import jax.numpy as jnp
 import torch
 from torch import Tensor
 
+from jaxsr.interop.atomic_write import read_sealed, write_sealed
 from jaxsr.interop.cpu_kernels.attention_kernel import COLUMNS
 from jaxsr.interop.cpu_kernels.panel_kernels import kernels
 from jaxsr.interop.cpu_kernels.panel_tasks import FEW, NAMES, PANEL
 from jaxsr.interop.cpu_kernels.torch_calls import threads_per_call
-from jaxsr.interop.sealed_bytes import read_sealed, write_sealed
 from jaxsr.xla_calls import calls as cpu_calls
 
 # M tokens, I inputs, O outputs, P panels, G groups

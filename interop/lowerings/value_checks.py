@@ -11,12 +11,11 @@ from pathlib import Path
 import jax
 import torch
 
-from jaxsr.interop._core.caught_errors import try_around
 from jaxsr.interop._core.index_bounds import check_values, place_in_code
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.recipes import known_value
 from jaxsr.interop._core.registry import handles, lowers, overrides
-from jaxsr.interop._core.stack_frames import code_around
+from jaxsr.interop._core.stack_frames import code_around, try_around
 from jaxsr.interop._core.trace import Trace
 from jaxsr.interop._core.trace_scope import plain_torch
 from jaxsr.interop.errors import UnsupportedTorchError

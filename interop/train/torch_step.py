@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from jaxsr.interop._core.index_bounds import checked_torch
-from jaxsr.interop._core.input_writes import input_versions, written_input
-from jaxsr.interop._core.tensors_made import tensors_made
+from jaxsr.interop._core.module_checks import input_versions, tensors_made, written_input
 from jaxsr.interop.eager_control_flow import eager_control_flow
 from jaxsr.interop.errors import InputError, RefusedValueError, UserError
 from jaxsr.interop.torch_evaluation import evaluated

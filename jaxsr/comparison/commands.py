@@ -242,8 +242,8 @@ def _prepare(sides: Sequence[BackendSpec]) -> None:
     """Sets up JAX for the process."""
     import jax
 
-    from jaxsr.interop.aot.gpus import skip_library_check
     from jaxsr.interop.mesh import select_platform
+    from jaxsr.interop.plugin_start import skip_library_check
 
     if any(side.engine == "torch" for side in sides):
         share_gpu_memory()

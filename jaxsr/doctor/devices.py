@@ -76,7 +76,7 @@ def _shortened(why: str) -> str:
 
 
 def _advice(platform: str, why: str) -> str:
-    from jaxsr.interop.distributed import has_tpu
+    from jaxsr.interop.plugin_start import has_tpu
 
     if platform == "tpu" and not has_tpu():
         return "this machine shows no TPU (/dev/accel0, /dev/vfio/0): use --platform cpu or auto"
@@ -97,7 +97,7 @@ def _advice(platform: str, why: str) -> str:
 
 def _overlooked(backend: str) -> Iterator[Finding]:
     """Accelerators that the machine has and JAX did not take."""
-    from jaxsr.interop.distributed import has_tpu
+    from jaxsr.interop.plugin_start import has_tpu
 
     if has_tpu() and backend != "tpu":
         detail = "the machine has one, JAX does not use it"

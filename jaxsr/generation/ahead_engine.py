@@ -79,8 +79,6 @@ class AheadEngine(_Shapes, JaxDecoder):
       packed, draft: as for `JaxDecoder`.
     """
 
-    draft_kind = _Shapes
-
     def __init__(
         self,
         network: Any,
@@ -95,6 +93,9 @@ class AheadEngine(_Shapes, JaxDecoder):
         self._rows: dict[Batch, _PlannedRows] = {}
         mesh = Mesh(np.array(list(topology.devices)[:devices]), (sharding.AXIS,))
         super().__init__(network, mesh=mesh, packed=packed, draft=draft)
+
+    def _of_draft(self, draft: Any, **options: Any) -> JaxNetwork:
+        return _Shapes(draft, **options)
 
     def compile(
         self, options: SamplingOptions, *, batch: int, prompt: int, slots: int

@@ -21,7 +21,7 @@ from jaxsr.generation.decoder import (
     BatchDecoder,
     BatchSnapshot,
 )
-from jaxsr.generation.jax_proposals import ProposingNetwork
+from jaxsr.generation.jax_network import JaxNetwork
 from jaxsr.generation.jax_steps import State
 from jaxsr.generation.logits_processors import Settings, settings_of
 from jaxsr.generation.options import SamplingOptions
@@ -37,7 +37,7 @@ TILE = 4
 _OUTPUT_STEP = 64
 
 
-class JaxDecoder(ProposingNetwork, BatchDecoder):
+class JaxDecoder(JaxNetwork, BatchDecoder):
     """Runs a causal language model in JAX.
 
     Args:

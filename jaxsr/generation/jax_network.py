@@ -2,6 +2,11 @@
 
 The torch module is traced through `jaxsr.interop`, so the network exists once; a program that was
 traced before comes from a folder. `jaxsr.generation.ahead_run` makes the same programs from shapes.
+
+Its next tokens may be proposed, by prompt lookup or by a smaller network, the draft, whose weights
+lie on the same devices. One compiled loop then runs both: the draft proposes greedily, one forward
+of the network says how many proposals are right. Method: Leviathan, Kalman and Matias 2023,
+arXiv:2211.17192, with greedy tokens alone; `assistant_model` of transformers.
 """
 
 import time
@@ -15,24 +20,32 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from jaxsr.errors import InputError
 from jaxsr.generation import sharding
-from jaxsr.generation.cache_layouts import OwnLayout
+from jaxsr.generation.cache_layouts import CacheLayout, OwnLayout
 from jaxsr.generation.hugging_face_layouts import LibraryLayout
-from jaxsr.generation.jax_steps import Steps
-from jaxsr.generation.options import LESS_MEMORY
+from jaxsr.generation.jax_steps import Draft, Steps
+from jaxsr.generation.options import LESS_MEMORY, SamplingOptions
 from jaxsr.generation.packed_layers import Packed, use_panels
 from jaxsr.generation.stored_programs import stored, structure
-from jaxsr.generation.stored_weights import StoredWeights
+from jaxsr.generation.stored_weights import StoredWeights, without_values
 from jaxsr.interop.cpu_kernels import panel_product
 from jaxsr.interop.cpu_kernels.choice import attends_compiled
 from jaxsr.interop.mesh import place
 from jaxsr.interop.out_of_memory import check_program_fits
-from jaxsr.models.llama.host_weights import without_values
 from jaxsr.models.llama.int8_matmul import multiply_integers
 from jaxsr.models.llama.network import Attention, CausalLM, take_fewer_kernels
 from jaxsr.models.llama.packed import arranged_copy, has_blocks
-from jaxsr.runtime.cuda_graphs import LOOPS_IN_GRAPHS
 from jaxsr.xla_calls.calls import xla_only
+
+_IN_GRAPHS = (
+    "FUSION", "CUBLAS", "CUBLASLT", "CUSTOM_CALL", "CUDNN", "DYNAMIC_SLICE_FUSION",
+    "WHILE", "CONDITIONAL",
+)  # fmt: skip
+
+_LOOPS_IN_GRAPHS: dict[str, str | bool] = {"xla_gpu_enable_command_buffer": ",".join(_IN_GRAPHS)}
+"""Compiler option of one program: also puts the kernels of a loop's step into CUDA graphs; by XLA's
+default each is launched by itself."""
 
 
 class JaxNetwork:
@@ -43,8 +56,9 @@ class JaxNetwork:
       mesh: devices along an axis `tensor` to split weights and cache over.
       programs: folder of traced programs, see `jaxsr.generation.stored_programs`. None keeps none.
       packed: how weights in blocks are multiplied on one CPU.
-      keeps_values: whether `network` keeps its weights' values. Otherwise each value is freed once
-        it lies on the devices, so that the weights do not lie in memory twice.
+      keeps_values: whether `network` and `draft` keep their weights' values. Otherwise each value
+        is freed once it lies on the devices, so that the weights do not lie in memory twice.
+      draft: a smaller network of the same tokenizer, which proposes tokens. None: there is none.
     """
 
     def __init__(
@@ -55,6 +69,7 @@ class JaxNetwork:
         programs: Path | None,
         packed: Packed,
         keeps_values: bool = True,
+        draft: Any = None,
     ) -> None:
         self.config = network.config
         self.mesh = sharding.grouped_by_heads(mesh, network.config.num_key_value_heads)
@@ -91,6 +106,62 @@ class JaxNetwork:
         self._dtype = jnp.dtype(str(network.dtype).removeprefix("torch."))
         self._weights = self._placed(network, keeps_values=keeps_values)
         self._programs: dict[Any, Callable[..., Any]] = {}
+        self.draft = None
+        if draft is not None:
+            shared: dict[str, Any] = {"mesh": mesh, "packed": packed, "keeps_values": keeps_values}
+            self.draft = self._of_draft(draft, programs=None, **shared)
+
+    def _of_draft(self, draft: Any, **options: Any) -> "JaxNetwork":
+        """The draft on the same devices."""
+        return JaxNetwork(draft, **options)
+
+    def check_proposals(self, options: SamplingOptions, *, longest: int = 0) -> None:
+        """See `BatchDecoder.check_proposals`."""
+        if options.proposals is not None:
+            self.layout_for(options)
+        if options.num_draft_tokens is None:
+            return
+        if self.draft is None:
+            raise InputError(
+                f"{options.named_proposals} needs a draft model; give one, or leave it out"
+            )
+        self.draft._layout.looking_ahead(options.num_draft_tokens)
+        context, need = self.draft.config.max_position_embeddings, longest + options.max_new_tokens
+        if need > context:
+            raise InputError(
+                f"a prompt and its output take {need} tokens, but the draft model's context holds "
+                f"{context}; use a smaller --max-new-tokens, or leave --draft-model out"
+            )
+
+    def layout_for(self, options: SamplingOptions) -> CacheLayout:
+        """How batches with these options keep the network's past."""
+        if options.proposals is None:
+            return self._layout
+        return self._layout.looking_ahead(options.proposals)
+
+    def steps_for(self, options: SamplingOptions) -> Steps:
+        """The steps of batches with these options."""
+        layout = self.layout_for(options)
+        if options.num_draft_tokens is None:
+            return Steps(layout, self._run)
+        assert self.draft is not None
+        draft = Draft(
+            layout=self.draft._layout.looking_ahead(options.num_draft_tokens),
+            run=_run_of(self.draft, "draft"),
+            vocab_size=min(self.config.vocab_size, self.draft.config.vocab_size),
+        )
+        return Steps(layout, _run_of(self, "network"), draft)
+
+    def weights_for(self, options: SamplingOptions) -> dict[str, Any]:
+        """The weights that these steps take."""
+        if options.num_draft_tokens is None:
+            return self._weights
+        assert self.draft is not None
+        return {"network": self._weights, "draft": self.draft._weights}
+
+    def ahead(self, options: SamplingOptions) -> tuple[int, bool]:
+        """The dependencies of a program on its layout and the draft."""
+        return self.layout_for(options).ahead, options.num_draft_tokens is not None
 
     def _placed(self, network: Any, *, keeps_values: bool) -> dict[str, Any]:
         shardings = self._layout.weight_shardings
@@ -151,7 +222,7 @@ class JaxNetwork:
                 traced = self._traced(key, function, args)
                 lowered = jax.jit(traced, donate_argnums=donate).lower(*args)
             in_graphs = key[0] == "decode" and self.platform == "gpu"
-            options = LOOPS_IN_GRAPHS if in_graphs else None
+            options = _LOOPS_IN_GRAPHS if in_graphs else None
             self._programs[key] = self._compiled(f"{key[0]} {size}", lowered, options)
             self.compile_s += time.perf_counter() - begin
         return self._programs[key]
@@ -159,6 +230,8 @@ class JaxNetwork:
     def _traced(
         self, key: tuple[Any, ...], function: Callable[..., Any], args: tuple[Any, ...]
     ) -> Callable[..., Any]:
+        if self.draft is not None:
+            key = (*key, structure(self.draft._skeleton))
         long_key = (*key, self.platform, self._compiled_panels, structure(self._skeleton))
         return stored(self._folder, long_key, function, args, name=key[0])
 
@@ -170,6 +243,11 @@ class JaxNetwork:
         devices = self.mesh.local_devices
         check_program_fits(program, devices, f"the values of {name}", advice=LESS_MEMORY)
         return program
+
+
+def _run_of(network: JaxNetwork, part: str) -> Callable[..., Any]:
+    """Its output from a table of both networks' weights."""
+    return lambda weights, *args, **kwargs: network._run(weights[part], *args, **kwargs)
 
 
 def _integer_product(a: jax.Array, b: jax.Array) -> jax.Array:

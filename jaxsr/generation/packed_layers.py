@@ -12,7 +12,7 @@ from torch import Tensor, library, nn
 
 from jaxsr.interop.cpu_kernels import panel_product
 from jaxsr.models.llama.packed import LevelsEmbedding
-from jaxsr.models.llama.quantized import LevelsLinear, swap
+from jaxsr.models.llama.quantized import LevelsLinear
 from jaxsr.models.llama.transposed import SIBLINGS
 
 Packed = Literal["exact", "off"]
@@ -94,7 +94,9 @@ def use_panels(network: nn.Module) -> None:
         plain = [layers.pop(name) for name in names]
         matrix, first = PanelMatrix(plain), 0
         for name, layer in zip(names, plain, strict=True):
-            swap(network, name, PackedPanelLinear(layer, matrix, first=first, owns=not first))
+            network.set_submodule(
+                name, PackedPanelLinear(layer, matrix, first=first, owns=not first)
+            )
             first += -(-layer.out_features // panel_product.PANEL) * panel_product.PANEL
 
 

@@ -13,8 +13,8 @@ import jax
 from torch import nn
 
 from jaxsr.generation.stored_programs import structure
+from jaxsr.generation.stored_weights import named_tensors
 from jaxsr.interop import JaxModule, to_jax
-from jaxsr.models.llama.host_weights import named_tensors
 from jaxsr.models.llama.network import CausalLM
 
 _LAYERS = "model.layers"

@@ -15,8 +15,8 @@ from typing import Any
 import jax
 from jax import export
 
+from jaxsr.interop.atomic_write import read_sealed, write_sealed
 from jaxsr.interop.cpu_kernels import panel_product
-from jaxsr.interop.sealed_bytes import read_sealed, write_sealed
 from jaxsr.runtime.source_digest import source_digest
 
 # Code that a trace runs through: a change in any of it makes other programs.

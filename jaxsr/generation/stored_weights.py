@@ -1,19 +1,22 @@
-"""How an engine stores a network's weights on its devices."""
+"""How an engine stores a network's weights on its devices.
+
+It takes a network's tensors by name, and the network without their values, so that it can place
+the weights one at a time.
+"""
 
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from jaxsr.interop.host_arrays import to_numpy
 from jaxsr.models.hugging_face.direct_weights import directly_read
-from jaxsr.models.llama.host_weights import named_tensors
 from jaxsr.models.llama.network import CausalLM
 from jaxsr.models.llama.packed import level_arrays
 from jaxsr.models.llama.transposed import (
@@ -24,6 +27,19 @@ from jaxsr.models.llama.transposed import (
     turned_to_panels,
     untie_head,
 )
+
+Network = TypeVar("Network", bound=nn.Module)
+
+
+def named_tensors(network: nn.Module) -> dict[str, Tensor]:
+    """Every parameter and buffer by its torch name, tied ones once."""
+    return dict(network.named_parameters()) | dict(network.named_buffers())
+
+
+def without_values(network: Network) -> Network:
+    """The same network on the meta device; `network` itself is not changed."""
+    tensors = (*network.parameters(), *network.buffers())
+    return copy.deepcopy(network, {id(tensor): tensor.to("meta") for tensor in tensors})
 
 
 @dataclass(frozen=True, kw_only=True)

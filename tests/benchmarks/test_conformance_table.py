@@ -4,8 +4,8 @@ import pytest
 
 from benchmarks.conformance.suite import RECORD, TABLE, render
 from benchmarks.harness.report import read_rows
-from tests.oracles.conformance import functions, functions_algebra, layers, modules, programs  # noqa: F401
-from tests.oracles.conformance.registry import CASES, TORCH
+from tests.oracles.conformance.every import CASES
+from tests.oracles.conformance.registry import TORCH
 
 
 @pytest.mark.skipif(TORCH < (2, 13), reason="needs torch 2.13, whose functions the table has")

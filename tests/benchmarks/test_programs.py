@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import multiprocessing
 import os
 import re
 import runpy
@@ -12,16 +13,17 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import benchmarks
 from benchmarks.harness import report as _results
-from benchmarks.harness.processes import Worker
+from benchmarks.harness.processes import Worker, race_workers
 from benchmarks.harness.report import RESULTS, SCHEMA, Report, ReportOptions, read_rows
 from benchmarks.harness.turns import take_turns, time_calls
-from benchmarks.reliability import repeat as reliability
+from benchmarks.reliability import __main__ as reliability
 from benchmarks.reliability.hostile_inputs import Options as HostileOptions
 from benchmarks.reliability.hostile_inputs import measure_kind
 from benchmarks.reliability.kills import Options as KillsOptions
@@ -74,7 +76,8 @@ def test_texts_name_programs_that_exist():
 @pytest.mark.parametrize("name", NAMES)
 def test_help(name, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", [name, "--help"])
-    monkeypatch.delitem(sys.modules, f"benchmarks.{name}", raising=False)
+    for module in (f"benchmarks.{name}", f"benchmarks.{name}.__main__"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
     with pytest.raises(SystemExit) as stop:
         runpy.run_module(f"benchmarks.{name}", run_name="__main__", alter_sys=True)
     assert stop.value.code in (0, None)
@@ -188,6 +191,25 @@ def test_a_worker_runs_only_in_its_turn():
 def test_a_worker_that_fails_is_an_error():
     with pytest.raises(RuntimeError, match="exit status 7"):
         Worker(fail, (5,))
+
+
+def refuse(start):
+    raise ValueError("no such contender")
+    yield {}
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("waits", [False, True])
+def test_the_race_goes_on_without_a_worker_that_fails(waits):
+    starts = {
+        name: partial(Worker, steps, (5,), waits=waits)
+        for name, steps in (("a", count_turns), ("b", refuse), ("c", count_turns))
+    }
+    raced, failures = race_workers(starts, rounds=2)
+    assert failures == {"b": "ValueError: no such contender"}
+    assert [raced[name].turns for name in "ac"] == [[{"turn": 6}, {"turn": 7}]] * 2
+    assert raced["a"].ready == {"ready": 5} and raced["c"].end["end"] == 7
+    assert multiprocessing.active_children() == []
 
 
 def test_a_path_among_the_options_is_recorded_by_its_name(tmp_path):

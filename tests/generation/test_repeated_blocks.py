@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from jaxsr.generation.repeated_blocks import RepeatedBlocks, as_it_stands
+from jaxsr.generation.stored_weights import named_tensors, without_values
 from jaxsr.interop.host_arrays import to_numpy
 from jaxsr.models.llama.config import LlamaConfig
-from jaxsr.models.llama.host_weights import named_tensors, without_values
 from jaxsr.models.llama.network import Attention, CausalLM
 
 _TOKENS = np.array([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]], np.int32)

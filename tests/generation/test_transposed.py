@@ -8,7 +8,7 @@ import torch
 from jaxsr.generation.generate_loop import complete
 from jaxsr.generation.jax_decoder import JaxDecoder
 from jaxsr.generation.options import SamplingOptions
-from jaxsr.models.llama.host_weights import named_tensors, without_values
+from jaxsr.generation.stored_weights import named_tensors, without_values
 from jaxsr.models.llama.quantized import quantize
 from jaxsr.models.llama.transposed import arranged, linear_weights, transpose, untie_head
 

@@ -3,8 +3,8 @@
 import pytest
 
 from jaxsr.interop import UnsupportedTorchError
-from tests.oracles.conformance import functions, functions_algebra, layers, modules, programs  # noqa: F401
-from tests.oracles.conformance.registry import CASES, RTOL, differences, run_jaxsr, run_torch
+from tests.oracles.conformance.every import CASES
+from tests.oracles.conformance.registry import RTOL, differences, run_jaxsr, run_torch
 
 SAME = [c for c in CASES.values() if c.refused is None]
 REFUSED = [c for c in CASES.values() if c.refused is not None]

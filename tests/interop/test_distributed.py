@@ -7,7 +7,7 @@ import threading
 import jax
 import pytest
 
-from jaxsr.interop import distributed
+from jaxsr.interop import distributed, plugin_start
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ def join(monkeypatch):
             monkeypatch.delenv(name, raising=False)
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr(distributed, "_TPU_DEVICES", ("/dev/null",) if tpu else ())
+        monkeypatch.setattr(plugin_start, "_TPU_DEVICES", ("/dev/null",) if tpu else ())
         monkeypatch.setattr(jax.distributed, "initialize", initialize)
         monkeypatch.setattr(jax.config, "update", lambda *_: None)
         if hosts:

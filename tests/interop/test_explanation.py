@@ -9,8 +9,8 @@ import torch.nn.functional as F
 
 from jaxsr.interop import explain
 from jaxsr.interop._core import dispatch
-from tests.oracles.conformance import functions, functions_algebra, layers, modules, programs  # noqa: F401
-from tests.oracles.conformance.registry import CASES, TORCH, run_jaxsr
+from tests.oracles.conformance.every import CASES
+from tests.oracles.conformance.registry import TORCH, run_jaxsr
 
 
 @pytest.fixture(scope="module")

@@ -163,7 +163,7 @@ def test_a_terminal_gets_a_sign_that_moves_and_vanishes():
 
 
 def test_a_sign_moves_while_messages_of_a_compiler_are_silenced():
-    """`interop/aot/chips.py` turns file 2 elsewhere while libtpu compiles."""
+    """`interop/plugin_start.py` turns file 2 elsewhere while libtpu compiles."""
     received = on_a_terminal(SILENCED)
     assert len(re.findall(r"\r. compiling … \d s", received)) > 12
     assert shown(received) == "compiled"

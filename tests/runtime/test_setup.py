@@ -60,7 +60,7 @@ def test_torch_alone_does_not_import_jax():
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
 def test_libtpu_is_silent_where_there_is_no_tpu():
-    from jaxsr.interop.distributed import has_tpu
+    from jaxsr.interop.plugin_start import has_tpu
 
     if has_tpu():
         pytest.skip("this machine has a TPU")

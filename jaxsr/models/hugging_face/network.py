@@ -22,7 +22,6 @@ from jaxsr.models.hugging_face.cache import (
     open_cache,
 )
 from jaxsr.models.llama.network import wide
-from jaxsr.models.llama.quantized import swap
 
 _NO_LIMIT = 2**31 - 1
 _CACHE_NAMES = ("cache", "past_key_values", "cache_params")
@@ -93,7 +92,7 @@ class LibraryLM(nn.Module):
         super().__init__()
         for name, module in list(inner.named_modules()):
             if type(module).__name__ == "PhimoeRotaryEmbedding":
-                swap(inner, name, _PhimoeRotary(module))
+                inner.set_submodule(name, _PhimoeRotary(module))
         self.inner = inner
         accepted = inspect.signature(inner.forward).parameters
         self._takes = {*accepted}

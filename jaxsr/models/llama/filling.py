@@ -10,7 +10,6 @@ from jaxsr.errors import InputError, first_of
 from jaxsr.models.llama.block_formats import Blocks
 from jaxsr.models.llama.network import Embedding
 from jaxsr.models.llama.packed import BlockEmbedding, BlockLinear, MappedFile, TiedHead
-from jaxsr.models.llama.quantized import swap
 
 _ONE_SOURCE = "get the configuration and the weights again, from one source"
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -119,13 +118,13 @@ def _hold(network: nn.Module, name: str, value: Blocks) -> None:
         layer = BlockLinear(
             value.kind, blocks, bias=None if module.bias is None else module.bias.data, file=file
         )
-    swap(network, name, layer)
+    network.set_submodule(name, layer)
 
 
 def _tie(network: nn.Module, head: str, embedding: str) -> None:
     module = network.get_submodule(embedding)
     if isinstance(module, BlockEmbedding):
-        swap(network, head, TiedHead(module))
+        network.set_submodule(head, TiedHead(module))
     else:
         assert isinstance(module, nn.Embedding)
         network.get_submodule(head).weight = module.weight

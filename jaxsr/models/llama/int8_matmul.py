@@ -7,7 +7,7 @@ Tensors and their names are those of the layers that these stand for.
 import torch
 from torch import Tensor, nn
 
-from jaxsr.models.llama.quantized import ScaledLinear, W8A8Linear, quantize_tokens, swap
+from jaxsr.models.llama.quantized import ScaledLinear, W8A8Linear, quantize_tokens
 
 # The largest number of three digits of base 256 between -127 and 127.
 _REACH = 127 * (65536 + 256 + 1)
@@ -79,4 +79,4 @@ def multiply_integers(network: nn.Module, *, weight_only: bool) -> None:
             kind = DigitLinear
         else:
             continue
-        swap(network, name, kind(module.weight, module.weight_scale, bias=module.bias))
+        network.set_submodule(name, kind(module.weight, module.weight_scale, bias=module.bias))

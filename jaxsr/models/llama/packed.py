@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from jaxsr.models.llama.block_formats import FORMATS, Levels
-from jaxsr.models.llama.quantized import PARTS, LevelsLinear, QuantizedLinear, joined, swap
+from jaxsr.models.llama.quantized import PARTS, LevelsLinear, QuantizedLinear, joined
 
 _MOST_UNPACKED = 2**22
 """Weights that torch takes out of their blocks at a time."""
@@ -199,7 +199,7 @@ def arranged_copy(network: nn.Module) -> nn.Module:
     inside = {f"{name}.rows" for name in embeddings}
     for name, module in list(network.named_modules()):
         if isinstance(module, BlockLinear) and name not in inside:
-            swap(network, name, arranged(module))
+            network.set_submodule(name, arranged(module))
     for name, module in embeddings.items():
         rows: Any = arranged(module.rows)
         heads = [h for h in network.modules() if isinstance(h, TiedHead) and h.embedding is module]
@@ -209,7 +209,7 @@ def arranged_copy(network: nn.Module) -> nn.Module:
             scale=module.scale,
             is_head=module.is_head or bool(heads),
         )
-        swap(network, name, embedding)
+        network.set_submodule(name, embedding)
         for head in heads:
             head.tie(embedding)
     for layer in layers:

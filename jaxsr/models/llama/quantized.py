@@ -1,4 +1,4 @@
-"""Linear layers whose weights stay quantised in memory, and the swap that puts them into a network.
+"""Linear layers whose weights stay quantised in memory, and how they get into a network.
 
 Each stands where an `nn.Linear` stood, under its name, and computes `x Wᵀ + b` from
 `dequantized()`, up to rounding; the tests compare the two. Weights have shape (O, I), O outputs and
@@ -313,7 +313,7 @@ def dequantize(model: nn.Module) -> nn.Module:
             plain.weight.data = layer.dequantized()
             if layer.bias is not None:
                 plain.bias.data = layer.bias.float()
-            swap(model, name, plain.requires_grad_(False).eval())
+            model.set_submodule(name, plain.requires_grad_(False).eval())
     return model
 
 
@@ -337,7 +337,7 @@ def quantize(model: nn.Module, scheme: Scheme, *, skip: Collection[str] = frozen
             raise InputError(f"{name} is quantised already; leave {scheme} out")
         in_block = any(part.isdecimal() for part in name.split("."))
         if in_block and name not in skip and _is_linear(module):
-            swap(model, name, make[scheme](_as_linear(module)))
+            model.set_submodule(name, make[scheme](_as_linear(module)))
     if not any(isinstance(module, QuantizedLinear) for module in model.modules()):
         raise InputError(
             f"{scheme}: the {type(model).__name__} has no linear layers in its blocks; leave "
@@ -359,9 +359,3 @@ def _as_linear(module: Any) -> nn.Linear:
         linear = nn.Linear(weight.shape[1], weight.shape[0])
     linear.weight, linear.bias = nn.Parameter(weight), nn.Parameter(module.bias.detach())
     return linear
-
-
-def swap(model: nn.Module, name: str, module: nn.Module) -> None:
-    """Puts `module` where the submodule `name` was."""
-    parent, _, leaf = name.rpartition(".")
-    setattr(model.get_submodule(parent), leaf, module)

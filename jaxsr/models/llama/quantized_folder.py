@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from jaxsr.errors import InputError
 from jaxsr.models.llama.group_formats import InputOrder, dequantize_mxfp4, take_layer
 from jaxsr.models.llama.quantization_config import Quantization, read_quantization
-from jaxsr.models.llama.quantized import Float8Activations, ScaledLinear, W8A8Linear, swap
+from jaxsr.models.llama.quantized import Float8Activations, ScaledLinear, W8A8Linear
 
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
@@ -44,7 +44,7 @@ def swap_quantized(network: nn.Module, tensors: dict[str, Tensor], stated: Any) 
             layer = take_layer(quantization.layout, name, tensors, **dict(quantization.options))
         if layer is not None:
             _check_sizes(name, module, layer, quantization)
-            swap(network, name, layer)
+            network.set_submodule(name, layer)
             swapped = True
     if not swapped:
         raise InputError(
@@ -125,7 +125,7 @@ def _swap_scaled(
                 input_scale=input_scale,
                 bias=bias,
             )
-        swap(network, name, layer)
+        network.set_submodule(name, layer)
 
 
 def _input_scale(name: str, tensors: dict[str, Tensor]) -> Tensor:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, library, nn
 
 from jaxsr.models.llama.network import Embedding
-from jaxsr.models.llama.quantized import swap
 
 
 class TransposedLinear(nn.Module):
@@ -214,7 +213,7 @@ def transpose(
         for kind, forms in layers.items():
             if isinstance(module, kind):
                 in_panels = compiled and _fits(cast(Tensor, module.weight))
-                swap(network, name, forms[in_panels](cast(Any, module)))
+                network.set_submodule(name, forms[in_panels](cast(Any, module)))
                 names[in_panels].add(f"{name}.weight")
     for module in network.modules() if compiled else ():
         for siblings in SIBLINGS:
@@ -243,6 +242,6 @@ def in_panels(network: nn.Module, names: Collection[str]) -> frozenset[str]:
         if not isinstance(module, nn.Linear) or f"{name}.weight" not in names:
             continue
         if _fits(module.weight):
-            swap(network, name, PanelLinear(module))
+            network.set_submodule(name, PanelLinear(module))
             swapped.add(f"{name}.weight")
     return frozenset(swapped)

@@ -13,7 +13,7 @@ from torch import nn
 from jaxsr.doctor.adapter import check_adapter
 from jaxsr.interop import UnsupportedTorchError, explain, to_jax
 from jaxsr.interop._core import registry, torchax
-from jaxsr.interop._core.torchax_operators import OPERATORS
+from jaxsr.interop._core.torchax import OPERATORS
 
 
 class Bessel(nn.Module):
@@ -45,13 +45,13 @@ def test_the_list_is_what_the_registry_says():
         func = getattr(packet, overload or "default", None)
         if func is not None and registry.resolve(func).kind is registry.Kind.TORCHAX:
             taken.add(str(func))
-    assert taken <= OPERATORS, "add them to interop/_core/torchax_operators.py"
+    assert taken <= OPERATORS, "add them to interop/_core/torchax.py"
     unused = {
         name
         for name in OPERATORS - taken
         if torch._C._dispatch_has_kernel(name.replace(".", "::", 1).removesuffix(".default"))
     }
-    assert not unused, "take them out of interop/_core/torchax_operators.py"
+    assert not unused, "take them out of interop/_core/torchax.py"
 
 
 @pytest.mark.usefixtures("without_bessel")

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from jaxsr.models.libraries import import_transformers
@@ -36,23 +35,29 @@ def tiny_model(family: str, folder: Path) -> Any:
     return model
 
 
+def padded(prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Prompts padded with zeros on the left, and the mask of their tokens."""
+    longest = max(map(len, prompts))
+    tokens = torch.zeros(len(prompts), longest, dtype=torch.long)
+    mask = torch.zeros_like(tokens)
+    for row, prompt in enumerate(prompts):
+        tokens[row, longest - len(prompt) :] = torch.tensor(prompt)
+        mask[row, longest - len(prompt) :] = 1
+    return tokens, mask
+
+
 def reference_tokens(
     model: Any, *, prompts: Sequence[Sequence[int]] = PROMPTS, new_tokens: int = NEW_TOKENS
 ) -> list[list[int]]:
     """`generate` of transformers on the prompts, padded on the left."""
-    longest = max(map(len, prompts))
-    tokens = np.zeros((len(prompts), longest), np.int64)
-    mask = np.zeros_like(tokens)
-    for row, prompt in enumerate(prompts):
-        tokens[row, longest - len(prompt) :] = prompt
-        mask[row, longest - len(prompt) :] = 1
+    tokens, mask = padded(prompts)
     outputs = model.generate(
-        torch.from_numpy(tokens),
-        attention_mask=torch.from_numpy(mask),
+        tokens,
+        attention_mask=mask,
         max_new_tokens=new_tokens,
         min_new_tokens=new_tokens,
         do_sample=False,
         eos_token_id=None,
         pad_token_id=0,
     )
-    return outputs[:, longest:].tolist()
+    return outputs[:, tokens.shape[1] :].tolist()
