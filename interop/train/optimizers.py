@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from optax.contrib import ScheduleFreeState, schedule_free_eval_params
 
 from jaxsr.interop.errors import InputError, first_line
 from jaxsr.interop.train.options import OptimizerConfig, json_object
@@ -122,6 +123,11 @@ def make_optimizer(
         parts.append(clip_by_global_norm(config.clip_norm))
     if ":" in config.optimizer:
         parts.append(_rule_of_optax(config, make_schedule(config, steps)))
+        if lr_factors and ":schedule_free" in config.optimizer:
+            raise InputError(
+                f"optimizer {config.optimizer} averages its own steps, which factors of the "
+                "learning rate would not reach; leave out --lr-factor"
+            )
         if lr_factors:
             parts.append(_scale_each(lr_factors))
         return optax.chain(*parts, _counting())
@@ -163,11 +169,6 @@ def _rule_of_optax(
             f"optimizer {config.optimizer} is not a rule of optax {optax.__version__} with a "
             "learning rate; give another name, or return it from your task's optimizer method"
         )
-    if ":schedule_free" in config.optimizer:
-        raise InputError(
-            f"optimizer {config.optimizer} validates other weights than it trains, which jaxsr's "
-            "step does not; use wsd as the schedule"
-        )
     arguments = json_object("optimizer_args", config.optimizer_args)
     if config.weight_decay and "weight_decay" in takes:
         arguments = {"weight_decay": config.weight_decay, **arguments}
@@ -200,6 +201,38 @@ def _scale_each(factors: Mapping[str, float]) -> optax.GradientTransformation:
         return {name: update * factors.get(name, 1.0) for name, update in trees.items()}
 
     return optax.stateless(scaled)
+
+
+def has_own_average(state: optax.OptState) -> bool:
+    """Whether a rule of the kind `schedule_free` moves the weights: it validates others."""
+    return bool(_schedule_free_states(state))
+
+
+def validated_params(state: optax.OptState, params: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """The parameters to validate and export: those trained, or a schedule-free rule's average.
+
+    Args:
+      state: of the parameters' optimiser.
+      params: as the step trains them.
+
+    Raises:
+      InputError: such a rule moves a part of the parameters alone.
+    """
+    for rule in _schedule_free_states(state):
+        if jax.tree.structure(rule.z) != jax.tree.structure(params):
+            raise InputError(
+                "a schedule-free rule must move all parameters of its network; leave out "
+                "optax.masked and optax.multi_transform around it"
+            )
+        params = schedule_free_eval_params(rule, params)
+    return params
+
+
+def _schedule_free_states(state: optax.OptState) -> list[Any]:
+    def is_one(node: Any) -> bool:
+        return isinstance(node, ScheduleFreeState)
+
+    return [node for node in jax.tree.leaves(state, is_leaf=is_one) if is_one(node)]
 
 
 def updates_done(state: optax.OptState) -> jax.Array:

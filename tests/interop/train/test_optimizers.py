@@ -201,7 +201,6 @@ def test_rules_of_optax_by_name(name, options, rule):
     [
         ({"optimizer": "optax:none"}, "is not a rule of optax"),
         ({"optimizer": "optax:clip"}, "is not a rule of optax"),
-        ({"optimizer": "optax.contrib:schedule_free_adamw"}, "validates other weights"),
         ({"optimizer": "optax:sgd", "weight_decay": 0.1}, "takes no weight_decay"),
         ({"optimizer": "optax:lion", "optimizer_args": '{"beta": 1}'}, "does not take .*it has b1"),
         ({"optimizer": "optax:adam", "optimizer_args": '{"b1": "x"}'}, "does not take .*it has b1"),
