@@ -104,7 +104,8 @@ def init_state(
     }
     if ema and has_own_average(states.get(exported, ())):
         raise InputError(
-            "a schedule-free rule averages the weights itself; leave out the moving average: --ema 0"
+            "a schedule-free rule averages the weights itself; leave the moving average out: "
+            "--ema 0"
         )
     return TrainState(
         step=jnp.zeros((), jnp.int32),

@@ -112,6 +112,7 @@ def test_a_schedule_free_rule_exports_its_average():
                     p.copy_((1 - beta) * steps[name] + beta * average[name])
             F.mse_loss(network(x), y).backward()
             for name, p in network.named_parameters():
+                assert p.grad is not None
                 steps[name] -= lr * p.grad
                 average[name] += (steps[name] - average[name]) / (step + 1)
     for name, tensor in average.items():
