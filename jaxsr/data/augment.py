@@ -33,7 +33,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int32, UInt8
 
 from jaxsr.data.input_form import IMAGENET
-from jaxsr.errors import InputError, one_line
+from jaxsr.errors import InputError, did_you_mean, one_line
 from jaxsr.interop.train.options import json_object
 
 Prepare = Callable[..., dict[str, Array]]
@@ -273,7 +273,8 @@ def _policy_change(text: str, crop: int) -> Callable[[Array, Array, Array], tupl
 
     for name, values in json_object("policy", text).items():
         if name not in known:
-            raise InputError(f"policy: no step {name!r:.80}; there are {', '.join(known)}")
+            meant = did_you_mean(name, known)
+            raise InputError(f"policy: no step {name!r:.80}{meant}; there are {', '.join(known)}")
         try:
             pairs = {n: tuple(v) if isinstance(v, list) else v for n, v in dict(values).items()}
             steps[:] = [*steps, getattr(ops, name)(**pairs)]

@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from jaxsr.errors import InputError, MissingFileError, one_line, printable
+from jaxsr.errors import InputError, MissingFileError, first_of, one_line, printable
 from jaxsr.folders import cache_folder
 from jaxsr.models.gguf_names import first_files, part_names
 
@@ -129,8 +129,9 @@ def _check_digests(path: Path) -> None:
     """Compares the files of a snapshot with their digests, once for each.
 
     Raises:
-      InputError: one differs; it is removed.
+      InputError: some differ; they are removed.
     """
+    altered: list[str] = []
     checked = cache_folder() / "hub"
     if path.is_dir():
         files = sorted(path.iterdir())
@@ -145,13 +146,16 @@ def _check_digests(path: Path) -> None:
             continue
         if _digest(blob) != blob.name:
             blob.unlink()
-            raise InputError(
-                f"{printable(file.name, 120)} of the hub is not what its digest says, and was "
-                "removed; run the command again"
-            )
+            altered.append(file.name)
+            continue
         with contextlib.suppress(OSError):  # then it is compared again the next time
             checked.mkdir(parents=True, exist_ok=True)
             mark.touch()
+    if altered:
+        raise InputError(
+            f"{printable(first_of(altered), 120)} of the hub: not what the digest says, and "
+            "removed; run the command again"
+        )
 
 
 def _digest(blob: Path) -> str:

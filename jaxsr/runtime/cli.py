@@ -357,9 +357,19 @@ def _in_our_words(text: str, arguments: Sequence[str]) -> str:
     if match := re.match(rf"Missing from .*?: {words} (.*?)\.? \(required\)", text):
         return f"{(match[1] or match[2]).strip()} is missing ({match[3]})"
     if match := re.match(r"Unrecognized options: (\S+)", text):
-        word = match[1].strip(",").partition("=")[0]
-        return f"{'unknown option' if word.startswith('-') else 'unexpected word'} {word}"
+        word = match[1].strip(",")
+        if word.startswith("-"):
+            return f"unknown option {word.partition('=')[0]}"
+        return f"unexpected word {word}{_one_too_many(word, arguments)}"
     return text
+
+
+def _one_too_many(word: str, arguments: Sequence[str]) -> str:
+    """The option in front of an unexpected word, which has got its only value already."""
+    before = arguments[: arguments.index(word)] if word in arguments else []
+    if len(before) < 2 or before[-1].startswith("--") or not before[-2].startswith("--"):
+        return ""
+    return f" after {' '.join(before[-2:])}, which takes one word"
 
 
 def _one_line(error: BaseException) -> str:

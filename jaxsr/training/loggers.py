@@ -157,7 +157,13 @@ def make_logger(name: str) -> Logger:
             f"--logger {name} has no method {absent[0]}; a logger has those of "
             "jaxsr.training.loggers.Logger"
         )
-    return kind()
+    try:
+        return kind()
+    except Exception as error:
+        raise InputError(
+            f"--logger {name} cannot be made without arguments ({type(error).__name__}: "
+            f"{one_line(error)}); correct the class"
+        ) from error
 
 
 def _identity(path: Path) -> str | None:

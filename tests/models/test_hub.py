@@ -90,9 +90,18 @@ def test_files_are_compared_again_when_they_change(hub, tmp_path):
     weights = next(path for path in (tmp_path / "hf").rglob("model.safetensors")).resolve()
     weights.write_bytes(b"changed")
     (offline,) = hub("org/name", HF_HUB_OFFLINE="1")
-    assert "InputError model.safetensors of the hub is not what its digest says" in offline
+    assert "InputError model.safetensors of the hub: not what the digest says" in offline
     assert hub("org/name") == [line]
     assert weights.read_bytes() == b"weights"
+
+
+def test_all_altered_files_are_named_and_fetched_again(hub, tmp_path):
+    Hub.files["two.safetensors"] = b"more weights"
+    Hub.fault = "altered"
+    (line,) = hub("org/name")
+    assert "InputError model.safetensors, two.safetensors of the hub: not what the digest" in line
+    Hub.fault = ""
+    assert hub("org/name")[0].endswith("model.safetensors tokenizer.json two.safetensors")
 
 
 def test_small_files_have_gits_digest(tmp_path):

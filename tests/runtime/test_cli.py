@@ -46,7 +46,7 @@ class Options:
         ([], "--out is missing (Folder for the results); see"),
         (["--out"], "--out needs a value; see"),
         (["--out", "x", "--size", "y"], "--size must be a whole number, got 'y'; see"),
-        (["--out", "x", "y"], "unexpected word y; see"),
+        (["--out", "x", "y"], "unexpected word y after --out x, which takes one word; see"),
         (["--out", "x", "--szie", "1"], "unknown option --szie (did you mean --size?); see"),
     ],
 )

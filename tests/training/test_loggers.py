@@ -49,6 +49,10 @@ class Refuses(Lines):
         raise RuntimeError("no account")
 
 
+class Needs(Lines):
+    def __init__(self, account): ...
+
+
 class Short:
     def start(self, folder, options, step): ...
 """
@@ -100,6 +104,8 @@ def test_other_names_are_refused():
         make_logger("own_logs:Short")
     with pytest.raises(InputError, match="logger"):
         make_logger("own_logs:Absent")
+    with pytest.raises(InputError, match=r"own_logs:Needs cannot be made .*'account'"):
+        make_logger("own_logs:Needs")
     with pytest.raises(InputError, match="names the code evil:Log"):
         check_run_names("run", ({"logger": ["wandb", "evil:Log"]},), ["--resume"])  # pyright: ignore
 
