@@ -256,6 +256,7 @@ def parse_options(
     import tyro
 
     _check_not_empty(kind, arguments)
+    _check_listed_once(kind, arguments)
     if description is None:
         description = inspect.cleandoc(kind.__doc__ or "")
     options["prog"] = prog
@@ -312,6 +313,21 @@ def _check_not_empty(kind: Any, arguments: Sequence[str]) -> None:
         is_path = declared is Path or Path in get_args(declared) or option == "--model"
         if option.startswith("--") and is_path and (value if equals else following) == "":
             raise InputError(f"{option} got an empty text; give a name, or leave {option} out")
+
+
+def _check_listed_once(kind: Any, arguments: Sequence[str]) -> None:
+    """Refuses a list that is given in parts, `--logger wandb --logger mlflow`: the last one alone
+    would count.
+
+    Raises:
+      InputError: an option of several values comes twice.
+    """
+    types = get_type_hints(kind) if dataclasses.is_dataclass(kind) else {}
+    given = [word.partition("=")[0] for word in arguments if word.startswith("--")]
+    for option in dict.fromkeys(given):
+        declared = types.get(option.removeprefix("--").replace("-", "_"))
+        if given.count(option) > 1 and get_args(declared)[-1:] == (...,):
+            raise InputError(f"{option} is given twice; write it once, with all its values")
 
 
 def _unboxed(text: str) -> str:

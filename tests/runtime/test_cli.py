@@ -38,6 +38,16 @@ class Options:
     """Folder for the results."""
     size: int = 3
     """Rows."""
+    names: tuple[str, ...] = ()
+    """Names."""
+
+
+def test_a_list_in_parts_is_refused():
+    words = ["--out", "x", "--size", "1", "--size", "2", "--names", "a", "b"]
+    options = parse_options(Options, words, prog="tool")
+    assert (options.size, options.names) == (2, ("a", "b"))
+    with pytest.raises(InputError, match="--names is given twice; write it once, with all its val"):
+        parse_options(Options, [*words, "--names=c"], prog="tool")
 
 
 @pytest.mark.parametrize(
