@@ -97,8 +97,10 @@ def fetched(model: str | Path) -> Path:
         if kind in _RULES:
             reason = f"({kind}): {_RULES[kind]}"
         else:
-            command = _command(repo, revision, file)
-            reason = f"({kind}: {one_line(error):.200}); where the hub is reached: {command}"
+            # Where nothing is in the cache the library explains that at length; the cause is why.
+            cause = error.__cause__ if kind == "LocalEntryNotFoundError" else None
+            text = f"{type(cause or error).__name__}: {one_line(cause or error):.300}"
+            reason = f"({text}); where the hub is reached: {_command(repo, revision, file)}"
         here = "" if text.startswith("hf:") else "is not a folder here, and "
         raise MissingFileError(f"{printable(text)} {here}cannot be fetched {reason}") from error
     _check_digests(path)

@@ -172,9 +172,15 @@ def test_what_is_not_there_is_one_line(hub, name, reason):
 def test_offline_and_not_kept_names_the_command(hub):
     (line,) = hub("org/name", HF_HUB_OFFLINE="1")
     assert "MissingFileError" in line and line.endswith("hf download org/name")
+    assert "unset the `HF_HUB_OFFLINE` environment variable" in line
     (line,) = hub("hf:org/name@v1:a b.gguf", HF_HUB_OFFLINE="1")
     assert line.endswith("hf download org/name 'a b.gguf' --revision v1")
     assert not Hub.requested
+
+
+def test_a_hub_that_is_not_reached_says_why(hub):
+    (line,) = hub("org/name", HF_ENDPOINT="http://127.0.0.1:9", HF_HUB_DISABLE_TELEMETRY="1")
+    assert "Connection refused); where the hub is reached: hf download org/name" in line
 
 
 def test_files_in_folders_stay_there(hub):
