@@ -39,6 +39,11 @@ class ExportConfig(ModelOptions):
             raise InputError(f"out={self.out} is a folder; name a file in it")
         if not self.out.parent.is_dir():
             raise InputError(f"no folder {self.out.parent} for out={self.out}; create it first")
+        if self.out.exists() and self.out.suffix.lower() not in (".stablehlo", ".onnx"):
+            raise InputError(
+                f"{self.out} exists, and its name is not that of a program (.stablehlo, .onnx); "
+                "remove it, or name another"
+            )
 
     @property
     def file_format(self) -> Literal["stablehlo", "onnx"]:

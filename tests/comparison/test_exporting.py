@@ -169,3 +169,12 @@ def test_platforms_that_jax_lacks_are_refused(platforms):
     """A program for `c`, `p` and `u` was made."""
     with pytest.raises(InputError, match="platforms must be a list of cpu, cuda"):
         jaxsr.export_stablehlo(nn.Linear(2, 2), torch.zeros(1, 2), platforms=platforms)
+
+
+def test_only_programs_are_replaced(tmp_path):
+    for name in ("net.stablehlo", "net.ONNX"):
+        (tmp_path / name).touch()
+        ExportConfig(model="x", out=tmp_path / name)
+    (tmp_path / "photo.jpg").touch()
+    with pytest.raises(InputError, match=r"photo.jpg exists, and its name is not that of a prog"):
+        ExportConfig(model="x", out=tmp_path / "photo.jpg")
