@@ -30,7 +30,7 @@ _WORDS = {
 
 def takes_json(name: str) -> bool:
     """Whether an option of text is JSON: a file may have it as a mapping."""
-    return name.endswith("_args")
+    return name.endswith("_args") or name == "policy"
 
 
 def from_values(kind: type[Options], values: Mapping[str, Any], *, prefix: str = "") -> Options:

@@ -209,6 +209,15 @@ def test_another_run_is_not_overwritten(capsys, finished):
     assert "already holds a run; add --resume" in line
 
 
+def test_a_start_that_was_refused_does_not_occupy_its_folder(capsys, tmp_path):
+    """The command can be repeated with a correct option."""
+    out = ["--out", tmp_path / "run"]
+    assert "not a rule of optax" in refused(capsys, *TINY, *out, "--optimizer", "optax:none")
+    assert "--logger absent" in refused(capsys, *TINY, *out, "--logger", "absent:Log")
+    assert run(*TINY, *out) == 0
+    assert "already holds a run" in refused(capsys, *TINY, *out)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -6,6 +6,7 @@ on Adagrad's start and epsilon, or on where clipping adds its epsilon. The tests
 each against torch. References: Kingma & Ba 2015; Loshchilov & Hutter 2019; Duchi et al. 2011.
 """
 
+import difflib
 import importlib
 import inspect
 import math
@@ -16,6 +17,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+import optax.contrib
+from optax.contrib import ScheduleFreeState, schedule_free_eval_params
 
 from jaxsr.interop.errors import InputError, first_line
 from jaxsr.interop.train.options import OptimizerConfig, json_object
@@ -72,6 +75,20 @@ def _of_optax(name: str) -> tuple[Any, list[str]]:
     return function, list(inspect.signature(function).parameters) if callable(function) else []
 
 
+def _meant(name: str) -> str:
+    """The name in either module of optax that is nearest to one that neither has."""
+    attribute = name.partition(":")[2]
+    places = {
+        other: module.__name__
+        for module in (optax.contrib, optax)
+        for other in dir(module)
+        if other[0].islower() and inspect.isfunction(getattr(module, other))
+    }
+    near = difflib.get_close_matches(attribute, list(places), n=1, cutoff=0.7)
+    meant = f"{places[near[0]]}:{near[0]}" if near else name
+    return "" if meant == name else f" (did you mean {meant}?)"
+
+
 def _schedule_of_optax(config: OptimizerConfig, span: int) -> optax.Schedule:
     """A schedule by its name, over `span` updates."""
     maker, takes = _of_optax(config.schedule)
@@ -79,8 +96,8 @@ def _schedule_of_optax(config: OptimizerConfig, span: int) -> optax.Schedule:
     if not rates:
         raise InputError(
             f"schedule {config.schedule} is not one of optax {optax.__version__} with a peak or "
-            "first value; give another name, or return an optimiser with it from your task's "
-            "optimizer method"
+            f"first value{_meant(config.schedule)}; give another name, or return an optimiser with "
+            "it from your task's optimizer method"
         )
     defaults = {"init_value": 0.0} if rates[0] == "peak_value" and "init_value" in takes else {}
     lengths = {each: span for each in ("transition_steps", "decay_steps") if each in takes}
@@ -122,6 +139,11 @@ def make_optimizer(
         parts.append(clip_by_global_norm(config.clip_norm))
     if ":" in config.optimizer:
         parts.append(_rule_of_optax(config, make_schedule(config, steps)))
+        if lr_factors and ":schedule_free" in config.optimizer:
+            raise InputError(
+                f"optimizer {config.optimizer} averages its own steps, which factors of the "
+                "learning rate would not reach; leave out --lr-factor"
+            )
         if lr_factors:
             parts.append(_scale_each(lr_factors))
         return optax.chain(*parts, _counting())
@@ -161,12 +183,8 @@ def _rule_of_optax(
     if "learning_rate" not in takes:
         raise InputError(
             f"optimizer {config.optimizer} is not a rule of optax {optax.__version__} with a "
-            "learning rate; give another name, or return it from your task's optimizer method"
-        )
-    if ":schedule_free" in config.optimizer:
-        raise InputError(
-            f"optimizer {config.optimizer} validates other weights than it trains, which jaxsr's "
-            "step does not; use wsd as the schedule"
+            f"learning rate{_meant(config.optimizer)}; give another name, or return it from your "
+            "task's optimizer method"
         )
     arguments = json_object("optimizer_args", config.optimizer_args)
     if config.weight_decay and "weight_decay" in takes:
@@ -200,6 +218,38 @@ def _scale_each(factors: Mapping[str, float]) -> optax.GradientTransformation:
         return {name: update * factors.get(name, 1.0) for name, update in trees.items()}
 
     return optax.stateless(scaled)
+
+
+def has_own_average(state: optax.OptState) -> bool:
+    """Whether a rule of the kind `schedule_free` moves the weights: it validates others."""
+    return bool(_schedule_free_states(state))
+
+
+def validated_params(state: optax.OptState, params: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """The parameters to validate and export: those trained, or a schedule-free rule's average.
+
+    Args:
+      state: of the parameters' optimiser.
+      params: as the step trains them.
+
+    Raises:
+      InputError: such a rule moves a part of the parameters alone.
+    """
+    for rule in _schedule_free_states(state):
+        if jax.tree.structure(rule.z) != jax.tree.structure(params):
+            raise InputError(
+                "a schedule-free rule must move all parameters of its network; leave out "
+                "optax.masked and optax.multi_transform around it"
+            )
+        params = schedule_free_eval_params(rule, params)
+    return params
+
+
+def _schedule_free_states(state: optax.OptState) -> list[Any]:
+    def is_one(node: Any) -> bool:
+        return isinstance(node, ScheduleFreeState)
+
+    return [node for node in jax.tree.leaves(state, is_leaf=is_one) if is_one(node)]
 
 
 def updates_done(state: optax.OptState) -> jax.Array:

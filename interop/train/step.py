@@ -37,7 +37,12 @@ from jaxsr.interop.module import JaxModule
 from jaxsr.interop.module_copy import copy_module
 from jaxsr.interop.train.gradients import Arrays, PhaseGradients, select_network
 from jaxsr.interop.train.objective import Objective, Phase
-from jaxsr.interop.train.optimizers import Elementwise, updates_done
+from jaxsr.interop.train.optimizers import (
+    Elementwise,
+    has_own_average,
+    updates_done,
+    validated_params,
+)
 from jaxsr.interop.train.options import StepConfig
 from jaxsr.interop.train.packing import Packing, norm
 
@@ -90,16 +95,23 @@ def init_state(
       ema: whether to keep the moving average.
 
     Raises:
-      InputError: an optimiser has a state that checkpoints do not hold.
+      InputError: an optimiser has a state that checkpoints do not hold, or averages what `ema`
+        would.
     """
+    states = {
+        name: _first_state(rule, select_network(model.params, name))
+        for name, rule in optimizers.items()
+    }
+    if ema and has_own_average(states.get(exported, ())):
+        raise InputError(
+            "a schedule-free rule averages the weights itself; leave the moving average out: "
+            "--ema 0"
+        )
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=dict(model.params),
         buffers=dict(model.buffers),
-        optimizers={
-            name: _first_state(rule, select_network(model.params, name))
-            for name, rule in optimizers.items()
-        },
+        optimizers=states,
         # A copy: the step donates its state, and one buffer cannot be donated twice.
         ema=jax.tree.map(jnp.copy, select_network(model.params, exported)) if ema else {},
         key=jax.random.key_data(jax.random.key(seed)),
@@ -115,6 +127,7 @@ def _first_state(rule: optax.GradientTransformation, params: Arrays) -> optax.Op
             "this optimiser keeps a random key in its state, which checkpoints do not hold (as "
             "optax.add_noise does); use another one"
         )
+    jax.eval_shape(validated_params, state, params)
     return state
 
 

@@ -76,10 +76,14 @@ class Arguments:
         """The same arguments with another batch, as the function makes it of a tensor with axes."""
         return self.replaced({n: function(t) if t.ndim else t for n, t in self.tensors.items()})
 
-    def describe(self) -> str:
-        """Names, dtypes and shapes: `input float32[2,3,32,32]`."""
+    def describe(self, *, batch: str | None = None) -> str:
+        """Names, dtypes and shapes: `input float32[2,3,32,32]`; `batch` replaces the first size."""
+
+        def sizes(shape: torch.Size) -> str:
+            return ",".join(map(str, [batch or shape[0], *shape[1:]] if shape else []))
+
         return ", ".join(
-            f"{name} {str(t.dtype).removeprefix('torch.')}{list(t.shape)}".replace(", ", ",")
+            f"{name} {str(t.dtype).removeprefix('torch.')}[{sizes(t.shape)}]"
             for name, t in self.tensors.items()
         )
 

@@ -287,11 +287,11 @@ def _write_onnx(module: nn.Module, arguments: Arguments, config: ExportConfig, p
     except Exception as error:
         if isinstance(error, UserError):
             raise
+        reason = one_line(error.__cause__ or error)[:300]  # torch's own is a page of advice
         raise InputError(
-            f"torch cannot export {config.model} to ONNX ({one_line(error)[:300]}); "
-            "--format stablehlo may"
+            f"torch cannot export {config.model} to ONNX ({reason}); --format stablehlo may"
         ) from error
-    return arguments.describe()
+    return arguments.describe(batch=None if config.fixed_batch else "batch")
 
 
 def _run_onnx(path: Path, batches: Sequence[Arguments]) -> list[Outputs]:

@@ -15,13 +15,16 @@ Two ways, in the order that each is applied:
   bottom; half of them hold a pixel of a target, if the image has one; mirrored left and right, up
   and down, and its axes swapped, each with p = 0.5.
 
+A policy of `jaxsr.ops.augment` may follow, on the crop and its mask.
+
 Departure: Pillow rounds to whole levels after each pass of the resize and of each box blur; here
 nothing is rounded, and the image becomes a network's input without further rounding.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +33,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int32, UInt8
 
 from jaxsr.data.input_form import IMAGENET
-from jaxsr.errors import InputError
+from jaxsr.errors import InputError, did_you_mean, one_line
+from jaxsr.interop.train.options import json_object
 
 Prepare = Callable[..., dict[str, Array]]
 Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
@@ -38,7 +42,7 @@ Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
 # Uses of a sample's random numbers, folded into its key: an option that draws more leaves the
 # numbers of the others unchanged.
 _MIRROR, _SCALE, _ROW, _COLUMN, _BLUR, _RADIUS, _TURN, _SWAP, _AIM, _PIXEL = range(10)
-_ZOOM, _LIGHT = 10, 11
+_ZOOM, _LIGHT, _POLICY = 10, 11, 12
 
 
 @jax.tree_util.register_dataclass
@@ -67,6 +71,7 @@ def make_augmentation(
     kind: Literal["scale", "patch"] = "scale",
     zoom: float = 1.0,
     contrast: float = 0.0,
+    policy: str = "",
     normalisation: Normalisation = IMAGENET,
 ) -> Prepare:
     """Makes the pure function `prepare(batch, key)` for use inside the step.
@@ -78,6 +83,8 @@ def make_augmentation(
       zoom: for `patch`: each image is scaled by a factor between 1/zoom and zoom.
       contrast: differences from a crop's mean are multiplied by 1 ± contrast, and up to half of
         contrast, as a share of 255, is added to all levels; 0 leaves them as they are.
+      policy: steps of `jaxsr.ops.augment` for each crop and its mask, as a JSON object of their
+        names and arguments.
       normalisation: mean and standard deviation of the network's three channels, for images in 0…1.
 
     Returns:
@@ -99,6 +106,7 @@ def make_augmentation(
         raise InputError(f"zoom must be from 1 to 4, and 1 with kind='scale', got {zoom}")
     if not 0 <= contrast < 1:
         raise InputError(f"contrast must be from 0 to below 1, got {contrast}")
+    change = _policy_change(policy, crop)
 
     def prepare(batch: Mapping[str, Array], key: Array) -> dict[str, Array]:
         image, mask, size = batch["image"], batch["mask"], batch["size"]
@@ -110,6 +118,8 @@ def make_augmentation(
         levels, target = place(image, mask, size, placement, crop=crop, blur=kind == "scale")
         if contrast:
             levels = change_light(keys, levels, contrast)
+        if policy:
+            levels, target = jax.vmap(change)(keys, levels, target)
         return {"image": normalise(levels, normalisation), "mask": target[:, None]}
 
     return prepare
@@ -241,6 +251,40 @@ def change_light(
     gain, shift = (contrast * draw(keys)).T[:, :, None, None, None]
     mean = levels.mean((1, 2, 3), keepdims=True)
     return jnp.clip(levels + gain * (levels - mean) + 127.5 * shift, 0.0, 255.0)
+
+
+def _policy_change(text: str, crop: int) -> Callable[[Array, Array, Array], tuple[Array, Array]]:
+    """The function from a sample's key, levels and mask to those changed by the policy.
+
+    Raises:
+      InputError: `jaxsr.ops` has no such step, or it does not take these arguments or masks.
+    """
+    from jaxsr import ops
+
+    known = [name for name in ops.__all__ if dataclasses.is_dataclass(getattr(ops, name))]
+    steps: list[Any] = []
+
+    def change(key: Array, levels: Array, target: Array) -> tuple[Array, Array]:
+        key = jax.random.fold_in(key, _POLICY)
+        image, mask = levels[None] / 255, target[None, None]
+        changed = ops.augment(key, image, tuple(steps), masks=mask, axes=(-2, -1))
+        assert changed.masks is not None
+        return changed.images[0] * 255, changed.masks[0, 0]
+
+    for name, values in json_object("policy", text).items():
+        if name not in known:
+            meant = did_you_mean(name, known)
+            raise InputError(f"policy: no step {name!r:.80}{meant}; there are {', '.join(known)}")
+        try:
+            pairs = {n: tuple(v) if isinstance(v, list) else v for n, v in dict(values).items()}
+            steps[:] = [*steps, getattr(ops, name)(**pairs)]
+            square = jnp.zeros((crop, crop))
+            levels, _ = jax.eval_shape(change, jax.random.key(0), square[None], square)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"policy: {name} cannot be taken ({one_line(error)})") from error
+        if levels.shape[1:] != (crop, crop):
+            raise InputError(f"policy: {name} makes other sizes; give {crop}, the crop's")
+    return change
 
 
 def normalise(

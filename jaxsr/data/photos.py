@@ -436,7 +436,8 @@ def _search(folder: Path) -> tuple[dict[str, Path], list[BadFile]]:
         if others or not images:
             of_all = f"{len(inside.files) - len(images)} of {counted(len(inside.files), 'file')}"
             such = f", such as {printable(others[0], 80)}" if others else ""
-            listing.passed_over.append((path, f"{of_all} are not images{such}"))
+            reason = f"{of_all} are not images{such}" if inside.files else "it is empty"
+            listing.passed_over.append((path, reason))
     pictures: dict[str, Path] = {}
     bad = []
     for path, reason in listing.unreadable:

@@ -28,13 +28,13 @@ class GenerateConfig(SamplingOptions, AotOptions):
     """own: jaxsr's networks for Llama and Qwen3. transformers: the code of the model's own family.
     auto: own, if the family has one."""
     draft_model: Path | None = None
-    """A smaller model with the same tokenizer, a folder or .gguf file. It proposes several tokens,
+    """A smaller model with the same tokenizer, named as in --model. It proposes several tokens,
     which the model checks in one forward pass; greedy tokens stay the same."""
     prompts: Path | None = None
     """File of prompts, one per line: .txt, or .jsonl with prompt, text or messages, and optionally
     a seed. With --out FILE.jsonl a killed run continues where it stopped."""
     tokenizer: Path | None = None
-    """Folder or tokenizer.json to use instead of the model's own."""
+    """Folder, ORG/NAME of the hub, or tokenizer.json to use instead of the model's own."""
     raw: bool = False
     """Pass prompts unchanged, without the model's chat template."""
     system: str | None = None

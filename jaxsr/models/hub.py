@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from jaxsr.errors import InputError, MissingFileError, one_line, printable
+from jaxsr.errors import InputError, MissingFileError, first_of, one_line, printable
 from jaxsr.folders import cache_folder
 from jaxsr.models.gguf_names import first_files, part_names
 
@@ -98,8 +98,10 @@ def fetched(model: str | Path) -> Path:
         if kind in _RULES:
             reason = f"({kind}): {_RULES[kind]}"
         else:
-            command = _command(repo, revision, file)
-            reason = f"({kind}: {one_line(error):.200}); where the hub is reached: {command}"
+            # Where nothing is in the cache the library explains that at length; the cause is why.
+            cause = error.__cause__ if kind == "LocalEntryNotFoundError" else None
+            text = f"{type(cause or error).__name__}: {one_line(cause or error):.300}"
+            reason = f"({text}); where the hub is reached: {_command(repo, revision, file)}"
         here = "" if text.startswith("hf:") else "is not a folder here, and "
         raise MissingFileError(f"{printable(text)} {here}cannot be fetched {reason}") from error
     _check_digests(path)
@@ -130,8 +132,9 @@ def _check_digests(path: Path) -> None:
     """Compares the files of a snapshot with their digests, once for each.
 
     Raises:
-      InputError: one differs; it is removed.
+      InputError: some differ; they are removed.
     """
+    altered: list[str] = []
     checked = cache_folder() / "hub"
     if path.is_dir():
         files = sorted(path.iterdir())
@@ -146,13 +149,16 @@ def _check_digests(path: Path) -> None:
             continue
         if _digest(blob) != blob.name:
             blob.unlink()
-            raise InputError(
-                f"{printable(file.name, 120)} of the hub is not what its digest says, and was "
-                "removed; run the command again"
-            )
+            altered.append(file.name)
+            continue
         with contextlib.suppress(OSError):  # then it is compared again the next time
             checked.mkdir(parents=True, exist_ok=True)
             mark.touch()
+    if altered:
+        raise InputError(
+            f"{printable(first_of(altered), 120)} of the hub: not what the digest says, and "
+            "removed; run the command again"
+        )
 
 
 def _digest(blob: Path) -> str:

@@ -148,7 +148,7 @@ def load_model(
         path = exported_weights(path)
     elif path.suffix not in READERS:
         raise InputError(f"{path} is not a model: {_accepted(random_weights)}")
-    return _from_weights(path, name, kind, trust_builder)
+    return _from_weights(path, str(model), kind, trust_builder)
 
 
 def _class_hint(name: str) -> str:

@@ -29,6 +29,8 @@ KINDS: Mapping[str, Kind] = {"super-resolution": "restorer", "detection": "detec
 """The kind of network that each task trains."""
 _LARGEST_MULTIPLE = 2**16
 """Pixels. Images are padded to a multiple, and a larger one is damage."""
+_LONGEST_OPTIONS = 400
+"""Characters of a builder's arguments that an error repeats."""
 
 
 def load_own_network(
@@ -126,9 +128,11 @@ def _check_builder(
             f"choice; where you trust it, name the class: {by_name}"
         )
     if not trusted:
+        # A task has all options of its run.
+        named = f", or name the class: {by_name}" if len(options) < _LONGEST_OPTIONS else ""
         raise InputError(
             f"{what}, and a weights file runs no code of its choice; where you trust it, add "
-            f"--trust-builder, or name the class: {by_name}"
+            f"--trust-builder{named}"
         )
     try:
         check_network_code(import_attribute(builder, option="--model"), what)

@@ -256,6 +256,7 @@ def parse_options(
     import tyro
 
     _check_not_empty(kind, arguments)
+    _check_listed_once(kind, arguments)
     if description is None:
         description = inspect.cleandoc(kind.__doc__ or "")
     options["prog"] = prog
@@ -314,6 +315,21 @@ def _check_not_empty(kind: Any, arguments: Sequence[str]) -> None:
             raise InputError(f"{option} got an empty text; give a name, or leave {option} out")
 
 
+def _check_listed_once(kind: Any, arguments: Sequence[str]) -> None:
+    """Refuses a list that is given in parts, `--logger wandb --logger mlflow`: the last one alone
+    would count.
+
+    Raises:
+      InputError: an option of several values comes twice.
+    """
+    types = get_type_hints(kind) if dataclasses.is_dataclass(kind) else {}
+    given = [word.partition("=")[0] for word in arguments if word.startswith("--")]
+    for option in dict.fromkeys(given):
+        declared = types.get(option.removeprefix("--").replace("-", "_"))
+        if given.count(option) > 1 and get_args(declared)[-1:] == (...,):
+            raise InputError(f"{option} is given twice; write it once, with all its values")
+
+
 def _unboxed(text: str) -> str:
     """Extracts the sentences of a message that is drawn as a box with a title and rules."""
     # Keeps "-", which may begin the name of an option, but drops lines that consist of it.
@@ -357,9 +373,19 @@ def _in_our_words(text: str, arguments: Sequence[str]) -> str:
     if match := re.match(rf"Missing from .*?: {words} (.*?)\.? \(required\)", text):
         return f"{(match[1] or match[2]).strip()} is missing ({match[3]})"
     if match := re.match(r"Unrecognized options: (\S+)", text):
-        word = match[1].strip(",").partition("=")[0]
-        return f"{'unknown option' if word.startswith('-') else 'unexpected word'} {word}"
+        word = match[1].strip(",")
+        if word.startswith("-"):
+            return f"unknown option {word.partition('=')[0]}"
+        return f"unexpected word {word}{_one_too_many(word, arguments)}"
     return text
+
+
+def _one_too_many(word: str, arguments: Sequence[str]) -> str:
+    """The option in front of an unexpected word, which has got its only value already."""
+    before = arguments[: arguments.index(word)] if word in arguments else []
+    if len(before) < 2 or before[-1].startswith("--") or not before[-2].startswith("--"):
+        return ""
+    return f" after {' '.join(before[-2:])}, which takes one word"
 
 
 def _one_line(error: BaseException) -> str:

@@ -74,6 +74,7 @@ class DetectorTask(Task):
             kind=config.augment,
             zoom=config.zoom,
             contrast=config.contrast,
+            policy=config.policy,
             normalisation=normalisation,
         )
         items = TaskData.open(

@@ -20,7 +20,12 @@ from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.out_of_memory import check_program_fits
 from jaxsr.interop.sharding_rules import check_rules
 from jaxsr.interop.train.gradients import Arrays, select_network
-from jaxsr.interop.train.optimizers import OptimizerConfig, make_optimizer, make_schedule
+from jaxsr.interop.train.optimizers import (
+    OptimizerConfig,
+    make_optimizer,
+    make_schedule,
+    validated_params,
+)
 from jaxsr.interop.train.step import TrainState, TrainStep, convert, init_state
 from jaxsr.runtime.jax_runner import JaxRunner
 from jaxsr.runtime.runner import Runner
@@ -201,7 +206,8 @@ class JaxEngine:
           prefix: prefix of their torch names.
         """
         name, state = self._task.exported, self._state
-        params = {**select_network(state.params, name), **state.ema}
+        params = select_network(state.params, name)
+        params = {**validated_params(state.optimizers.get(name, ()), params), **state.ema}
         trees = params, select_network(state.buffers, name)
         renamed = [
             {prefix + key.removeprefix(f"{name}."): array for key, array in tree.items()}
@@ -212,7 +218,7 @@ class JaxEngine:
     def network(self, phase: str) -> Network:
         """Returns the exported network in evaluation mode at this step, with a phase's arguments.
 
-        Its weights are the moving average, if there is one.
+        Its weights are the moving average, if there is one, or the one of a schedule-free rule.
         """
 
         def alone() -> Runner:

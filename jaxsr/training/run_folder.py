@@ -268,6 +268,8 @@ def claim_folder(
 ) -> RunRecord:
     """Checks that this run may use the locked folder; a new run writes its record.
 
+    A run that did nothing, because an option was refused, is replaced.
+
     Args:
       out: run folder.
       config: the run's configuration.
@@ -289,7 +291,7 @@ def claim_folder(
     threads = {"cpu_threads": cpu_threads, "kernel_threads": kernel_threads}
     content = to_json(family, config, data=data, **threads, computed_by=computed_by)
     run = read_run(out)
-    if run is None:
+    if run is None or (not config.resume and _is_unused(out)):
         if config.resume and any(_contents(out)):
             raise InputError(
                 f"--resume found no run in {out}; leave --resume out, or name its folder"
@@ -327,6 +329,12 @@ def claim_folder(
             )
     remarks += _other_computation(run.computed_by or {}, computed_by or {})
     return RunRecord(out=out, content=content, remarks=tuple(remarks))
+
+
+def _is_unused(out: Path) -> bool:
+    """Whether the run in a folder neither reported nor saved a step: its start was refused."""
+    metrics, checkpoints = out / "metrics.jsonl", out / "checkpoints"
+    return not any(checkpoints.glob("*")) and not (metrics.is_file() and metrics.stat().st_size)
 
 
 def _begins(out: Path) -> tuple[str, ...]:

@@ -1,8 +1,11 @@
 """`jaxsr.train` runs a task from Python; it loads the heavy modules when called."""
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+from jaxsr.field_values import takes_json
 
 if TYPE_CHECKING:
     from jaxsr.training.finished_run import Run
@@ -16,7 +19,8 @@ def train(task: "str | type[Task]", **options: Any) -> "Run":
       task: a subclass of `jaxsr.Task`, or its name on the command line: `span`, `mshnet`,
         `my_file:Denoising`.
       **options: those of the command line with underscores: `steps=200`, `mesh=8`, `data="photos"`,
-        `preset="quick"`, `resume=True`, `model={"width": 16}`.
+        `preset="quick"`, `resume=True`, `model={"width": 16}`,
+        `optimizer_args={"b2": 0.98}`.
 
     Returns:
       The finished run; its folder has all files.
@@ -48,6 +52,8 @@ def _words(options: Mapping[str, Any], prefix: str = "--") -> list[str]:
         option = prefix + name.replace("_", "-")
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             words += _words(dataclasses.asdict(value), f"{option}.")
+        elif isinstance(value, Mapping) and takes_json(name):
+            words.append(f"{option}={json.dumps(value)}")
         elif isinstance(value, Mapping):
             words += _words(value, f"{option}.")
         elif isinstance(value, bool):

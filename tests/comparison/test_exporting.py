@@ -142,10 +142,13 @@ def test_onnx_equals_torch(tmp_path, capfd):
     onnxruntime = pytest.importorskip("onnxruntime")
     words = ["--model", "exported_nets:Net", "--input", "2,3,8,8", "--format", "onnx"]
     assert main([*words, "--out", "net.onnx"]) == 0
-    assert "differs from float64 by at most" in capfd.readouterr().out
+    printed = capfd.readouterr().out
+    assert "differs from float64 by at most" in printed and "float32[batch,3,8,8]" in printed
     session = onnxruntime.InferenceSession(str(tmp_path / "net.onnx"))
     logits = session.run(None, {session.get_inputs()[0].name: np.ones((5, 3, 8, 8), np.float32)})
     assert logits[0].shape == (5, 4)
+    assert main([*words, "--fixed-batch", "--out", "two.onnx"]) == 0
+    assert "float32[2,3,8,8]" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -166,3 +169,12 @@ def test_platforms_that_jax_lacks_are_refused(platforms):
     """A program for `c`, `p` and `u` was made."""
     with pytest.raises(InputError, match="platforms must be a list of cpu, cuda"):
         jaxsr.export_stablehlo(nn.Linear(2, 2), torch.zeros(1, 2), platforms=platforms)
+
+
+def test_only_programs_are_replaced(tmp_path):
+    for name in ("net.stablehlo", "net.ONNX"):
+        (tmp_path / name).touch()
+        ExportConfig(model="x", out=tmp_path / name)
+    (tmp_path / "photo.jpg").touch()
+    with pytest.raises(InputError, match=r"photo.jpg is a file that jaxsr did not write"):
+        ExportConfig(model="x", out=tmp_path / "photo.jpg")

@@ -241,6 +241,10 @@ def test_one_lmdb_by_two_paths_as_a_file_and_beside_what_is_no_image(tmp_path, c
     for path in (tmp_path, tmp_path / "x.lmdb", Path("x.lmdb")):
         assert open_photos(path, crop=16).names == ("x.lmdb/0000",)
     assert "1 of 2 files are not images, such as raw" in caplog.text
+    write_tar(tmp_path / "none.tar", {})
+    with pytest.raises(InputError, match="no image in"):
+        open_photos(tmp_path / "none.tar", crop=16)
+    assert "none.tar: it is empty" in caplog.text
 
 
 def test_a_damaged_lmdb_is_one_line(tmp_path):

@@ -1,5 +1,6 @@
 """Augmentation against Pillow, one draw at a time, and its independence of the mesh."""
 
+import json
 from functools import partial
 
 import jax
@@ -262,7 +263,10 @@ def scenes():
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("options", [{"kind": "scale"}, {"zoom": 1.5, "contrast": 0.4}])
+@pytest.mark.parametrize(
+    "options",
+    [{"kind": "scale"}, {"zoom": 1.5, "contrast": 0.4}, {"policy": '{"RandAugment": {}}'}],
+)
 def test_resident_and_streamed_are_equal_on_any_mesh(scenes, options):
     prepare = make_augmentation(crop=32, base=48, **{"kind": "patch", **options})
     key = jax.random.key(5)
@@ -294,6 +298,29 @@ def test_resident_and_streamed_are_equal_on_any_mesh(scenes, options):
     assert alone["image"].shape == (8, 3, 32, 32) and alone["mask"].shape == (8, 1, 32, 32)
 
 
+def test_a_policy_moves_image_and_mask_alike_and_each_sample_otherwise():
+    """Images of white targets stay equal to their masks, and no two are moved alike."""
+    _, mask = _sample(3, 48, 48)
+    batch = {
+        "image": 255 * np.stack([mask[None]] * 3), "mask": np.stack([mask] * 3),
+        "size": np.full((3, 2), 48, np.int32), "sample": np.arange(3),
+    }  # fmt: skip
+    steps = {"RandomAffine": {"degrees": 40, "translate": [0.2, 0.1], "method": "nearest"}}
+    plain, moved = (
+        jax.jit(
+            make_augmentation(
+                crop=48, kind="patch", policy=policy, normalisation=((0.0,) * 3, (1.0,) * 3)
+            )
+        )(batch, jax.random.key(1))
+        for policy in ("", json.dumps(steps))
+    )
+    np.testing.assert_array_equal(moved["image"][:, :1], moved["mask"])
+    assert len({moved["mask"][n].tobytes() for n in range(3)}) == 3
+    assert not np.array_equal(plain["mask"], moved["mask"])
+    kept = moved["mask"].sum() / plain["mask"].sum()
+    assert 0.5 < kept <= 1.05  # corners leave the crop, and the nearest pixel repeats a few
+
+
 @pytest.mark.slow
 def test_a_sample_does_not_depend_on_its_batch(scenes):
     prepare = jax.jit(make_augmentation(crop=32))
@@ -316,6 +343,12 @@ def test_a_sample_does_not_depend_on_its_batch(scenes):
         ({"crop": 32, "base": 1}, "base"),
         ({"crop": 32, "kind": "scale", "zoom": 1.5}, "zoom must be from 1 to 4, and 1 with kind"),
         ({"crop": 32, "contrast": 1.0}, "contrast must be from 0 to below 1, got 1.0"),
+        ({"crop": 32, "policy": "[1]"}, "policy must be a JSON object"),
+        ({"crop": 32, "policy": '{"Blur": {}}'}, "policy: no step 'Blur'; there are .*RandomBlur"),
+        ({"crop": 32, "policy": '{"RandomFlip": {"x": 1}}'}, "RandomFlip cannot be taken .*'x'"),
+        ({"crop": 32, "policy": '{"RandomFlip": 1}'}, "RandomFlip cannot be taken"),
+        ({"crop": 32, "policy": '{"Mixup": {}}'}, "Mixup cannot be taken"),
+        ({"crop": 32, "policy": '{"RandomResizedCrop": {"size": 16}}'}, "give 32, the crop's"),
     ],
 )
 @pytest.mark.usefixtures("unchecked_types")

@@ -90,9 +90,18 @@ def test_files_are_compared_again_when_they_change(hub, tmp_path):
     weights = next(path for path in (tmp_path / "hf").rglob("model.safetensors")).resolve()
     weights.write_bytes(b"changed")
     (offline,) = hub("org/name", HF_HUB_OFFLINE="1")
-    assert "InputError model.safetensors of the hub is not what its digest says" in offline
+    assert "InputError model.safetensors of the hub: not what the digest says" in offline
     assert hub("org/name") == [line]
     assert weights.read_bytes() == b"weights"
+
+
+def test_all_altered_files_are_named_and_fetched_again(hub, tmp_path):
+    Hub.files["two.safetensors"] = b"more weights"
+    Hub.fault = "altered"
+    (line,) = hub("org/name")
+    assert "InputError model.safetensors, two.safetensors of the hub: not what the digest" in line
+    Hub.fault = ""
+    assert hub("org/name")[0].endswith("model.safetensors tokenizer.json two.safetensors")
 
 
 def test_small_files_have_gits_digest(tmp_path):
@@ -163,9 +172,15 @@ def test_what_is_not_there_is_one_line(hub, name, reason):
 def test_offline_and_not_kept_names_the_command(hub):
     (line,) = hub("org/name", HF_HUB_OFFLINE="1")
     assert "MissingFileError" in line and line.endswith("hf download org/name")
+    assert "unset the `HF_HUB_OFFLINE` environment variable" in line
     (line,) = hub("hf:org/name@v1:a b.gguf", HF_HUB_OFFLINE="1")
     assert line.endswith("hf download org/name 'a b.gguf' --revision v1")
     assert not Hub.requested
+
+
+def test_a_hub_that_is_not_reached_says_why(hub):
+    (line,) = hub("org/name", HF_ENDPOINT="http://127.0.0.1:9", HF_HUB_DISABLE_TELEMETRY="1")
+    assert "Connection refused); where the hub is reached: hf download org/name" in line
 
 
 def test_files_in_folders_stay_there(hub):

@@ -60,6 +60,19 @@ print(loaded.network.bias.sum().item())
         assert not any(path.endswith(".bin") for path in Hub.requested)
 
 
+def test_a_network_of_a_repository_is_named_as_the_user_does(tmp_path):
+    path = Path(__file__).parents[2] / "jaxsr" / "weights" / "restore_x2.safetensors"
+    code = """
+from jaxsr.models.load import load_model
+for name in ("org/name", "hf:org/name:model.safetensors"):
+    model = load_model(name)
+    print(model.name, model.family)
+"""
+    with serving(tmp_path, {"model.safetensors": path.read_bytes()}) as environment:
+        names = process(code, environment)
+    assert names == ["org/name span", "hf:org/name:model.safetensors span"]
+
+
 def test_a_network_of_timm_with_its_pretrained_weights(tmp_path):
     try:
         timm = import_library("timm")

@@ -38,6 +38,16 @@ class Options:
     """Folder for the results."""
     size: int = 3
     """Rows."""
+    names: tuple[str, ...] = ()
+    """Names."""
+
+
+def test_a_list_in_parts_is_refused():
+    words = ["--out", "x", "--size", "1", "--size", "2", "--names", "a", "b"]
+    options = parse_options(Options, words, prog="tool")
+    assert (options.size, options.names) == (2, ("a", "b"))
+    with pytest.raises(InputError, match="--names is given twice; write it once, with all its val"):
+        parse_options(Options, [*words, "--names=c"], prog="tool")
 
 
 @pytest.mark.parametrize(
@@ -46,7 +56,7 @@ class Options:
         ([], "--out is missing (Folder for the results); see"),
         (["--out"], "--out needs a value; see"),
         (["--out", "x", "--size", "y"], "--size must be a whole number, got 'y'; see"),
-        (["--out", "x", "y"], "unexpected word y; see"),
+        (["--out", "x", "y"], "unexpected word y after --out x, which takes one word; see"),
         (["--out", "x", "--szie", "1"], "unknown option --szie (did you mean --size?); see"),
     ],
 )

@@ -97,6 +97,19 @@ class Momentum(Fit):
         return optax.sgd(optax.linear_schedule(0.1, 0.01, 4), momentum=0.9)
 
 
+class ScheduleFree(Momentum):
+    """A rule of optax by its name, in the options."""
+
+    def optimizer(self, network):
+        return self.config.optimizer_config
+
+
+class PartlyScheduleFree(Momentum):
+    def optimizer(self, network):
+        rule = optax.contrib.schedule_free_sgd(0.1)
+        return optax.masked(rule, lambda params: {n: "bias" in n for n in params})
+
+
 class NoOptimizer(Fit):
     def optimizer(self, network):
         return "lion"

@@ -20,6 +20,7 @@ from tests.training import hooked_tasks
 from tests.training.running import take_steps
 
 HERE = "tests.training.hooked_tasks"
+FREE = ("--optimizer", "optax.contrib:schedule_free_sgd")
 
 
 @pytest.fixture(autouse=True)
@@ -91,6 +92,33 @@ def test_an_optimiser_of_optax_takes_torchs_steps():
     for name, tensor in network.state_dict().items():
         # float32 sums in another order, through six steps
         np.testing.assert_allclose(weights[name], tensor.numpy(), atol=1e-4, err_msg=name)
+
+
+def test_a_schedule_free_rule_exports_its_average():
+    """The paper's Algorithm of SGD (Defazio et al. 2024, equations 1 to 3), in torch."""
+    task, lr, beta = hooked_tasks.ScheduleFree, 0.1, 0.9
+    config = task.Config(optimizer="optax.contrib:schedule_free_sgd", lr=lr)
+    _, weights = take_steps(task, config)
+    torch.manual_seed(0)
+    network = task(config).network()
+    average = {name: p.detach().clone() for name, p in network.named_parameters()}
+    steps = {name: p.clone() for name, p in average.items()}
+    with TaskRun("t:Fit", task, config).batches(0, host=0, hosts=1) as batches:
+        for step in range(6):
+            x, y = (torch.from_numpy(next_) for next_ in map(next(batches).get, "xy"))
+            network.zero_grad()
+            with torch.no_grad():
+                for name, p in network.named_parameters():
+                    p.copy_((1 - beta) * steps[name] + beta * average[name])
+            F.mse_loss(network(x), y).backward()
+            for name, p in network.named_parameters():
+                assert p.grad is not None
+                steps[name] -= lr * p.grad
+                average[name] += (steps[name] - average[name]) / (step + 1)
+    for name, tensor in average.items():
+        np.testing.assert_allclose(weights[name], tensor.numpy(), atol=1e-5, err_msg=name)
+    trained = (1 - beta) * steps["0.weight"] + beta * average["0.weight"]
+    assert not np.allclose(weights["0.weight"], trained.numpy(), atol=1e-4)
 
 
 def test_each_network_may_have_options_of_its_own_on_both_engines():
@@ -220,6 +248,12 @@ def test_a_task_of_jaxsrs_may_be_extended():
             "twin of; use --engine jax, or return an OptimizerConfig",
         ),
         (["Momentum", "--lr-factor", "*=2"], "lr_factor scales the options' learning rate, and"),
+        (
+            ["ScheduleFree", *FREE, "--ema", "0.9"],
+            "a schedule-free rule averages the weights itself",
+        ),
+        (["ScheduleFree", *FREE, "--lr-factor", "*=2"], "averages its own steps, which factors of"),
+        (["PartlyScheduleFree"], "a schedule-free rule must move all parameters of its network"),
         (["NoOptimizer"], "NoOptimizer.optimizer('network') returned a str; return an optax"),
         (["TakesOurName"], "TakesOurName.train_data has sample, a name that prepare gets the"),
         (["PrepareOfOne"], "PrepareOfOne.prepare takes other arguments than (self, batch, key)"),

@@ -65,6 +65,8 @@ def test_a_name_and_nested_options(capsys):
 
 
 def test_options_become_words():
+    options = {"optimizer_args": {"b2": 0.9, "mask": None}, "model": {"width": 4}}
+    assert _words(options) == ['--optimizer-args={"b2": 0.9, "mask": null}', "--model.width=4"]
     options = {"mesh": 8, "resume": True, "warmup_steps": 3, "tensorboard": False}
     assert _words(options) == ["--mesh=8", "--resume", "--warmup-steps=3", "--no-tensorboard"]
     options = {"freeze": ("a.*", "b"), "model": {"width": 4, "label_real": (0.0, 1.0)}}

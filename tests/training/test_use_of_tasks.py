@@ -139,3 +139,11 @@ def test_a_copy_elsewhere_names_the_command(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "elsewhere")
     with pytest.raises(InputError, match="nor defined below the current folder"):
         load_model(folder / "runs/own", trust_builder=True)
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_refusal_does_not_repeat_all_options_of_a_task():
+    _train("Sharpening")
+    with pytest.raises(InputError, match="add --trust-builder") as error:
+        load_model("runs/own")
+    assert "--model-options" not in str(error.value)

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from jaxsr.errors import InputError
 from jaxsr.interop.fields import number
+from jaxsr.interop.train.options import json_object
 from jaxsr.training.config import PictureRunConfig
 
 
@@ -23,6 +24,9 @@ class DetectorRun(PictureRunConfig):
     """With --augment patch: each image is scaled by a factor between 1/zoom and zoom."""
     contrast: float = number(0.0, least=0, most=0.99)
     """Contrast changes by up to this share, and brightness by half as much."""
+    policy: str = ""
+    """Steps of jaxsr.ops.augment for each crop and its mask, as a JSON object of their names and
+    arguments: {"RandomAffine": {"degrees": 10}, "RandomNoise": {}}."""
     normalise: Literal["imagenet", "dataset"] = "imagenet"
     """Mean and standard deviation of the input: ImageNet's, or those of the training images."""
     evaluate: Literal["base", "native"] = "base"
@@ -41,6 +45,7 @@ class DetectorRun(PictureRunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        json_object("policy", self.policy)
         for name in ("base_size", "crop_size"):
             value, multiple = getattr(self, name), self.side_multiple
             if value < 1 or value % multiple:

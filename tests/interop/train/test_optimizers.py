@@ -201,7 +201,8 @@ def test_rules_of_optax_by_name(name, options, rule):
     [
         ({"optimizer": "optax:none"}, "is not a rule of optax"),
         ({"optimizer": "optax:clip"}, "is not a rule of optax"),
-        ({"optimizer": "optax.contrib:schedule_free_adamw"}, "validates other weights"),
+        ({"optimizer": "optax:lyon"}, r"learning rate \(did you mean optax:lion\?\)"),
+        ({"optimizer": "optax:muon"}, r"learning rate \(did you mean optax.contrib:muon\?\)"),
         ({"optimizer": "optax:sgd", "weight_decay": 0.1}, "takes no weight_decay"),
         ({"optimizer": "optax:lion", "optimizer_args": '{"beta": 1}'}, "does not take .*it has b1"),
         ({"optimizer": "optax:adam", "optimizer_args": '{"b1": "x"}'}, "does not take .*it has b1"),
@@ -243,7 +244,8 @@ def test_schedules_of_optax(name, arguments, theirs):
     ("schedule", "arguments", "message"),
     [
         ("optax:none", "", "is not one of optax"),
-        ("optax:adam", "", "is not one of optax"),
+        ("optax:adam", "", "is not one of optax [^(]*$"),
+        ("optax:cosine_onecyle", "", "did you mean optax:cosine_onecycle_schedule"),
         ("optax:linear_schedule", "", "does not take no arguments .*it has init_value, end_value"),
         ("optax:linear_schedule", '{"end": 1}', "does not take .*it has init_value"),
         ("optax:linear_schedule", '{"end_value": "x"}', "does not take"),
