@@ -175,6 +175,6 @@ def test_only_programs_are_replaced(tmp_path):
     for name in ("net.stablehlo", "net.ONNX"):
         (tmp_path / name).touch()
         ExportConfig(model="x", out=tmp_path / name)
-    (tmp_path / "photo.jpg").touch()
+    (tmp_path / "photo.jpg").write_bytes(b"pixels")
     with pytest.raises(InputError, match=r"photo.jpg is a file that jaxsr did not write"):
         ExportConfig(model="x", out=tmp_path / "photo.jpg")
