@@ -13,7 +13,7 @@ import platform
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -59,8 +59,12 @@ def check_alike(facts: Facts) -> None:
 
 
 @contextmanager
-def fail_together() -> Generator[None]:
+def fail_together(at_end: Callable[[], None] = lambda: None) -> Generator[None]:
     """Ends every process of the job where the block fails in one of them.
+
+    Args:
+      at_end: called in a job after the block, before the others know that it succeeded here. A
+        signal would from then on have to end all processes.
 
     Raises:
       InputError: the block failed in another process; the message is that of its error.
@@ -78,6 +82,7 @@ def fail_together() -> Generator[None]:
                 _wait_until_all_know()
         raise
     if jax.distributed.is_initialized():
+        at_end()
         _exchange({"host": platform.node(), "failure": None})
     _all_know.clear()
 

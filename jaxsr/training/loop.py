@@ -40,13 +40,16 @@ class TrainingError(UserError, RuntimeError):
     """The run cannot go on; the message says which state is saved and how to continue."""
 
 
-def train(task: TaskRun, out: Path, record: RunRecord | None = None) -> bool:
+def train(
+    task: TaskRun, out: Path, record: RunRecord | None = None, *, stopping: StopRequest
+) -> bool:
     """Trains a task from its start or, with `resume`, from the newest checkpoint in `out`.
 
     Args:
       task: the task to train; its configuration has the options.
       out: run folder, which exists.
       record: the run's configuration, repeated in every checkpoint; for the first host.
+      stopping: asks for the end; listens when the loop begins.
 
     Returns:
       Whether the run reached its last step; if not, a signal stopped it.
@@ -60,10 +63,6 @@ def train(task: TaskRun, out: Path, record: RunRecord | None = None) -> bool:
     first_host = jax.process_index() == 0
     engine = make_engine(task)
     with ExitStack() as stack:
-        stopping = stack.enter_context(StopRequest())  # entered first, so closed last: signals do
-        # not interrupt the final save
-        if jax.process_count() > 1:  # one that left alone now would take the others with it
-            stopping.listen()
         checkpoints = stack.enter_context(
             Checkpoints(
                 out / "checkpoints",

@@ -25,6 +25,7 @@ from jaxsr.training.finished_run import Run
 from jaxsr.training.loop import train
 from jaxsr.training.run_folder import ENVIRONMENT, check_entries, choose_folder, claim_folder
 from jaxsr.training.run_lock import lock_folder
+from jaxsr.training.stop_signals import StopRequest
 from jaxsr.training.task import Task
 from jaxsr.training.task_run import TaskRun
 from jaxsr.training.user_code import code_digests, located_in_users_files
@@ -62,7 +63,9 @@ def start(name: str, kind: type[Task], config: RunConfig) -> Run:
     record = None
     set_status("checking the data")
     with ExitStack() as stack:
-        with fail_together():
+        stopping = stack.enter_context(StopRequest())  # entered first, so closed last: signals do
+        # not interrupt the final save
+        with fail_together(at_end=stopping.listen):
             setup_compute(
                 config,
                 jax_on_host=True,
@@ -97,7 +100,7 @@ def start(name: str, kind: type[Task], config: RunConfig) -> Run:
                 located_in_users_files(),
                 naming_out_of_memory(rows=config.batch, multiple=slices),
             ):
-                return Run(out, train(task, out, record))
+                return Run(out, train(task, out, record, stopping=stopping))
         except OSError as error:
             if error.filename is None and error.errno is not None:
                 error.filename = str(out)  # a full stream does not know its file
