@@ -3,7 +3,7 @@
 A run folder of `jaxsr.train`, a weights file, a Hugging Face folder, a repository of the hub
 (`jaxsr.models.hub`), a `.gguf` file, `package.module:Class`, a library's network
 (`jaxsr.models.build`), a torch module, a family's name for random weights, or `clean`, `photo`,
-`clean_x2`, `targets` or nothing for the weights that come with jaxsr.
+`clean_x2`, `photo_x2`, `targets` or nothing for the weights that come with jaxsr.
 
 A weights file is of the first of these whose names and shapes it fits exactly: the builder in its
 metadata, a family of jaxsr, an architecture of spandrel. Nothing in a weights file is run, and no
@@ -50,6 +50,7 @@ SHIPPED = {
     "clean": "restore_x4.safetensors",
     "photo": "restore_x4_photo.safetensors",
     "clean_x2": "restore_x2.safetensors",
+    "photo_x2": "restore_x2_photo.safetensors",
     "targets": "detect_targets.safetensors",
 }
 """Files in the package's `weights` folder, by the words that users give."""
@@ -166,11 +167,6 @@ def _accepted(random_weights: bool) -> str:
         f"{libraries}, nor a weights file (weights are read from {', '.join(READERS)} files)"
         f"{names}; give one of these"
     )
-
-
-def is_shipped(word: str) -> bool:
-    """Whether the weights of that word in `SHIPPED` come with this installation."""
-    return _shipped_path(word).is_file()
 
 
 def _shipped_path(word: str) -> Path:

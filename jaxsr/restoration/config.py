@@ -16,12 +16,29 @@ AUTO = "auto"
 FORMATS = {"png": "PNG", "jpeg": "JPEG", "webp": "WEBP", "tiff": "TIFF"}
 
 
+def check_scale(scale: int | None, *, chooses: bool) -> None:
+    """Refuses a scale beside a model, which has its own.
+
+    Args:
+      scale: that of the included weights, or None.
+      chooses: whether they are chosen for each image.
+
+    Raises:
+      InputError: both are given.
+    """
+    if scale is not None and not chooses:
+        raise InputError(
+            f"scale={scale} chooses among included weights, and the model has a scale of its own; "
+            "leave one of them out, or use outscale for the size of the result"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class RestoreConfig(ModelOptions, LaneFoldingOptions, AotOptions):
     """Restores images and videos with a torch network, on JAX or on torch.
 
-    Without --model it uses included weights: photo for files with JPEG artefacts, clean for all
-    others.
+    Without --model it uses included weights, for files with JPEG artefacts others than for clean
+    ones.
     """
 
     model_required: ClassVar[bool] = False
@@ -35,6 +52,8 @@ class RestoreConfig(ModelOptions, LaneFoldingOptions, AotOptions):
     value_range: tuple[float, float] | None = None
     """Intensities of black and white in the network's images. Default: the family's, otherwise 0
     1."""
+    scale: Literal[2, 4] | None = None
+    """Scale of the included weights. Default: 4."""
     outscale: float | None = number(None, above=0, most=64)
     """Size of the result relative to the source. Default: the network's own scale."""
     suffix: str = ""
@@ -67,6 +86,7 @@ class RestoreConfig(ModelOptions, LaneFoldingOptions, AotOptions):
         super().__post_init__()
         if self.chooses and (self.weights or self.class_options()):
             raise InputError("--model auto takes jaxsr's own weights; leave other ones out")
+        check_scale(self.scale, chooses=self.chooses)
         if "/" in self.suffix or "\\" in self.suffix:
             raise InputError(
                 f"suffix is part of a file name, got {self.suffix!r}; use --out for folders"

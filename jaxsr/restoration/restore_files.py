@@ -13,7 +13,6 @@ from jaxsr.data.picture_limits import limit_opencv
 from jaxsr.data.result_folder import result_folder
 from jaxsr.data.sources import Inputs, Source, check_folder, find_sources
 from jaxsr.errors import InputError, counted, printable
-from jaxsr.models.load import is_shipped
 from jaxsr.restoration.batch import BatchRestorer, finished_result
 from jaxsr.restoration.config import RestoreConfig
 from jaxsr.restoration.made_by import MadeBy
@@ -21,7 +20,7 @@ from jaxsr.restoration.models import RestorationModel
 from jaxsr.restoration.pictures import picture_size
 from jaxsr.restoration.progress import Progress, short
 from jaxsr.restoration.restorer import configured_model, make_restorer, make_tiler
-from jaxsr.restoration.shipped import choose_for_files
+from jaxsr.restoration.shipped import ENLARGERS, choose_for_files
 from jaxsr.restoration.tiling import APPROXIMATE_MARGIN, LARGEST_EXACT_MARGIN
 from jaxsr.runtime.activity import fitted, set_status
 from jaxsr.runtime.exit_status import ExitStatus
@@ -59,10 +58,11 @@ def run(config: RestoreConfig) -> int:
         which = f" for {len(sources)} of {len(inputs.sources)} files" if len(works) > 1 else ""
         print(f"model: {printable(model.name)}{which}, {colours} ×{model.scale}", flush=True)
     model = works[0][0]
-    if config.chooses and not config.benchmark and is_shipped("photo"):
+    if config.chooses and not config.benchmark:
+        clean, photo = _words(config)
         line = (
-            "weights are chosen per file: photo for JPEG artefacts, clean otherwise; --model clean "
-            "or photo takes one for all"
+            f"weights are chosen per file: {photo} for JPEG artefacts, {clean} otherwise; --model "
+            f"{clean} or {photo} takes one for all"
         )
         print(fitted(line, sys.stdout), flush=True)
     set_status(f"starting {config.engine}")
@@ -88,11 +88,9 @@ def run(config: RestoreConfig) -> int:
     return status
 
 
-def _words(config: RestoreConfig) -> list[str]:
+def _words(config: RestoreConfig) -> tuple[str, ...]:
     """The words for all models that files of this command may go through."""
-    if not config.chooses:
-        return ["clean"]
-    return ["clean", "photo"] if is_shipped("photo") else ["clean"]
+    return ENLARGERS[config.scale or 4] if config.chooses else ("",)
 
 
 def find_inputs(config: RestoreConfig) -> Inputs:
@@ -121,8 +119,8 @@ def group_sources(config: RestoreConfig, inputs: Inputs) -> dict[str, list[Sourc
     limit_opencv(config.max_pixels)
     logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # its reasons are reported anyway
     if config.chooses and inputs.sources and not config.benchmark:
-        return choose_for_files(inputs.sources, max_pixels=config.max_pixels)
-    return {"clean": inputs.sources}
+        return choose_for_files(inputs.sources, config.scale or 4, max_pixels=config.max_pixels)
+    return {_words(config)[0]: inputs.sources}
 
 
 def _restore(

@@ -14,6 +14,7 @@ def restore(
     model: Any = None,
     *,
     weights: Path | None = None,
+    scale: Literal[2, 4] | None = None,
     outscale: float | None = None,
     tiling: Literal["auto", "approximate", "off"] = "auto",
     tile: int | None = None,
@@ -31,9 +32,10 @@ def restore(
       images: an image or several: uint8 or uint16 arrays (height, width) or (height, width, 1 to 4
         channels: gray, gray and alpha, RGB, RGB and alpha), Pillow images, or paths.
       model: a torch module, a run folder, a weights file, `package.module:Class`, or weights that
-        come with jaxsr: `clean`, `photo` (for images saved as JPEG), or None for the one that suits
-        each image. See `jaxsr.models.load`.
+        come with jaxsr: `clean`, `photo` (for images saved as JPEG), `clean_x2`, `photo_x2`, or
+        None for those that suit each image. See `jaxsr.models.load`.
       weights: file for a class or a module.
+      scale: of the weights that are chosen for each image. Default: 4.
       outscale: size of the result relative to the source. Default: the network's own scale.
       tiling: `auto` cuts only if the result stays the same; `approximate` in any case; `off` never.
       tile: side of the largest tile in pixels. Default: from the network's memory needs.
@@ -54,7 +56,7 @@ def restore(
       InputError: an image or the model is not usable; the message says which and why.
     """
     from jaxsr.interop.fork_guard import check_not_forked
-    from jaxsr.restoration.config import AUTO, RestoreConfig
+    from jaxsr.restoration.config import AUTO, RestoreConfig, check_scale
     from jaxsr.restoration.kept_runners import kept_runner
     from jaxsr.restoration.models import find_model
     from jaxsr.restoration.restore_arrays import as_picture, restore_arrays
@@ -71,12 +73,13 @@ def restore(
         mesh=str(mesh),
         dtype=dtype,
     )
+    chooses = model is None or model == AUTO
+    check_scale(scale, chooses=chooses)
     several = isinstance(images, list | tuple)
     pictures = [
         as_picture(image, index) for index, image in enumerate(images if several else [images])
     ]
-    chooses = model is None or model == AUTO
-    words = [choose(picture) if chooses else "" for picture in pictures]
+    words = [choose(picture, scale or 4) if chooses else "" for picture in pictures]
     results: list = [None] * len(pictures)
     for word in dict.fromkeys(words):
         places = [place for place, chosen in enumerate(words) if chosen == word]

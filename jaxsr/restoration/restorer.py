@@ -6,6 +6,7 @@ from jaxsr.restoration.around_tiles import around_tiles
 from jaxsr.restoration.config import RestoreConfig
 from jaxsr.restoration.models import RestorationModel, find_model
 from jaxsr.restoration.pipeline import Restorer
+from jaxsr.restoration.shipped import ENLARGERS
 from jaxsr.restoration.tiling import Size, Tiler
 from jaxsr.runtime.open_runner import open_runner
 from jaxsr.runtime.runner import Runner
@@ -15,15 +16,16 @@ BATCH_ELSEWHERE = 8
 """Most tiles for an accelerator, which one leaves idle; on a CPU more only take memory."""
 
 
-def configured_model(config: RestoreConfig, chosen: str = "clean") -> RestorationModel:
+def configured_model(config: RestoreConfig, chosen: str = "") -> RestorationModel:
     """The network that the configuration names.
 
     Args:
       config: names it.
-      chosen: name of bundled weights, if the configuration names no model.
+      chosen: name of included weights, if the configuration names no model. Default: those for
+        clean images.
     """
     return find_model(
-        chosen if config.chooses else config.model,
+        chosen or ENLARGERS[config.scale or 4][0] if config.chooses else config.model,
         weights=config.weights,
         options=config.class_options(),
         trust_builder=config.trust_builder,

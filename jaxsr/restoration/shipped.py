@@ -1,4 +1,4 @@
-"""Which of the enlargers that come with jaxsr suits a picture: `photo` after JPEG, else `clean`.
+"""Which of the included enlargers suits a picture: one for photos after JPEG, else a clean one.
 
 A file says so itself (JPEG, lossy WebP), or its pixels do: JPEG sets most high frequencies of its
 blocks of 8 × 8 to zero, which stays visible on that grid alone, wherever a crop has moved it.
@@ -13,8 +13,10 @@ from scipy.fft import dct
 
 from jaxsr.data.sources import Source
 from jaxsr.errors import UserError
-from jaxsr.models.load import is_shipped
 from jaxsr.restoration.pictures import Picture, PictureError, read_picture
+
+ENLARGERS = {4: ("clean", "photo"), 2: ("clean_x2", "photo_x2")}
+"""Names of the weights by scale: for clean pictures, and for those with JPEG's artefacts."""
 
 _BLOCK = 8
 _SIDE = 256
@@ -26,29 +28,29 @@ _ZERO = 1.0
 _SHARE = 0.1
 
 
-def choose(picture: Picture) -> str:
-    """`photo` or `clean`."""
-    if not is_shipped("photo"):
-        return "clean"
-    return "photo" if not picture.notes.lossless or shows_jpeg(picture.pixels) else "clean"
+def choose(picture: Picture, scale: int) -> str:
+    """One of `ENLARGERS`."""
+    clean, photo = ENLARGERS[scale]
+    return photo if not picture.notes.lossless or shows_jpeg(picture.pixels) else clean
 
 
-def choose_for_files(sources: Iterable[Source], *, max_pixels: int) -> dict[str, list[Source]]:
-    """The sources of each enlarger; videos are compressed, and unreadable images are `clean`'s.
+def choose_for_files(
+    sources: Iterable[Source], scale: int, *, max_pixels: int
+) -> dict[str, list[Source]]:
+    """The sources of each enlarger; videos are compressed, and unreadable images count as clean.
 
     Decodes every image once more than restoring does, until a JPEG's header answers.
     """
     groups: dict[str, list[Source]] = {}
     for source in sources:
-        word = "clean"
-        if is_shipped("photo"):
-            try:
-                if source.is_video:
-                    word = "photo"
-                else:
-                    word = choose(read_picture(source.path, max_pixels=max_pixels))
-            except (PictureError, UserError, OSError):
-                pass  # the restorer says so
+        word, photo = ENLARGERS[scale]
+        try:
+            if source.is_video:
+                word = photo
+            else:
+                word = choose(read_picture(source.path, max_pixels=max_pixels), scale)
+        except (PictureError, UserError, OSError):
+            pass  # the restorer says so
         groups.setdefault(word, []).append(source)
     return groups
 
