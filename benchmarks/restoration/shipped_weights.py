@@ -26,7 +26,7 @@ class Options(ReportOptions):
 
     photos: Path | None = None
     """Folder of the Kodak photos, 01.png to 24.png. Default: only those of the wheels."""
-    models: tuple[str, ...] = ("clean", "photo", "clean_x2")
+    models: tuple[str, ...] = ("clean", "photo", "clean_x2", "photo_x2")
     """Enlargers: words or files that `restore --model` takes."""
     jpeg: tuple[int, ...] = (0, 90, 60, 30)
     """Qualities of the small pictures; 0 leaves them as they are."""
