@@ -110,6 +110,11 @@ def test_page_of_the_weights():
     twice = of_kodak(gains("clean_x2", scale=2, jpeg=0))
     assert f"`clean_x2` gains {np.mean(twice):.2f} dB over bicubic on the six" in text
     assert f"(least {min(twice):.2f})" in text
+    at = {q: np.mean(of_kodak(gains("photo_x2", scale=2, jpeg=q))) for q in (90, 60, 30)}
+    sentence = (
+        f"`photo_x2` {at[90]:.2f} at JPEG 90, {at[60]:.2f} at JPEG 60 and {at[30]:.2f} at JPEG 30"
+    )
+    assert sentence in " ".join(text.split())
     for jpeg, name in ((0, "as it is"), (90, "JPEG 90"), (60, "JPEG 60"), (30, "JPEG 30")):
         cells = []
         for model in ("bicubic", "clean", "photo"):
@@ -206,6 +211,7 @@ def test_table_of_pictures():
         "clean": "`clean` | 384,720 | ×4",
         "photo": "`photo` | 384,720 | ×4",
         "clean_x2": "`clean_x2` | 369,132 | ×2",
+        "photo_x2": "`photo_x2` | 369,132 | ×2",
         "fast_srgan_x4_hasnainraz.pt": "Fast-SRGAN | 925,646 | ×4",
     }
     text = (ROOT / "docs" / "pictures.md").read_text()
