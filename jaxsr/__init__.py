@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from jaxsr.training.task import Task as Task
     from jaxsr.training.task_config import TaskConfig as TaskConfig
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 disable_ynn_fusion()
 
