@@ -33,7 +33,7 @@ def code_digests(task: object = None) -> dict[str, str]:
 
 
 def _named_code(task: object, main: Mapping[str, Any]) -> Iterator[str]:
-    """What a class or function computes, and what it names in `main`, in order of the names."""
+    """Yields the code of a class or function, and of all that it names in `main`."""
     waiting, seen = [("task", task)], set[int]()
     while waiting:
         name, value = waiting.pop()

@@ -12,7 +12,7 @@ import pytest
 from jaxsr.errors import InputError
 from jaxsr.generation.config import GenerateConfig
 from jaxsr.generation.padding import bucket, cache_slots, packed, padded
-from jaxsr.generation.prompts import Prompt, read_prompts, write_rows
+from jaxsr.generation.prompts import Prompt, check_rows_path, read_prompts, write_rows
 from jaxsr.generation.run_settings import prompt_ids
 
 
@@ -113,7 +113,9 @@ def test_reports_are_read_back(tmp_path):
     with (tmp_path / "r.csv").open(encoding="utf-8", newline="") as file:
         assert list(csv.DictReader(file)) == [{**row, "n": str(row["n"])} for row in rows]
     with pytest.raises(ValueError, match=r"must end in \.jsonl or \.csv"):
-        write_rows(tmp_path / "r.txt", rows)
+        check_rows_path(tmp_path / "r.txt", continues=False)
+    with pytest.raises(ValueError, match="which has content; name another file"):
+        check_rows_path(tmp_path / "r.csv", continues=False)
 
 
 def test_messages_keep_what_templates_read(tmp_path):

@@ -10,7 +10,7 @@ from PIL import Image
 
 from jaxsr import restore
 from jaxsr.data.photos import open_training_photos
-from jaxsr.errors import MissingFileError
+from jaxsr.errors import InputError, MissingFileError
 from jaxsr.models import load
 from jaxsr.models.load import load_model
 from jaxsr.restoration.pictures import read_picture
@@ -64,8 +64,8 @@ def test_other_pictures_show_none(photos):
     assert isinstance(shows_jpeg(bars), bool)
 
 
-@pytest.mark.usefixtures("two_enlargers")
-def test_files_say_it_themselves(photos, tmp_path):
+@pytest.mark.parametrize(("scale", "end"), [(4, ""), (2, "_x2")])
+def test_files_say_it_themselves(photos, tmp_path, scale, end):
     for name, options, word in (
         ("a.jpg", {"format": "JPEG", "quality": 100}, "photo"),
         ("b.webp", {"format": "WEBP", "quality": 100}, "photo"),
@@ -73,7 +73,7 @@ def test_files_say_it_themselves(photos, tmp_path):
         ("d.png", {"format": "PNG"}, "clean"),
     ):
         Image.fromarray(photos[0]).save(tmp_path / name, **options)
-        assert choose(read_picture(tmp_path / name)) == word, name
+        assert choose(read_picture(tmp_path / name), scale) == word + end, name
 
 
 @pytest.mark.usefixtures("two_enlargers")
@@ -95,6 +95,29 @@ def test_the_command_takes_one_for_each_file(photos, tmp_path, capsys):
     assert [array.shape for array in arrays] == [(160, 160, 3)] * 2
     assert restore.main([*words, "--model", "auto", "--model-options", '{"a": 1}']) == 2
     assert "--model auto takes jaxsr's own weights" in capsys.readouterr().err
+
+
+def test_a_scale_chooses_among_the_weights_of_that_scale(photos, tmp_path, capsys):
+    small = photos[0][:40, :40]
+    Image.fromarray(small).save(tmp_path / "a.jpg", quality=50)
+    Image.fromarray(small).save(tmp_path / "b.png")
+    words = [str(tmp_path / "a.jpg"), str(tmp_path / "b.png"), "--engine", "torch"]
+    assert restore.main([*words, "--scale", "2", "--out", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out
+    assert "jaxsr's own, photo_x2 for 1 of 2 files, RGB ×2" in printed
+    assert "jaxsr's own, clean_x2 for 1 of 2 files, RGB ×2" in printed
+    assert "--model clean_x2 or photo_x2 takes one for all" in " ".join(printed.split())
+    for name, word in {"a.jpg": "photo_x2", "b.png": "clean_x2"}.items():
+        options = ["--engine", "torch", "--model", word, "--out", str(tmp_path / word)]
+        assert restore.main([str(tmp_path / name), *options]) == 0
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / word / name).read_bytes()
+    array = restore.restore(small, scale=2, engine="torch")
+    assert np.array_equal(array, np.asarray(Image.open(tmp_path / "out" / "b.png")))
+    capsys.readouterr()
+    assert restore.main([*words, "--scale", "2", "--model", "clean"]) == 2
+    assert "scale=2 chooses among included weights, and the model has" in capsys.readouterr().err
+    with pytest.raises(InputError, match="scale=2 chooses among included weights"):
+        restore.restore(small, "photo", scale=2)
 
 
 def test_a_word_whose_weights_are_not_there(monkeypatch, tmp_path):
