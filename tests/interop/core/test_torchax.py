@@ -43,6 +43,8 @@ def test_the_list_is_what_the_registry_says():
         operator, _, overload = rest.partition(".")
         packet = getattr(torch.ops.aten, operator, None) if namespace == "aten" else None
         func = getattr(packet, overload or "default", None)
+        if overload == "names":  # of named tensors, which torch 2.11 still makes
+            continue
         if func is not None and registry.resolve(func).kind is registry.Kind.TORCHAX:
             taken.add(str(func))
     assert taken <= OPERATORS, "add them to interop/_core/torchax.py"

@@ -39,7 +39,7 @@ MODES = [
     ("bicubic", False, True),
     ("bicubic", True, False),
     ("bicubic", True, True),
-    ("lanczos", True, False),
+    *[("lanczos", True, False)] * hasattr(torch.ops.aten, "_upsample_lanczos2d_aa"),  # not in 2.11
 ]
 # Two passes of at most 21 float32 products each of values in 0..1 whose weights' moduli sum to
 # less than 1.6; torch's own sums carry as much rounding as ours.
