@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import jax
 import pytest
@@ -172,11 +173,15 @@ def test_a_second_process_of_one_number_is_refused(tmp_path):
     )
 
     def start(number):
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        pipes: dict[str, Any] = {
+            "stdin": subprocess.PIPE,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+        }
         return subprocess.Popen([sys.executable, "-c", code, str(number), job], text=True, **pipes)
 
     first = start(0)
-    assert first.stdout.readline() == "claimed\n"
+    assert first.stdout is not None and first.stdout.readline() == "claimed\n"
     second, other = start(0), start(1)
     assert f"is process 0 of the job at {job}; give every process" in second.communicate()[1]
     for process in (first, other):
