@@ -87,7 +87,7 @@ def fail_together(at_end: Callable[[], None] = lambda: None) -> Generator[None]:
     _all_know.clear()
 
 
-def others_wait() -> bool:
+def ends_alone() -> bool:
     """Whether this process ends without JAX's farewell to the others.
 
     They do not know of its failure, or one was interrupted and has left.

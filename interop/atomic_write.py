@@ -18,6 +18,9 @@ from typing import BinaryIO
 
 from jaxsr.interop.errors import FileAccessError
 
+_DIGEST_BYTES = 32
+_LOG = logging.getLogger(__name__)
+
 
 def atomic_write(path: Path, *parts: bytes | memoryview) -> None:
     """Writes a file from bytes, or from several parts behind each other.
@@ -165,11 +168,6 @@ def _is_living(process: int) -> bool:
     except PermissionError:
         return True
     return True
-
-
-_DIGEST_BYTES = 32
-
-_LOG = logging.getLogger(__name__)
 
 
 def read_sealed(path: Path) -> bytes | None:

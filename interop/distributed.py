@@ -24,6 +24,7 @@ import jax
 from jaxsr.interop.errors import InputError
 from jaxsr.interop.fields import whole_number
 from jaxsr.interop.plugin_start import has_tpu
+from jaxsr.interop.sealed_json import short_digest
 
 log = logging.getLogger(__name__)
 
@@ -108,12 +109,13 @@ def _claim_number(coordinator: str, process: int) -> None:
     Raises:
       InputError: there is one.
     """
-    name = f"\0jaxsr process {process} of {coordinator}"
-    if name in _claims or not sys.platform.startswith("linux"):  # others lack names without files
+    # Linux's name without a file; it has at most 107 bytes, and a host's name may have more.
+    name = f"\0jaxsr {short_digest(f'process {process} of {coordinator}'.encode())}"
+    if name in _claims or not sys.platform.startswith("linux"):
         return
     claim = socket.socket(socket.AF_UNIX)
     try:
-        claim.bind(name[:100])
+        claim.bind(name)
     except OSError as error:
         claim.close()
         raise InputError(

@@ -87,14 +87,14 @@ _QUADS = (_rng.uniform(0, 20, (COUNT, 4, 2)) + _SQUARE).astype(np.float32)
 
 
 def _affine(lib: Library) -> dict[str, Peer | None]:
-    found: dict[str, Peer | None] = {
+    contenders: dict[str, Peer | None] = {
         "OpenCV": each(lambda x, m: lib.cv2.warpAffine(x, m, (SIDE, SIDE)), _FORWARD)
     }
     if lib.kornia:
         matrices = lib.torch.from_numpy(_FORWARD).float()
         affine = lib.kornia.geometry.transform.warp_affine
-        found["kornia"] = by_torch(lambda x: affine(x, matrices, (SIDE, SIDE)), same=False)
-    return found
+        contenders["kornia"] = by_torch(lambda x: affine(x, matrices, (SIDE, SIDE)), same=False)
+    return contenders
 
 
 def _rotations(side: int, angles: np.ndarray) -> Callable[[Library], dict[str, Peer | None]]:
@@ -110,14 +110,14 @@ def _rotations(side: int, angles: np.ndarray) -> Callable[[Library], dict[str, P
             grid = functional.affine_grid(theta, [*x.shape], align_corners=False)
             return functional.grid_sample(x, grid, align_corners=False)
 
-        found: dict[str, Peer | None] = {
+        contenders: dict[str, Peer | None] = {
             "OpenCV": each(lambda x, m: lib.cv2.warpAffine(x, m, (side, side)), matrices),
             "torch": by_torch(by_grid),
         }
         if lib.kornia:
             rotate, degrees = lib.kornia.geometry.transform.rotate, lib.torch.from_numpy(angles)
-            found["kornia"] = by_torch(lambda x: rotate(x, degrees))
-        return found
+            contenders["kornia"] = by_torch(lambda x: rotate(x, degrees))
+        return contenders
 
     return peers
 

@@ -5,10 +5,8 @@ and a copy into the memory of XLA's program. `pip install onednn-cpu-gomp` (the 
 oneDNN as a library with the interface that torch hides. With the same kernels the results are
 torch's to the bit.
 
-It stays beside torch's calls because whole programs are faster: against the same program without it
-(one process, in turns, two cores with AVX-512), processor time of a forward pass is 0 to 17 % less
-(ResNet-50, EfficientNet-B0, ConvNeXt-T of timm; the shipped enlarger), of a training step or a
-gradient 0 to 11 % (these, Fast-SRGAN, MSHNet).
+It stays beside torch's calls because whole programs with it take less processor time than the same
+programs without it, or as much.
 
 float32, channels last in memory; `convolve` says where torch has to compute. References: oneDNN's
 developer guide, `dnnl.h` of version 3.

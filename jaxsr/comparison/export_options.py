@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from jaxsr.errors import InputError
-from jaxsr.runtime.options import ModelOptions, check_own
+from jaxsr.runtime.options import ModelOptions, check_replaceable
 
 _MARKS = {"stablehlo": b"StableHLO_v", "onnx": b"pytorch"}
 """Text near the beginning of a file."""
@@ -42,7 +42,7 @@ class ExportConfig(ModelOptions):
             raise InputError(f"out={self.out} is a folder; name a file in it")
         if not self.out.parent.is_dir():
             raise InputError(f"no folder {self.out.parent} for out={self.out}; create it first")
-        check_own("out", self.out, _MARKS[self.file_format])
+        check_replaceable("out", self.out, _MARKS[self.file_format])
 
     @property
     def file_format(self) -> Literal["stablehlo", "onnx"]:

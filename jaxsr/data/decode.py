@@ -30,6 +30,7 @@ from jaxsr.data.picture_file import (
     is_white_zero,
     load_whole,
     meant_channels,
+    not_a_still,
     opencv_samples,
     read_file,
     stored_size,
@@ -195,9 +196,7 @@ def _unidentified(data: bytes) -> Image.Image:
                 page = file.pages.first
                 _check_size((page.imagelength, page.imagewidth))
                 if any(not other.is_reduced for other in file.pages[1:]):
-                    raise UnreadablePicture(
-                        f"{len(file.pages)} pages, and only stills are read: split it first"
-                    )
+                    raise not_a_still(len(file.pages), "pages")
                 mistaken = 2 in (page.samplesperpixel, page.planarconfig) or page.photometric == 0
         except UnreadablePicture:
             raise

@@ -93,6 +93,11 @@ def stored_size(image: Any) -> tuple[int, int]:
     return image.height, image.width
 
 
+def not_a_still(count: int, kind: str) -> UnreadablePicture:
+    """The error for a file of several frames or pages."""
+    return UnreadablePicture(f"{count} {kind}, and only stills are read: split it first")
+
+
 def check_still(image: Any) -> None:
     """Refuses an animation, and a TIFF of several pages other than previews of the first.
 
@@ -105,8 +110,7 @@ def check_still(image: Any) -> None:
     # Other pictures of a JPEG file are depths and gain maps, those of a PSD are layers.
     frames = 1 if image.format in ("MPO", "PSD") else getattr(image, "n_frames", 1)
     if frames > 1 and not (image.format == "TIFF" and _only_smaller_pages(image)):
-        kind = "pages" if image.format == "TIFF" else "frames"
-        raise UnreadablePicture(f"{frames} {kind}, and only stills are read: split it first")
+        raise not_a_still(frames, "pages" if image.format == "TIFF" else "frames")
 
 
 def _only_smaller_pages(image: Any) -> bool:

@@ -16,6 +16,18 @@ AUTO = "auto"
 FORMATS = {"png": "PNG", "jpeg": "JPEG", "webp": "WEBP", "tiff": "TIFF"}
 
 
+_ENLARGERS = {2: ("clean_x2", "photo_x2"), 4: ("clean", "photo")}
+
+
+def included_enlargers(scale: int | None) -> tuple[str, str]:
+    """Names of the included weights for clean images and for those with JPEG's artefacts.
+
+    Args:
+      scale: 2 or 4. None: 4.
+    """
+    return _ENLARGERS[scale or 4]
+
+
 def check_scale(scale: int | None, *, chooses: bool) -> None:
     """Refuses a scale beside a model, which has its own.
 
@@ -37,8 +49,8 @@ def check_scale(scale: int | None, *, chooses: bool) -> None:
 class RestoreConfig(ModelOptions, LaneFoldingOptions, AotOptions):
     """Restores images and videos with a torch network, on JAX or on torch.
 
-    Without --model it uses included weights, for files with JPEG artefacts others than for clean
-    ones.
+    Without --model it uses included weights, chosen for each file: one set for clean images, one
+    for those with JPEG artefacts.
     """
 
     model_required: ClassVar[bool] = False

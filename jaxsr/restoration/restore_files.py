@@ -14,13 +14,13 @@ from jaxsr.data.result_folder import result_folder
 from jaxsr.data.sources import Inputs, Source, check_folder, find_sources
 from jaxsr.errors import InputError, counted, printable
 from jaxsr.restoration.batch import BatchRestorer, finished_result
-from jaxsr.restoration.config import RestoreConfig
+from jaxsr.restoration.config import RestoreConfig, included_enlargers
 from jaxsr.restoration.made_by import MadeBy
 from jaxsr.restoration.models import RestorationModel
 from jaxsr.restoration.pictures import picture_size
 from jaxsr.restoration.progress import Progress, short
 from jaxsr.restoration.restorer import configured_model, make_restorer, make_tiler
-from jaxsr.restoration.shipped import ENLARGERS, choose_for_files
+from jaxsr.restoration.shipped import choose_for_files
 from jaxsr.restoration.tiling import APPROXIMATE_MARGIN, LARGEST_EXACT_MARGIN
 from jaxsr.runtime.activity import fitted, set_status
 from jaxsr.runtime.exit_status import ExitStatus
@@ -90,7 +90,7 @@ def run(config: RestoreConfig) -> int:
 
 def _words(config: RestoreConfig) -> tuple[str, ...]:
     """The words for all models that files of this command may go through."""
-    return ENLARGERS[config.scale or 4] if config.chooses else ("",)
+    return included_enlargers(config.scale) if config.chooses else ("",)
 
 
 def find_inputs(config: RestoreConfig) -> Inputs:
@@ -119,7 +119,8 @@ def group_sources(config: RestoreConfig, inputs: Inputs) -> dict[str, list[Sourc
     limit_opencv(config.max_pixels)
     logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # its reasons are reported anyway
     if config.chooses and inputs.sources and not config.benchmark:
-        return choose_for_files(inputs.sources, config.scale or 4, max_pixels=config.max_pixels)
+        enlargers = included_enlargers(config.scale)
+        return choose_for_files(inputs.sources, enlargers, max_pixels=config.max_pixels)
     return {_words(config)[0]: inputs.sources}
 
 

@@ -56,7 +56,12 @@ def restore(
       InputError: an image or the model is not usable; the message says which and why.
     """
     from jaxsr.interop.fork_guard import check_not_forked
-    from jaxsr.restoration.config import AUTO, RestoreConfig, check_scale
+    from jaxsr.restoration.config import (
+        AUTO,
+        RestoreConfig,
+        check_scale,
+        included_enlargers,
+    )
     from jaxsr.restoration.kept_runners import kept_runner
     from jaxsr.restoration.models import find_model
     from jaxsr.restoration.restore_arrays import as_picture, restore_arrays
@@ -79,7 +84,7 @@ def restore(
     pictures = [
         as_picture(image, index) for index, image in enumerate(images if several else [images])
     ]
-    words = [choose(picture, scale or 4) if chooses else "" for picture in pictures]
+    words = [choose(picture, included_enlargers(scale)) if chooses else "" for picture in pictures]
     results: list = [None] * len(pictures)
     for word in dict.fromkeys(words):
         places = [place for place, chosen in enumerate(words) if chosen == word]

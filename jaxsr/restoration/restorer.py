@@ -3,10 +3,9 @@
 from collections.abc import Callable, Iterable
 
 from jaxsr.restoration.around_tiles import around_tiles
-from jaxsr.restoration.config import RestoreConfig
+from jaxsr.restoration.config import RestoreConfig, included_enlargers
 from jaxsr.restoration.models import RestorationModel, find_model
 from jaxsr.restoration.pipeline import Restorer
-from jaxsr.restoration.shipped import ENLARGERS
 from jaxsr.restoration.tiling import Size, Tiler
 from jaxsr.runtime.open_runner import open_runner
 from jaxsr.runtime.runner import Runner
@@ -25,7 +24,7 @@ def configured_model(config: RestoreConfig, chosen: str = "") -> RestorationMode
         clean images.
     """
     return find_model(
-        chosen or ENLARGERS[config.scale or 4][0] if config.chooses else config.model,
+        (chosen or included_enlargers(config.scale)[0]) if config.chooses else config.model,
         weights=config.weights,
         options=config.class_options(),
         trust_builder=config.trust_builder,

@@ -15,9 +15,6 @@ from jaxsr.data.sources import Source
 from jaxsr.errors import UserError
 from jaxsr.restoration.pictures import Picture, PictureError, read_picture
 
-ENLARGERS = {4: ("clean", "photo"), 2: ("clean_x2", "photo_x2")}
-"""Names of the weights by scale: for clean pictures, and for those with JPEG's artefacts."""
-
 _BLOCK = 8
 _SIDE = 256
 # Rounding of colours to 8 bits moves a coefficient of their luma by some 0.4 (one standard
@@ -28,27 +25,29 @@ _ZERO = 1.0
 _SHARE = 0.1
 
 
-def choose(picture: Picture, scale: int) -> str:
-    """One of `ENLARGERS`."""
-    clean, photo = ENLARGERS[scale]
+def choose(picture: Picture, enlargers: tuple[str, str]) -> str:
+    """One of the weights for clean pictures and for those with JPEG's artefacts."""
+    clean, photo = enlargers
     return photo if not picture.notes.lossless or shows_jpeg(picture.pixels) else clean
 
 
 def choose_for_files(
-    sources: Iterable[Source], scale: int, *, max_pixels: int
+    sources: Iterable[Source], enlargers: tuple[str, str], *, max_pixels: int
 ) -> dict[str, list[Source]]:
-    """The sources of each enlarger; videos are compressed, and unreadable images count as clean.
+    """The sources of each of two weights, see `choose`.
+
+    Videos are compressed, and unreadable images count as clean.
 
     Decodes every image once more than restoring does, until a JPEG's header answers.
     """
     groups: dict[str, list[Source]] = {}
     for source in sources:
-        word, photo = ENLARGERS[scale]
+        word, photo = enlargers
         try:
             if source.is_video:
                 word = photo
             else:
-                word = choose(read_picture(source.path, max_pixels=max_pixels), scale)
+                word = choose(read_picture(source.path, max_pixels=max_pixels), enlargers)
         except (PictureError, UserError, OSError):
             pass  # the restorer says so
         groups.setdefault(word, []).append(source)

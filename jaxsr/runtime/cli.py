@@ -70,7 +70,7 @@ def run_program(main: Callable[[], int], command: str) -> NoReturn:
         status = ExitStatus.FAILED
     activity.finish()
     ignore_signals()
-    ended_alone = status not in (ExitStatus.OK, ExitStatus.STOPPED) and _others_wait()
+    ended_alone = status not in (ExitStatus.OK, ExitStatus.STOPPED) and _ends_alone()
     if status == ExitStatus.INTERRUPTED or ended_alone:
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
@@ -112,13 +112,13 @@ class _Messages(io.FileIO):
             return memoryview(data).nbytes
 
 
-def _others_wait() -> bool:
-    """Whether this process failed alone, in a job whose other processes do not know of it yet.
+def _ends_alone() -> bool:
+    """Whether the other processes of a job do not know that this one failed, or one has left.
 
     JAX would wait minutes for them at exit, and they for this process's part of the step.
     """
     agreement = sys.modules.get("jaxsr.interop.agreement")
-    return agreement is not None and agreement.others_wait()
+    return agreement is not None and agreement.ends_alone()
 
 
 def run_command(
@@ -316,17 +316,16 @@ def _check_not_empty(kind: Any, arguments: Sequence[str]) -> None:
 
 
 def _check_listed_once(kind: Any, arguments: Sequence[str]) -> None:
-    """Refuses a list that is given in parts, `--logger wandb --logger mlflow`: the last one alone
-    would count.
+    """Refuses a list in parts, `--logger a --logger b`, of which the last alone would count.
 
     Raises:
       InputError: an option of several values comes twice.
     """
     types = get_type_hints(kind) if dataclasses.is_dataclass(kind) else {}
-    given = [word.partition("=")[0] for word in arguments if word.startswith("--")]
-    for option in dict.fromkeys(given):
+    names = [word.partition("=")[0] for word in arguments if word.startswith("--")]
+    for option in dict.fromkeys(names):
         declared = types.get(option.removeprefix("--").replace("-", "_"))
-        if given.count(option) > 1 and get_args(declared)[-1:] == (...,):
+        if names.count(option) > 1 and get_args(declared)[-1:] == (...,):
             raise InputError(f"{option} is given twice; write it once, with all its values")
 
 

@@ -76,10 +76,10 @@ def _check_outputs(options: Mapping[str, Any]) -> None:
                     f"{name}={text} would replace a file of {other}; name another file"
                 )
         if name in _MARKS:
-            check_own(name, Path(text), _MARKS[name])
+            check_replaceable(name, Path(text), _MARKS[name])
 
 
-def check_own(option: str, path: Path, mark: bytes) -> None:
+def check_replaceable(option: str, path: Path, mark: bytes) -> None:
     """Refuses to replace a file that jaxsr did not write.
 
     Args:

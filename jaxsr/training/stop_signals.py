@@ -39,7 +39,9 @@ class StopRequest:
 
     def listen(self) -> None:
         """Handles the signals from now on; ignored ones, as under nohup, stay ignored."""
-        if self._previous or threading.current_thread() is not threading.main_thread():
+        if self._previous:  # in a job, from the last check on
+            return
+        if threading.current_thread() is not threading.main_thread():
             return  # Python delivers signals to the main thread only
         for number in STOP_SIGNALS:
             if number == signal.SIGTERM and jax.distributed.is_initialized():

@@ -1,5 +1,6 @@
 """Errors of users' code as one line with its place; `JAXSR_TRACEBACK=1` shows the traceback."""
 
+import re
 import sys
 import traceback
 from collections.abc import Generator, Iterator, Mapping
@@ -24,7 +25,8 @@ def code_digests(task: object = None) -> dict[str, str]:
     if getattr(task, "__module__", None) == "__main__":
         main = vars(sys.modules["__main__"])
         if "__file__" not in main:
-            digests["__main__"] = short_digest("\n".join(_named_code(task, main)).encode())
+            text = re.sub(r" at 0x[0-9a-f]+", "", "\n".join(_named_code(task, main)))
+            digests["__main__"] = short_digest(text.encode())
     for name, module in sorted(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if file and file.endswith(".py") and is_users_file(file) and Path(file).is_file():
@@ -53,7 +55,7 @@ def _named_code(task: object, main: Mapping[str, Any]) -> Iterator[str]:
             waiting += [(n, main[n]) for c in parts for n in c.co_names if n in main]
 
 
-_PLAIN = (int, float, str, bytes, tuple, type(None))
+_PLAIN = (int, float, str, bytes, tuple, list, dict, type(None))
 _OF_ANY_CLASS = (
     "__module__",
     "__dict__",

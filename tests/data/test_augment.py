@@ -317,8 +317,8 @@ def test_a_policy_moves_image_and_mask_alike_and_each_sample_otherwise():
     np.testing.assert_array_equal(moved["image"][:, :1], moved["mask"])
     assert len({moved["mask"][n].tobytes() for n in range(3)}) == 3
     assert not np.array_equal(plain["mask"], moved["mask"])
-    kept = moved["mask"].sum() / plain["mask"].sum()
-    assert 0.5 < kept <= 1.05  # corners leave the crop, and the nearest pixel repeats a few
+    share = moved["mask"].sum() / plain["mask"].sum()
+    assert 0.5 < share <= 1.05  # corners leave the crop, and the nearest pixel repeats a few
 
 
 @pytest.mark.slow

@@ -64,4 +64,4 @@ def test_alone_nothing_is_compared():
     agreement.check_alike({"options": {"batch": 8}})
     with agreement.fail_together():
         pass
-    assert not agreement.others_wait()
+    assert not agreement.ends_alone()

@@ -13,6 +13,7 @@ from jaxsr.data.photos import open_training_photos
 from jaxsr.errors import InputError, MissingFileError
 from jaxsr.models import load
 from jaxsr.models.load import load_model
+from jaxsr.restoration.config import included_enlargers
 from jaxsr.restoration.pictures import read_picture
 from jaxsr.restoration.shipped import choose, shows_jpeg
 
@@ -73,7 +74,7 @@ def test_files_say_it_themselves(photos, tmp_path, scale, end):
         ("d.png", {"format": "PNG"}, "clean"),
     ):
         Image.fromarray(photos[0]).save(tmp_path / name, **options)
-        assert choose(read_picture(tmp_path / name), scale) == word + end, name
+        assert choose(read_picture(tmp_path / name), included_enlargers(scale)) == word + end, name
 
 
 @pytest.mark.usefixtures("two_enlargers")

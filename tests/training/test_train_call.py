@@ -116,7 +116,8 @@ def squared(x):
     return {factor} * x * x
 
 class Local(Fit):
-    wanted = {{"x", "y", "z"}}
+    columns = {{"x", "y", "z"}}
+    weights = [{factor}, {{"a": 1}}]
 
     def loss(self, network, batch):
         return RATE * squared(network(batch["x"]) - batch["y"]).mean()

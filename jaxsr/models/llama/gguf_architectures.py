@@ -145,7 +145,7 @@ def _epsilon(header: Header) -> float:
     return rms or plain
 
 
-_TURN_A_SHARE = ("phi3", "stablelm", "nemotron", "minimax-m2")
+_PARTIAL_ROTARY = ("phi3", "stablelm", "nemotron", "minimax-m2")
 """Architectures whose code in transformers can turn a part of a head's features."""
 
 
@@ -157,7 +157,7 @@ def _rope(header: Header, head_dim: int) -> Config:
     }
     turned = header.number("rope.dimension_count", head_dim)
     if turned != head_dim:
-        if header.architecture not in _TURN_A_SHARE or not 0 < turned < head_dim or turned % 2:
+        if header.architecture not in _PARTIAL_ROTARY or not 0 < turned < head_dim or turned % 2:
             raise InputError(
                 f"{header.file.path} turns {turned} of a head's {head_dim} features "
                 f"({header.architecture}.rope.dimension_count), which is not computed for "

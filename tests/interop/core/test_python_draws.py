@@ -1,29 +1,15 @@
 """Draws from `random` and NumPy in forward: refused where they decide something."""
 
 import random
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
 from jaxsr.interop import UnsupportedTorchError, to_jax
+from tests.interop.core.function_net import FunctionNet
 
 X = np.random.default_rng(0).standard_normal((2, 4)).astype(np.float32)
-
-
-class Net(nn.Module):
-    """Runs a function of itself and the input."""
-
-    def __init__(self, code: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.code = code
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.code(self, x)
 
 
 @pytest.mark.parametrize("draw", [random.random, lambda: np.random.uniform(0, 1)])
@@ -37,7 +23,7 @@ class Net(nn.Module):
     ids=["rare", "frequent", "fails"],
 )
 def test_a_rare_branch_on_a_draw_is_refused(draw, branch):
-    jm = to_jax(Net(lambda s, x: branch(x, draw())))
+    jm = to_jax(FunctionNet(lambda s, x: branch(x, draw())))
     with pytest.raises(UnsupportedTorchError, match="draws from"):
         jax.eval_shape(lambda x: jm.apply(jm.params, jm.buffers, x)[0], X)
 
@@ -46,6 +32,6 @@ def test_draws_that_decide_nothing_pass_and_go_on():
     random.seed(0)
     expected = [random.random() for _ in range(2)]
     random.seed(0)
-    jm = to_jax(Net(lambda s, x: x if random.random() < 0 else x * 2))
+    jm = to_jax(FunctionNet(lambda s, x: x if random.random() < 0 else x * 2))
     np.testing.assert_array_equal(jm.apply(jm.params, jm.buffers, X)[0], X * 2)
     assert random.random() in expected

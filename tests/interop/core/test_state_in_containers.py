@@ -10,23 +10,11 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
 from jaxsr.interop import UnsupportedTorchError, to_jax
+from tests.interop.core.function_net import FunctionNet
 
 X = np.random.default_rng(0).standard_normal((2, 4)).astype(np.float32)
-
-
-class Net(nn.Module):
-    """Runs a function of itself and the input."""
-
-    def __init__(self, code: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.code = code
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.code(self, x)
 
 
 class Ticking:
@@ -132,6 +120,6 @@ def count_in_modules(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", STATE)
 def test_state_is_refused_with_its_path(name: str):
     code, path = STATE[name]
-    jm = to_jax(Net(code))
+    jm = to_jax(FunctionNet(code))
     with pytest.raises(UnsupportedTorchError, match=path):
         jax.eval_shape(lambda x: jm.apply(jm.params, jm.buffers, x)[0], X)
