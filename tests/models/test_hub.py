@@ -50,7 +50,9 @@ def test_names_and_paths_are_told_apart(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     assert is_hub_name("org/name") and is_hub_name("org/name@v1") and is_hub_name("hf:org/n:a.gguf")
-    for path in ("runs/mine", "./org/name", "org/name/x", "model.gguf", "/org/name", "my:Net"):
+    out_of_the_cache = ("org/name@../../x", "org/name@a/../../x")
+    paths = ("runs/mine", "./org/name", "org/name/x", "model.gguf", "/org/name", "my:Net")
+    for path in (*paths, *out_of_the_cache):
         assert not is_hub_name(path)
 
 
@@ -162,6 +164,7 @@ def test_a_killed_download_is_not_used_and_made_up_for(hub, tmp_path):
         ("hf:org/name:none.gguf", "(RemoteEntryNotFoundError): there is no such file"),
         ("hf:org/name:a\x1b.gguf", "hf:org/name:a\\x1b.gguf cannot be fetched"),
         ("hf:org", "is not hf:ORG/NAME"),
+        ("hf:org/name@../x:a.gguf", "is not hf:ORG/NAME"),
     ],
 )
 def test_what_is_not_there_is_one_line(hub, name, reason):

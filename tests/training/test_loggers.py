@@ -44,6 +44,11 @@ class Fails(Lines):
         raise RuntimeError("no connection")
 
 
+class Exits(Lines):
+    def figures(self, step, figures):
+        raise SystemExit("no connection")
+
+
 class Refuses(Lines):
     def start(self, folder, options, step):
         raise RuntimeError("no account")
@@ -78,7 +83,7 @@ def test_a_logger_of_ones_own_gets_all(tmp_path):
     assert main(["--resume", "--out", "run", "--steps", "4"]) == 2  # it runs no code of its choice
 
 
-@pytest.mark.parametrize("kind", ["Fails", "Refuses"])
+@pytest.mark.parametrize("kind", ["Fails", "Exits", "Refuses"])
 def test_a_logger_that_fails(kind, tmp_path, capsys):
     def records() -> Records:
         return Records(
@@ -95,7 +100,7 @@ def test_a_logger_that_fails(kind, tmp_path, capsys):
         run.steps(step, "main", {step: {"loss": 1.0}})
     run.close()
     printed = capsys.readouterr().err
-    assert printed.count("the records of Fails end here: no connection") == 1
+    assert printed.count(f"the records of {kind} end here: no connection") == 1
     assert (tmp_path / "metrics.jsonl").read_text().count("loss") == 2
 
 

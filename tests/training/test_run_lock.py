@@ -117,6 +117,13 @@ def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
         lock_folder(tmp_path).__enter__()
 
 
+def test_a_file_of_the_users_by_that_name_is_left_alone(tmp_path):
+    (tmp_path / LOCK).write_text("of value")
+    with pytest.raises(FileAccessError, match="did not write; move it"), lock_folder(tmp_path):
+        pass
+    assert (tmp_path / LOCK).read_text() == "of value"
+
+
 @pytest.mark.parametrize("kind", ["link", "fifo"])
 def test_a_lock_that_is_not_a_file_is_left_alone(tmp_path, kind):
     (tmp_path / "run").mkdir()
