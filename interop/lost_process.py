@@ -4,6 +4,8 @@ The others learn of it from the library that carries their arrays (Gloo, NCCL) o
 coordination service. Nothing here imports JAX: an error of it shows that it is loaded.
 """
 
+import re
+
 from jaxsr.interop.errors import UserError, first_line
 
 _SIGNS = (
@@ -25,6 +27,8 @@ def lost_process_error(error: BaseException) -> LostProcessError | None:
     cause: BaseException | None = error
     while cause is not None:
         of_jax = type(cause).__name__ in ("JaxRuntimeError", "XlaRuntimeError")
+        # Collectives of arrays that are not of a program fail with XLA's words in a ValueError.
+        of_jax |= isinstance(cause, ValueError) and bool(re.match(r"[A-Z_]+: ", str(cause)))
         if of_jax and any(sign in str(cause) for sign in _SIGNS):
             return LostProcessError(
                 "another process of this job ended or cannot be reached "

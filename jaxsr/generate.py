@@ -4,9 +4,10 @@ The model is a Hugging Face folder or a GGUF file. Prompts are arguments, or lin
 .jsonl file; outputs go to the terminal and, with --out, to a row per prompt.
 """
 
+import dataclasses
 from collections.abc import Sequence
 
-from jaxsr.runtime.cli import parse_options, run_command, run_program
+from jaxsr.runtime.cli import named_options, parse_options, run_command, run_program
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -18,6 +19,7 @@ def _generate(arguments: list[str]) -> int | None:
     from jaxsr.generation.config import GenerateConfig
 
     config = parse_options(GenerateConfig, arguments, prog="python -m jaxsr.generate")
+    config = dataclasses.replace(config, named=named_options(arguments))
     if config.aot is not None:
         from jaxsr.generation.ahead_run import run
     else:

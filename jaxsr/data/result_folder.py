@@ -1,22 +1,24 @@
 """Folders of results: one command at a time writes there, and replaces only what commands wrote.
 
-The record in the folder names the results, before they are written. A file of the user's that has
-a result's name, a mask of a data set for instance, is in no line of it.
+The record in the folder names the results before they are written, and has their digests after. A
+file of the user's that has a result's name, a mask of a data set for instance, is in no line of it;
+a result that the user changed, such as a corrected mask, has another digest.
 """
 
 import errno
 import fcntl
+import hashlib
 import logging
 import os
 import stat
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from jaxsr.data.sources import check_folder
 from jaxsr.errors import DamagedFileError, FileAccessError, InputError, counted, first_of
 from jaxsr.interop.atomic_write import errors_of
-from jaxsr.interop.sealed_json import seal, unseal
+from jaxsr.interop.sealed_json import DIGITS, seal, short_digest, unseal
 
 RECORD = ".jaxsr-results.jsonl"
 """Name of the record."""
@@ -39,7 +41,7 @@ def result_folder(
 
     Raises:
       InputError: another command is writing there, or a result's name is that of a file that no
-        command has written.
+        command has written, or that was changed since.
       FileAccessError: the folder cannot be written.
     """
     check_folder(out, option)
@@ -59,10 +61,14 @@ def result_folder(
             _lock(file.fileno(), out, option)
             _held.add(identity)
         try:
+            names = [*dict.fromkeys(map(str, names))]
             lines = _new_lines(out, names, file.read(), option)
             with errors_of(path):
                 file.write(lines)
             yield
+            if names:
+                with errors_of(path):
+                    file.write(_line({name: _digest(out / name) for name in names}))
         finally:
             if not is_ours:
                 _held.discard(identity)
@@ -80,22 +86,46 @@ def _lock(descriptor: int, out: Path, option: str) -> None:
         ) from None
 
 
-def _new_lines(out: Path, names: Iterable[str | Path], record: bytes, option: str) -> bytes:
-    """Lines of the results that the record lacks; none of them may be there yet."""
-    recorded = {_result_of(line) for line in record.splitlines()}
-    new = [name for name in dict.fromkeys(map(str, names)) if name not in recorded]
-    others = [str(out / name) for name in new if os.path.lexists(out / name)]
+def _new_lines(out: Path, names: list[str], record: bytes, option: str) -> bytes:
+    """Lines for results that are about to be written, none of them over a file of the user's."""
+    recorded: dict[str, str | None] = {}
+    for line in record.splitlines():
+        with suppress(DamagedFileError):  # cut by a kill: as if it were not there
+            content = unseal(line, source=RECORD)
+            recorded |= content.get("results") or {str(content.get("result")): None}
+    others = [
+        str(out / name)
+        for name in names
+        if os.path.lexists(out / name) and not _is_result(out / name, recorded.get(name, ""))
+    ]
     if others:
         raise InputError(
-            f"results would replace {counted(len(others), 'file')} that jaxsr did not write there "
-            f"({first_of(others)}); choose another {option}, or move what is there"
+            f"results would replace {counted(len(others), 'file')} that jaxsr did not write there, "
+            f"or that was changed since ({first_of(others)}); choose another {option}, or move "
+            "what is there"
         )
     cut = b"" if not record or record.endswith(b"\n") else b"\n"
-    return cut + b"".join(seal({"result": name}).encode() + b"\n" for name in new)
+    # Without a digest until they are complete: a run that is killed leaves some of them anew.
+    news = {name: None for name in names if recorded.get(name, "") is not None}
+    return cut + (_line(news) if news else b"")
 
 
-def _result_of(line: bytes) -> str | None:
+def _line(results: Mapping[str, str | None]) -> bytes:
+    return seal({"results": results}).encode() + b"\n"
+
+
+def _is_result(path: Path, digest: str | None) -> bool:
+    return digest is None or digest == _digest(path)
+
+
+def _digest(path: Path) -> str | None:
+    """Tells contents of a file, or of a folder of files, apart; None where there is neither."""
+    if path.is_dir():
+        files = (file for file in sorted(path.rglob("*")) if not file.is_dir())
+        listed = {str(file.relative_to(path)): _digest(file) for file in files}
+        return short_digest(repr(listed).encode("utf-8", "surrogateescape"))
     try:
-        return str(unseal(line, source=RECORD).get("result"))
-    except DamagedFileError:  # cut by a kill: as if it were not there
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()[:DIGITS]
+    except FileNotFoundError:
         return None

@@ -151,6 +151,7 @@ class _Session:
     def video(self, source: Source) -> int:
         """A video, a batch of frames at a time; returns 1 if it could not be read to its end."""
         target = self.config.out / "overlays" / source.relative.with_suffix(".mp4")
+        masks = self.config.out / "masks" / source.relative.with_suffix("")
         decoded = 0
         try:
             with open_video(source.path) as container:
@@ -183,6 +184,10 @@ class _Session:
             after = f" (after {decoded} frames)" if decoded else ""
             complain(str(source.path), f"{error}{after}")
             return 1
+        finally:
+            for mask in masks.glob("[0-9]" * 6 + ".png"):  # of a longer video, by this name before
+                if int(mask.stem) >= decoded:
+                    mask.unlink()
         return 0
 
     def _frames(

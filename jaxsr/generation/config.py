@@ -42,6 +42,9 @@ class GenerateConfig(SamplingOptions, AotOptions):
     model_sampling: bool = False
     """Choose tokens as the model's generation_config.json says; options on the command line take
     precedence."""
+    named: tyro.conf.Suppress[frozenset[str]] = frozenset()
+    """Names of the options that the command line gives, which take precedence over the model's even
+    where they equal the default."""
     batch_size: tuple[int, ...] = number((1,), most=4096)
     """Number of prompts that run together; when one ends, the next takes its place. With several
     values, everything runs once with each."""

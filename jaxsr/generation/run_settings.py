@@ -35,7 +35,7 @@ def engine_settings(config: GenerateConfig) -> EngineSettings:
 
 
 def sampling_options(config: GenerateConfig, generation: dict[str, Any]) -> SamplingOptions:
-    """Options of the command; where it leaves the default, those of the model if asked for.
+    """Options of the command; those that it does not name from the model, if asked for.
 
     Args:
       config: of the command.
@@ -56,7 +56,7 @@ def sampling_options(config: GenerateConfig, generation: dict[str, Any]) -> Samp
             "leave --model-sampling out and name the options that you want"
         )
     default = SamplingOptions()
-    named = {n: v for n, v in chosen.items() if v != getattr(default, n)}
+    named = {n: v for n, v in chosen.items() if n in config.named or v != getattr(default, n)}
     values = {**chosen, **recommended, **named}
     return from_values(SamplingOptions, values, prefix="generation_config.json: ")
 

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from jaxsr.interop.host_arrays import to_numpy
@@ -104,7 +103,7 @@ class StoredWeights:
             else:
                 yield name, to_numpy(self._arranged(name, tensor).contiguous())
             if is_last:
-                tensors[source].data = torch.empty(0)
+                tensors[source].data = tensor.new_zeros(()).expand(tensor.shape)
 
     def shapes_of(self, network: Any) -> dict[str, jax.ShapeDtypeStruct]:
         """Shapes and dtypes of `of`; the network may lie on the meta device."""

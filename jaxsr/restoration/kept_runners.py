@@ -13,7 +13,7 @@ from typing import NamedTuple
 from jaxsr.interop.python_state import Snapshot
 from jaxsr.restoration.config import RestoreConfig
 from jaxsr.restoration.models import RestorationModel
-from jaxsr.restoration.reach_cache import tensor_digest
+from jaxsr.restoration.network_digest import tensor_digest
 from jaxsr.restoration.restorer import open_tile_runner
 from jaxsr.runtime.runner import Runner
 

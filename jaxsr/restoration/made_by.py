@@ -21,6 +21,7 @@ from jaxsr.restoration.models import RestorationModel
 
 _OPTIONS = (
     "outscale", "format", "quality", "tiling", "tile", "ensemble", "dtype", "matmul_precision",
+    "model_options",
 )  # fmt: skip
 """Options that results depend on by more than rounding."""
 _CLOCK_NS = 20_000_000

@@ -18,7 +18,8 @@ from torch import nn
 from jaxsr.errors import InputError
 from jaxsr.models.load import load_model
 from jaxsr.models.registry import LoadedModel
-from jaxsr.restoration.reach_cache import network_digest, remembered_reach
+from jaxsr.restoration.network_digest import network_digest
+from jaxsr.restoration.reach_cache import remembered_reach
 from jaxsr.restoration.receptive_field import Reach
 
 

@@ -291,6 +291,12 @@ def parse_options(
         raise InputError(f"{error}; see {prog} --help") from None
 
 
+def named_options(arguments: Sequence[str]) -> frozenset[str]:
+    """Returns the names of the options that a command line gives, as fields are named."""
+    words = (word.partition("=")[0] for word in arguments if word.startswith("--"))
+    return frozenset(word.removeprefix("--").replace("-", "_") for word in words)
+
+
 def _fields(*kinds: Any) -> Iterator[dataclasses.Field[Any]]:
     """Returns the fields of the dataclasses among `kinds`."""
     for kind in kinds:

@@ -1,6 +1,7 @@
 """Starts a training run: joins its processes, compares them, claims the folder, and trains."""
 
 import os
+import threading
 from contextlib import ExitStack
 from importlib import metadata
 
@@ -9,11 +10,13 @@ import jax
 import jaxsr
 from jaxsr.data.processors import available_cpus
 from jaxsr.data.sources import check_folder
+from jaxsr.errors import InputError
 from jaxsr.interop.agreement import check_alike, fail_together
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.atomic_write import clear_partials
 from jaxsr.interop.cpu_kernels.torch_calls import TORCH_THREADS
 from jaxsr.interop.out_of_memory import naming_out_of_memory
+from jaxsr.models.code_digests import code_digests
 from jaxsr.runtime.activity import is_quiet, set_status
 from jaxsr.runtime.setup import setup_compute
 from jaxsr.runtime.source_digest import source_digest
@@ -28,7 +31,7 @@ from jaxsr.training.run_lock import lock_folder
 from jaxsr.training.stop_signals import StopRequest
 from jaxsr.training.task import Task
 from jaxsr.training.task_run import TaskRun
-from jaxsr.training.user_code import code_digests, located_in_users_files
+from jaxsr.training.user_code import located_in_users_files
 
 _PER_HOST = (
     "data",
@@ -43,6 +46,8 @@ _PER_HOST = (
 )
 """Options that may differ between the processes of a job: the files themselves are compared."""
 
+_one_run = threading.Lock()
+"""Held by the process's only run: torch's random numbers, and Orbax's folders, are global."""
 _SOURCES = ("jaxsr", "jaxsr.interop", "jaxsr.ops")
 
 
@@ -60,9 +65,15 @@ def start(name: str, kind: type[Task], config: RunConfig) -> Run:
     Raises:
       UserError: the run cannot start, here or in another process of the job, or cannot go on.
     """
+    if not _one_run.acquire(blocking=False):
+        raise InputError(
+            "another jaxsr.train runs in this process, and both would draw from its random "
+            "numbers; call one after the other, or in processes of their own"
+        )
     record = None
     set_status("checking the data")
     with ExitStack() as stack:
+        stack.callback(_one_run.release)
         stopping = stack.enter_context(StopRequest())  # entered first, so closed last: signals do
         # not interrupt the final save
         with fail_together(at_end=stopping.listen):

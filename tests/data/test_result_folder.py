@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ def test_users_files_are_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "masks").mkdir()
     (tmp_path / "masks/a.png").write_text("mine")
     with (
-        pytest.raises(InputError, match=r"1 file that jaxsr did not write there \(.*a\.png\)"),
+        pytest.raises(InputError, match=r"1 file that jaxsr did not write there, .* \(.*a\.png\)"),
         result_folder(tmp_path, ["b.png", "masks/a.png"]),
     ):
         pass
@@ -23,10 +25,63 @@ def test_users_files_are_not_replaced(tmp_path: Path) -> None:
 
 
 def test_results_of_an_earlier_command_are_replaced(tmp_path: Path) -> None:
-    for text in "12":
-        with result_folder(tmp_path, ["a.csv", "ü.png"]):
+    for text in "123":
+        with result_folder(tmp_path, ["a.csv", "ü.png", "masks"]):
             (tmp_path / "a.csv").write_text(text)
-    assert (tmp_path / RECORD).read_bytes().count(b"\n") == 2
+            (tmp_path / "masks").mkdir(exist_ok=True)
+            (tmp_path / f"masks/{text}.png").write_text(text)
+    assert len([*(tmp_path / "masks").iterdir()]) == 3
+
+
+def change(path: Path) -> None:
+    path.write_text("mine")
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda out: change(out / "a.csv"),
+        lambda out: change(out / "masks/1.png"),
+        lambda out: change(out / "masks/2.png"),
+        lambda out: (out / "masks/1.png").unlink(),
+        lambda out: ((out / "a.csv").unlink(), (out / "a.csv").mkdir()),
+    ],
+)
+def test_results_that_the_user_changed_stay(tmp_path: Path, edit: Callable[[Path], object]) -> None:
+    def write() -> None:
+        with result_folder(tmp_path, ["a.csv", "masks"]):
+            (tmp_path / "a.csv").write_text("1")
+            (tmp_path / "masks").mkdir(exist_ok=True)
+            (tmp_path / "masks/1.png").write_text("1")
+
+    write()
+    edit(tmp_path)
+    before = sorted(
+        (path, path.is_file() and path.read_text()) for path in tmp_path.rglob("[a1-9]*")
+    )
+    with pytest.raises(InputError, match=r"1 file that jaxsr did not .* or that was changed since"):
+        write()
+    after = sorted(
+        (path, path.is_file() and path.read_text()) for path in tmp_path.rglob("[a1-9]*")
+    )
+    assert before == after
+
+
+def test_a_result_that_the_user_removed_is_written_again(tmp_path: Path) -> None:
+    for _ in range(2):
+        with result_folder(tmp_path, ["a.csv"]):
+            assert not (tmp_path / "a.csv").exists()
+            (tmp_path / "a.csv").write_text("1")
+        (tmp_path / "a.csv").unlink()
+
+
+def test_results_of_a_command_that_failed_midway_are_replaced(tmp_path: Path) -> None:
+    for text in "123":
+        with suppress(KeyboardInterrupt), result_folder(tmp_path, ["a.csv"]):
+            (tmp_path / "a.csv").write_text(text)
+            if text == "2":
+                raise KeyboardInterrupt
+    assert (tmp_path / "a.csv").read_text() == "3"
 
 
 def test_a_record_that_a_kill_cut_short_goes_on(tmp_path: Path) -> None:

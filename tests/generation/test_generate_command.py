@@ -88,9 +88,20 @@ def test_streaming_prints_the_same_text(capsys, model_folder):
     assert streamed.strip() == whole.strip()
 
 
-def test_saved_cache_is_resumed(capsys, model_folder, tmp_path):
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--engine", "torch"),
+        (),
+        ("--implementation", "transformers"),
+        pytest.param(
+            ("--implementation", "transformers", "--quantize", "int8"), marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_saved_cache_is_resumed(capsys, model_folder, tmp_path, options):
     saved, rows = tmp_path / "c.safetensors", tmp_path / "r.jsonl"
-    common = ("--model", model_folder("llama"), "--engine", "torch", "--out", rows)
+    common = ("--model", model_folder("llama"), *options, "--out", rows)
     common = (*common, "--ignore-eos", "--temperature", 0.8)
     assert run(capsys, "Hello", *common, "--max-new-tokens", 12)[0] == 0
     whole = json.loads(rows.read_text())
@@ -249,6 +260,11 @@ def test_sampling_of_the_model_is_taken_or_refused(capsys, model_folder, tmp_pat
     assert run(capsys, *common, "--model-sampling", "--top-k", 9)[0] == 0
     row = lines(out)[0]
     assert (row["temperature"], row["repetition_penalty"], row["top_k"]) == (0.7, 1.2, 9)
+    out.unlink()
+    # Options that the command names take precedence, those that equal the default too.
+    assert run(capsys, *common, "--model-sampling", "--temperature=0")[0] == 0
+    row = lines(out)[0]
+    assert (row["temperature"], row["repetition_penalty"]) == (0.0, 1.2)
     out.unlink()
     assert run(capsys, *common)[0] == 0
     assert lines(out)[0]["repetition_penalty"] == 1.0

@@ -22,6 +22,11 @@ def raised(error: Exception) -> Exception:
         return outer
 
 
+def test_gathering_outside_a_program():
+    error = ValueError("UNKNOWN: Gloo AllGather failed: Connection closed by peer")
+    assert "Gloo AllGather" in str(lost_process_error(error))
+
+
 @pytest.mark.parametrize(
     "text", [GLOO, "INTERNAL: NCCL operation failed", "UNAVAILABLE: connected task 1 is unhealthy"]
 )
@@ -36,7 +41,8 @@ def test_it_is_one_line_of_a_command(text, capsys):
 
 def test_other_errors_of_xla_are_not_it():
     assert lost_process_error(JaxRuntimeError("INTERNAL: no such operation")) is None
-    assert lost_process_error(ValueError(GLOO)) is None
+    assert lost_process_error(ValueError("Gloo: unknown name")) is None
+    assert lost_process_error(KeyError(GLOO)) is None
 
 
 @pytest.mark.parametrize(

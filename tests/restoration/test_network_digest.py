@@ -1,0 +1,165 @@
+"""Digests that tell networks apart by all that a result depends on."""
+
+import functools
+import os
+import subprocess
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from jaxsr.restoration.network_digest import architecture_digest, network_digest
+
+
+class Base(nn.Module):
+    """Blurs by a kernel of `size`, which subclasses keep in different places."""
+
+    def forward(self, x):
+        return F.avg_pool2d(x, self.size(), 1, self.size() // 2, count_include_pad=False)
+
+
+class InDictionary(Base):
+    def __init__(self, size):
+        super().__init__()
+        self.settings = {"blur": {"size": size}}
+
+
+class InObject(Base):
+    def __init__(self, size):
+        super().__init__()
+        self.settings = types.SimpleNamespace(size=size)
+
+
+class InBuffer(Base):
+    def __init__(self, size):
+        super().__init__()
+        self.register_buffer("kernel", torch.tensor(size), persistent=False)
+
+
+class InArray(Base):
+    def __init__(self, size):
+        super().__init__()
+        self.kernel = np.array([size])
+
+
+class InTensor(Base):
+    def __init__(self, size):
+        super().__init__()
+        self.kernel = torch.tensor([size])
+
+
+class InPlainList(Base):
+    def __init__(self, size):
+        super().__init__()
+        self.blurs = [[nn.AvgPool2d(size)]]
+
+
+class InPartial(Base):
+    def __init__(self, size):
+        super().__init__()
+        self.blur = functools.partial(F.avg_pool2d, kernel_size=size)
+
+
+class InClosure(Base):
+    def __init__(self, size):
+        super().__init__()
+        self.blur = lambda x: F.avg_pool2d(x, size)
+
+
+class InHook(Base):
+    def __init__(self, size):
+        super().__init__()
+        self.register_forward_hook(functools.partial(shift, by=size))
+
+
+def shift(module, inputs, result, by):
+    return torch.roll(result, by, -1)
+
+
+PLACES = (
+    InDictionary, InObject, InBuffer, InArray, InTensor, InPlainList, InPartial, InClosure, InHook,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_values_in_attributes_count(kind):
+    digests = [architecture_digest(kind(size)) for size in (3, 3, 5)]
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_a_forward_of_the_object_counts():
+    plain, patched = nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3)
+    patched.forward = types.MethodType(lambda self, x: x, patched)
+    assert architecture_digest(plain) != architecture_digest(patched)
+
+
+def test_weights_count_for_results_alone():
+    first, second = nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3)
+    assert architecture_digest(first) == architecture_digest(second)
+    assert network_digest(first) != network_digest(second)
+
+
+def test_an_object_of_unknown_content_is_like_no_other():
+    network, other = nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3)
+    network.state, other.state = iter("ab"), iter("ab")
+    assert architecture_digest(network) == architecture_digest(network)
+    assert architecture_digest(network) != architecture_digest(other)
+
+
+def test_a_long_chain_of_objects_ends():
+    network = first = types.SimpleNamespace()
+    for _ in range(5000):
+        first.next = types.SimpleNamespace(before=first)
+        first = first.next
+    holder = nn.Identity()
+    holder.chain = network
+    assert architecture_digest(holder)
+
+
+def test_a_traced_graph_is_described_by_its_code():
+    def traced(by):
+        return torch.fx.symbolic_trace(nn.Sequential(nn.ReLU(), nn.AvgPool2d(by)))
+
+    first, same, other = (network_digest(traced(by)) for by in (3, 3, 5))
+    assert first == same != other
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "helper.py").write_text("def size():\n    return 3\n")
+    (tmp_path / "nets.py").write_text(
+        "import functools, torch\nfrom torch import nn\nfrom helper import size\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.names = {'a', 'b', 'c'}\n"
+        "        self.own = functools.partial(print, lambda x: x in {'d', 'e'})\n"
+        "        self.rnn = nn.LSTM(2, 2)\n"
+        "        self.register_forward_pre_hook(lambda module, inputs: None)\n"
+        "        with torch.no_grad():\n"
+        "            [p.fill_(0.5) for p in self.parameters()]\n"
+    )
+    return tmp_path
+
+
+def digest_in(folder, seed):
+    code = (
+        "from nets import Net\n"
+        "from jaxsr.restoration.network_digest import network_digest\n"
+        "print(network_digest(Net()))"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": str(seed)}
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, check=True
+    ).stdout
+
+
+def test_processes_agree_and_a_helper_of_the_users_counts(folder):
+    first = digest_in(folder, 1)
+    assert first == digest_in(folder, 2)
+    (folder / "helper.py").write_text("def size():\n    return 5\n")
+    assert first != digest_in(folder, 1)
