@@ -65,6 +65,20 @@ def from_values(kind: type[Options], values: Mapping[str, Any], *, prefix: str =
     )
 
 
+def checked(kind: Any, value: Any, name: str) -> Any:
+    """The value of an entry as this type has it.
+
+    Args:
+      kind: a type, also of several values, a NamedTuple or a mapping.
+      value: as a file has it.
+      name: of the entry, for errors.
+
+    Raises:
+      InputError: it is of another type.
+    """
+    return _fitting(kind, value, name, required=True)
+
+
 def _fitting(kind: Any, value: Any, name: str, *, required: bool) -> Any:
     result = _converted(kind, value, name)
     if result is _UNFIT:
@@ -84,6 +98,15 @@ def _converted(kind: Any, value: Any, name: str) -> Any:
         return value if any(value == x and type(value) is type(x) for x in inner) else _UNFIT
     if (origin or kind) in (tuple, list):
         return _several(kind, value, name)
+    if isinstance(kind, type) and issubclass(kind, tuple) and kind.__annotations__:
+        result = _several(tuple[*get_type_hints(kind).values()], value, name)
+        return result if result is _UNFIT else kind(*result)
+    if origin is dict and isinstance(value, dict):
+        keys, values = (
+            _several(list[each], [*part], name)
+            for each, part in zip(inner, (value.keys(), value.values()), strict=True)
+        )
+        return _UNFIT if _UNFIT in (keys, values) else dict(zip(keys, values, strict=True))
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         is_group = isinstance(value, Mapping)
         return from_values(kind, value, prefix=f"{name}.") if is_group else _UNFIT

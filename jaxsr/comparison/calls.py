@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from jaxsr.field_values import from_values
 from jaxsr.interop.annotations import JsonObject
 
 if TYPE_CHECKING:
@@ -111,15 +112,6 @@ class Call:
         """Inverse of `as_row`, after a round trip through JSON.
 
         Raises:
-          KeyError, TypeError, ValueError: the row does not describe a call.
+          InputError: the row does not describe a call.
         """
-        plain = ("order", "step", "path", "operation", "nth", "settings")
-        return cls(
-            **{name: row[name] for name in plain},
-            source=str(row.get("source", "")),  # traces of 0.3 and before lack it
-            operands=tuple(
-                Operand(kind, name, tuple(shape), dtype)
-                for kind, name, shape, dtype in row["operands"]
-            ),
-            results=tuple(Result(tuple(shape), dtype) for shape, dtype in row["results"]),
-        )
+        return from_values(cls, {name: value for name, value in row.items() if name != "program"})

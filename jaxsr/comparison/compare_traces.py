@@ -5,6 +5,7 @@ the error that the operation itself adds (`local_error`). An inherited error sho
 only. Stored traces are compared by statistics and samples of the results.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher
@@ -58,6 +59,10 @@ def check_comparable(first: JsonObject, second: JsonObject, *, names: tuple[str,
             )
 
 
+_MOST_EQUAL = 200_000
+"""Pairs of equal (module, operation) among which stretches are looked for."""
+
+
 class Pair(NamedTuple):
     """Positions in both streams of one operation; None where a stream lacks it."""
 
@@ -69,11 +74,15 @@ def align(first: Sequence[Call], second: Sequence[Call]) -> list[Pair]:
     """Pairs in order of execution.
 
     Equal streams are paired by position, others by the longest stretches of equal (module,
-    operation), so that a missing operation does not shift those after it.
+    operation), so that a missing operation does not shift those after it. Where most are equal, as
+    in a long loop, their numbers count: the stretches would take minutes to find.
     """
     tokens_a, tokens_b = ([call.token for call in calls] for calls in (first, second))
     if tokens_a == tokens_b:
         return [Pair(k, k) for k in range(len(tokens_a))]
+    repeats = Counter(tokens_a)
+    if sum(repeats[token] for token in tokens_b) > _MOST_EQUAL:
+        tokens_a, tokens_b = ([call.key for call in calls] for calls in (first, second))
     pairs: list[Pair] = []
     matcher = SequenceMatcher(None, tokens_a, tokens_b, autojunk=False)
     for kind, a0, a1, b0, b1 in matcher.get_opcodes():

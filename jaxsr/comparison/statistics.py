@@ -8,10 +8,11 @@ can be compared element by element. Statistics cover the elements within ±`LIMI
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
+from jaxsr.errors import InputError
+from jaxsr.field_values import checked
 from jaxsr.interop.annotations import JsonObject
 
 SAMPLE = 256
@@ -57,10 +58,14 @@ class Figures:
     @classmethod
     def from_row(cls, row: JsonObject, sample: np.ndarray) -> "Figures":
         """Inverse of `as_row`."""
-        names = ("count", "beyond", "mean", "std", "low", "high", "norm")
-        numbers: dict[str, Any] = {k: np.nan if row[k] is None else row[k] for k in names}
-        # Traces of 0.3 and before have no counts of these.
-        counts = {k: int(row.get(k, 0)) for k in ("nan", "infinite")}
+        names = ("mean", "std", "low", "high", "norm")
+        read = {k: checked(float | None, row[k], k) for k in names}
+        numbers = {k: np.nan if value is None else value for k, value in read.items()}
+        # Traces of 0.3 and before have no counts of the last two.
+        row = {"nan": 0, "infinite": 0, **row}
+        counts = {k: checked(int, row[k], k) for k in ("count", "beyond", "nan", "infinite")}
+        if min(counts.values()) < 0 or len(sample) != min(counts["count"], SAMPLE):
+            raise InputError(f"a tensor of {counts['count']} elements has {len(sample)} samples")
         return cls(sample=sample, **numbers, **counts)
 
 

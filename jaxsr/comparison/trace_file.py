@@ -7,15 +7,19 @@ other file's, so a damaged, exchanged or truncated file is noticed.
 
 import hashlib
 import itertools
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from jaxsr.comparison.backend_spec import BackendSpec
 from jaxsr.comparison.calls import Call
 from jaxsr.comparison.op_recorder import Record
 from jaxsr.comparison.recorded_trace import FORMAT, RecordedTrace
 from jaxsr.comparison.statistics import Figures
 from jaxsr.errors import DamagedFileError, InputError, MissingFileError, first_line
+from jaxsr.field_values import checked
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.sealed_json import seal, unseal
 
@@ -106,7 +110,45 @@ def load_trace(folder: Path) -> RecordedTrace:
         raise InputError(f"{folder / JSON} does not describe a trace {reason}") from error
 
 
+_LONGEST_NAME = 2000
+_HEADER = {
+    "subject.family": str,
+    "subject.model": str,
+    "subject.inputs": str,
+    "subject.steps": int,
+    "identity.family": str,
+    "identity.parameters": str,
+    "identity.inputs": str,
+    "side": str,
+    "side_short": str,
+    "device": str,
+    "computed": str,
+    "matmul_precision": str | None,
+    "granularity": str,
+    "sample": int,
+    "versions": dict[str, str],
+    "words": dict[str, str],
+    "recorder": str,
+    "recorder_difference": float | None,
+}
+"""Types of the header's entries that comparisons read."""
+
+
+def _check_header(header: JsonObject) -> None:
+    for name, kind in _HEADER.items():
+        value: Any = header
+        for part in name.split("."):
+            value = value[part]
+        checked(kind, value, name)
+    BackendSpec.parse(header["side"])
+
+
 def _read(content: JsonObject, tensors: dict[str, np.ndarray]) -> RecordedTrace:
+    json.dumps(content, ensure_ascii=False).encode()  # a text may hold half a character
+    _check_header(content["header"])
+    outputs, tokens = content["outputs"], checked(list[int], content["tokens"], "tokens")
+    if outputs != content["header"]["subject"]["steps"] or len(tokens) not in (0, outputs):
+        raise InputError(f"{outputs} outputs and {len(tokens)} tokens are not those of its steps")
     samples = tensors["samples"]
 
     def figures(row: JsonObject) -> Figures:
@@ -117,18 +159,20 @@ def _read(content: JsonObject, tensors: dict[str, np.ndarray]) -> RecordedTrace:
 
     records = [
         Record(
-            call=Call.from_row(row),
+            call=Call.from_row({n: v for n, v in row.items() if n not in ("figures", "whole")}),
             figures=tuple(figures(f) for f in row["figures"]),
             tensors={name: tensors[f"whole/{number}/{name}"] for name in row["whole"]},
         )
         for number, row in enumerate(content["operations"])
     ]
+    if any(len(record.call.key) > _LONGEST_NAME for record in records):
+        raise InputError(f"a module's name has more than {_LONGEST_NAME} letters")
     return RecordedTrace(
         header=content["header"],
         records=records,
-        outputs=[tensors[f"output/{k}"] for k in range(content["outputs"])],
-        tokens=[int(token) for token in content["tokens"]],
-        weights={n: (row["digest"], figures(row)) for n, row in content["weights"].items()},
+        outputs=[tensors[f"output/{k}"] for k in range(outputs)],
+        tokens=tokens,
+        weights={n: (str(row["digest"]), figures(row)) for n, row in content["weights"].items()},
     )
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from jaxsr.interop.python_state import Snapshot
 from jaxsr.restoration.config import RestoreConfig
 from jaxsr.restoration.models import RestorationModel
-from jaxsr.restoration.network_digest import tensor_digest
+from jaxsr.restoration.network_digest import network_digest, tensor_digest
 from jaxsr.restoration.restorer import open_tile_runner
 from jaxsr.runtime.runner import Runner
 
@@ -26,8 +26,10 @@ _PROGRAMS = 32
 class _OpenRunner(NamedTuple):
     runner: Runner
     state: Snapshot
-    digests: list[str]
-    """Digest of the network's tensors."""
+    digest: str
+    """Of the network."""
+    tensor_digests: list[str]
+    """Of all tensors that its code reaches."""
 
 
 _open_runners: OrderedDict[object, _OpenRunner] = OrderedDict()
@@ -51,10 +53,12 @@ def kept_runner(model: RestorationModel, config: RestoreConfig, *, is_module: bo
     )
     with _lock:
         opened = _open_runners.pop(key, None)
-    if opened is None or len(opened.runner.programs) >= _PROGRAMS or not _is_unchanged(opened):
+    digest = network_digest(model.network)
+    is_kept = opened is not None and len(opened.runner.programs) < _PROGRAMS
+    if opened is None or not (is_kept and digest == opened.digest and _is_unchanged(opened)):
         runner = open_tile_runner(model, config)
         state = Snapshot(model.network)  # keeps the module, so that no other gets its id
-        opened = _OpenRunner(runner, state, [*map(tensor_digest, state.tensors)])
+        opened = _OpenRunner(runner, state, digest, [*map(tensor_digest, state.tensors)])
     with _lock:
         _open_runners[key] = opened
         while len(_open_runners) > _RUNNERS:
@@ -64,4 +68,4 @@ def kept_runner(model: RestorationModel, config: RestoreConfig, *, is_module: bo
 
 def _is_unchanged(opened: _OpenRunner) -> bool:
     digests = [*map(tensor_digest, opened.state.tensors)]
-    return digests == opened.digests and not opened.state.changes()
+    return digests == opened.tensor_digests and not opened.state.changes()

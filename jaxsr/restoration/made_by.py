@@ -5,11 +5,13 @@ as new as their lines. A result without a line of the same model, options and so
 for this run's.
 """
 
+import fcntl
 import hashlib
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from jaxsr.data.result_folder import RECORD
@@ -41,13 +43,10 @@ class MadeBy:
         parts = [repr(options), *(model.digest for model in models)]
         self._digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
         self._path, self._lock = config.out / RECORD, threading.Lock()
-        self._lines: dict[str, dict] = {}
-        for line in self._path.read_bytes().splitlines() if self._path.is_file() else ():
-            try:
-                content = unseal(line, source=self._path)
-                self._lines[str(content["result"])] = content
-            except (DamagedFileError, KeyError):  # cut by a kill: as if it were not there
-                continue
+        record = self._path.read_bytes() if self._path.is_file() else b""
+        self._lines, self._read = dict(self._lines_of(record)), len(record)
+        self._others: dict[str, dict] = {}
+        """Lines of commands that run at the same time."""
 
     def covers(self, source: Source, result: Path) -> bool:
         """Whether a result that exists is of this model, these options and the source as it is."""
@@ -57,14 +56,35 @@ class MadeBy:
         return result.stat().st_mtime_ns >= line["time_ns"] - _CLOCK_NS
 
     def begin(self, source: Source, result: Path) -> None:
-        """Notes a result that is about to be written."""
+        """Notes a result that is about to be written.
+
+        Raises:
+          InputError: another command has written it since this one began.
+        """
         line = self._line(source, result, time_ns=time.time_ns())
         with self._lock:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-            with open(os.open(self._path, flags, 0o666), "ab") as file:
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+            with os.fdopen(os.open(self._path, flags, 0o666), "r+b") as file:
+                with suppress(OSError):  # the file system has no locks
+                    fcntl.lockf(file, fcntl.LOCK_EX)
+                file.seek(self._read)
+                self._others |= self._lines_of(file.read())
+                other = self._others.get(line["result"], line)
+                if {**other, "time_ns": 0} != {**line, "time_ns": 0}:
+                    raise InputError(
+                        f"another command wrote {result} meanwhile, with another model, options or "
+                        "source; give each command an --out of its own"
+                    )
                 file.write(f"{seal(line)}\n".encode())
+                self._read = file.tell()
             self._lines[line["result"]] = line
+
+    def _lines_of(self, record: bytes) -> Iterator[tuple[str, dict]]:
+        for line in record.splitlines():
+            with suppress(DamagedFileError, KeyError):  # cut by a kill: as if it were not there
+                content = unseal(line, source=self._path)
+                yield str(content["result"]), content
 
     def check(self, results: Iterable[tuple[Source, Path]]) -> None:
         """Refuses to leave results alone that are not of this model, options and sources.

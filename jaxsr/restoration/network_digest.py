@@ -69,7 +69,9 @@ def _joined(parts: Iterable[str]) -> str:
 def _parts(network: nn.Module) -> Iterator[str]:
     kinds = dict.fromkeys(map(type, network.modules()))
     if users := next(filter(_is_users, kinds), None):
-        yield repr(code_digests(users))
+        digests = code_digests(users)
+        yield repr(digests)
+        yield from _live_code(digests)
     yield from {_source(kind): None for kind in kinds}
     describe = _Describer()
     for name, module in network.named_modules():
@@ -77,6 +79,17 @@ def _parts(network: nn.Module) -> Iterator[str]:
         yield module.extra_repr()
     for name, tensor in network.state_dict(keep_vars=True).items():
         yield f"{name} {tuple(tensor.shape)}"
+
+
+def _live_code(modules: Iterable[str]) -> Iterator[str]:
+    """The functions and methods of modules as they are: code may replace them."""
+    for name in modules:
+        values = [*vars(sys.modules[name]).values()]
+        kinds = [value for value in values if isinstance(value, type) and _is_users(value)]
+        for value in [*values, *(member for kind in kinds for member in vars(kind).values())]:
+            function = getattr(value, "__func__", getattr(value, "fget", value))
+            if isinstance(function, FunctionType):
+                yield f"{_name(function)} {described_code(function)}"
 
 
 def _is_users(kind: type) -> bool:

@@ -52,7 +52,7 @@ def restore_videos(
         if is_source(source, target):
             reason = f"the result would replace its source {target}; use --suffix or --out"
             outcome.failed.append((str(source.path), reason))
-        elif target.exists() and not config.overwrite:
+        elif target.exists() and not config.overwrite and made_by.covers(source, target):
             outcome.skipped.append((source.path, target))
         else:
             try:

@@ -1,6 +1,8 @@
 """Traces on disk: what comes back, what is refused and in which words."""
 
+import functools
 import json
+import operator
 import shutil
 import subprocess
 import sys
@@ -232,11 +234,30 @@ def test_stored_traces_of_other_weights_differ_whatever_their_results(tmp_path, 
         {"outputs": 10**12},
         {"tokens": ["x"]},
         {"tokens": [1e999]},
+        {"tokens": [1, 2]},
+        {"outputs": 0},
+        {"header.words": []},
+        {"header.words": {"1": "\ud800"}},
+        {"header.identity": 5},
+        {"header.identity.inputs": None},
+        {"header.side": "cobol"},
+        {"header.recorder_difference": "x"},
+        {"operations.0.figures.0.mean": "x"},
+        {"operations.0.figures.0.beyond": -1},
+        {"operations.0.operands": [["input", "0", 3, "float32"]]},
+        {"operations.0.operands": [["magic", "0", [3], "float32"]]},
+        {"operations.0.path": {}},
+        {"operations.0.path": "a." * 9000},
+        {"operations.0.order": None},
+        {"operations.0.surplus": 1},
     ],
 )
 def test_forged_traces_are_one_line(recorded, tmp_path, changes):
     folder = shutil.copytree(recorded / "span", tmp_path / "t")
-    content = unseal((folder / "trace.json").read_bytes(), source="t") | changes
+    content = unseal((folder / "trace.json").read_bytes(), source="t")
+    ((place, forged),) = changes.items()
+    *parts, last = (int(part) if part.isdecimal() else part for part in place.split("."))
+    functools.reduce(operator.getitem, parts, content)[last] = forged
     (folder / "trace.json").write_text(seal(content))
     with pytest.raises(InputError, match=r"trace\.json does not describe a trace"):
         load_trace(folder)

@@ -24,9 +24,10 @@ class Scaled(networks.Small):
         super().__init__()
         self.settings = {"strength": 1.0}
         self.table = torch.ones(3, 1, 1)
+        self.register_buffer("gain", torch.ones(3, 1, 1), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x) * self.settings["strength"] * self.table * GAIN[0]
+        return super().forward(x) * self.settings["strength"] * self.table * self.gain * GAIN[0]
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +63,17 @@ def test_further_calls_compile_nothing(compiled, tmp_path):
     assert len(compiled) == before
 
 
-@pytest.mark.parametrize("change", ["weights", "data", "attribute", "tensor", "global"])
+def darker(scaled: Scaled, x: torch.Tensor) -> torch.Tensor:
+    return networks.Small.forward(scaled, x) * 0.5
+
+
+CHANGES = (
+    "weights", "data", "attribute", "tensor", "global", "parameter", "buffer", "assigned state",
+    "method of the class",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_network_is_not_taken_for_the_earlier_one(change, monkeypatch):
     torch.manual_seed(0)
     network = Scaled()
@@ -76,6 +87,15 @@ def test_a_changed_network_is_not_taken_for_the_earlier_one(change, monkeypatch)
             network.settings["strength"] = 0.5
         elif change == "tensor":
             network.table.mul_(0.5)
+        elif change == "parameter":
+            network.last.weight = torch.nn.Parameter(network.last.weight * 0.5)
+        elif change == "buffer":
+            network.gain = network.gain * 0.5
+        elif change == "assigned state":
+            state = {name: value * 0.5 for name, value in network.state_dict().items()}
+            network.load_state_dict(state, assign=True)
+        elif change == "method of the class":
+            monkeypatch.setattr(Scaled, "forward", darker)
         else:
             monkeypatch.setattr("tests.restoration.test_kept_runners.GAIN", [0.5])
     second = np.asarray(jaxsr.restore(PICTURE, network))

@@ -6,14 +6,18 @@ import json
 import os
 import shutil
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from jaxsr.data.sources import Source
+from jaxsr.errors import InputError
 from jaxsr.restoration import batch
-from jaxsr.restoration.made_by import RECORD
+from jaxsr.restoration.config import RestoreConfig
+from jaxsr.restoration.made_by import RECORD, MadeBy
 from jaxsr.restoration.models import find_model
 from jaxsr.restore import main
 from tests.restoration import networks
@@ -137,6 +141,22 @@ def test_a_record_that_is_a_link_is_not_followed(pictures, capsys):
     assert run() != 0
     assert (pictures / "mine.txt").read_text() == "mine"
     assert not contents(pictures)
+
+
+def test_two_commands_at_once_do_not_mix_their_results(pictures):
+    config = RestoreConfig(inputs=("in",), out=Path("out"))
+    models = [find_model("tests.restoration.networks:Small", weights=Path(f"{n}.pth")) for n in "aab"]
+    first, same, other = (MadeBy(config, [model]) for model in models)
+    a, b = (Source(Path(f"in/{name}.png"), Path(f"{name}.png")) for name in "ab")
+    first.begin(a, Path("out/a.png"))
+    same.begin(a, Path("out/a.png"))
+    other.begin(b, Path("out/b.png"))
+    with pytest.raises(InputError, match=r"another command wrote out/a\.png meanwhile"):
+        other.begin(a, Path("out/a.png"))
+    for one in (first, same):
+        with pytest.raises(InputError, match=r"another command wrote out/b\.png meanwhile"):
+            one.begin(b, Path("out/b.png"))
+    MadeBy(config, models[2:]).begin(a, Path("out/a.png"))  # a later command with --overwrite
 
 
 def test_metadata_of_a_file_have_no_order():
