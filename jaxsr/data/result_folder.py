@@ -61,14 +61,14 @@ def result_folder(
             _lock(file.fileno(), out, option)
             _held.add(identity)
         try:
-            names = [*dict.fromkeys(map(str, names))]
-            lines = _new_lines(out, names, file.read(), option)
+            results = [*dict.fromkeys(map(str, names))]
+            lines = _new_lines(out, results, file.read(), option)
             with errors_of(path):
                 file.write(lines)
             yield
-            if names:
+            if results:
                 with errors_of(path):
-                    file.write(_line({name: _digest(out / name) for name in names}))
+                    file.write(_line({name: _digest(out / name) for name in results}))
         finally:
             if not is_ours:
                 _held.discard(identity)

@@ -4,8 +4,8 @@ A scene is a function of a seed and a number, the same on every machine: the ran
 Philox's raw ones, and everything after them is IEEE addition, multiplication, division and square
 root in a fixed order (no `exp` or `sin`, whose last bits differ between libraries).
 
-A background is drawn in layers: smooth sky, then often clouds, scraps of them, a glow or a soft
-band, then a bank of clouds, trees or hills behind a horizon, ground with fields and poles, or sea with glints. Contrasts
+A background is drawn in layers: smooth sky, then often clouds or a soft bright band, then a bank of
+clouds, trees or hills behind a horizon, ground with fields and poles, or sea with glints. Contrasts
 reach from a few levels to saturation. Over it lie 0 to 4 targets of 1 to about 200 px: a point, a
 blob or several that touch, bright or dim. A blur of the optics and the sensor's noise (white,
 in columns, or smooth) follow. A mask marks where a target has more than a fraction of its peak, as
@@ -113,10 +113,6 @@ def _background(draw: _Draws, kind: str, side: int) -> np.ndarray:
         contrast = -contrast  # dark on bright
     if kind == "clouds" or (kind in ("bank", "sea") and draw.chance(0.4)):
         level = _clouds(draw, level, contrast * draw.between(0.5, 1.0))
-    if kind != "ground" and draw.chance(0.4):
-        level = _scraps(draw, level)
-    if draw.chance(0.2):
-        level = level + draw.between(-20, 90) * _glow(draw, side)
     if draw.chance(0.1):
         level = level + draw.between(-60, 120) * _band(draw, side)
     if kind == "bank":
@@ -187,34 +183,6 @@ def _clouds(draw: _Draws, level: np.ndarray, contrast: float) -> np.ndarray:
     texture = _octaves(draw, side, cell=side / draw.between(4, 20), count=4, stretch=stretch)
     depth = draw.between(0.1, 0.9)
     return level + cover * (contrast * (1.0 - depth + 2.0 * depth * (texture - 0.25)))
-
-
-def _scraps(draw: _Draws, level: np.ndarray) -> np.ndarray:
-    """Scraps of cloud, some as small as a target, ragged and uneven: what a target is not."""
-    side = len(level)
-    place, shape = np.arange(side), np.full((side, side), -1.0)
-    for _ in range(1 + int(draw.between(0, 6))):
-        row, column = draw.between(0, side), draw.between(0, side)
-        down = side * (0.015 + 0.085 * draw.between(0, 1) ** 2)
-        right = down * draw.between(0.5, 2.5)
-        distance = ((place - row) / down)[:, None] ** 2 + ((place - column) / right) ** 2
-        shape = np.maximum(shape, 1.0 - distance)
-    cell = side / draw.between(12, 60)
-    ragged = _octaves(draw, side, cell=cell, count=4, fall=draw.between(0.5, 0.8)) - 0.5
-    cover = _edge(shape + draw.between(1.0, 4.0) * ragged, draw.between(0.4, 2.0))
-    texture = _octaves(draw, side, cell=cell / 2, count=3)
-    contrast = draw.between(10, 150) if draw.chance(0.85) else draw.between(-60, -10)
-    return level + cover * contrast * (0.6 + draw.between(0.0, 1.6) * (texture - 0.4))
-
-
-def _glow(draw: _Draws, side: int) -> np.ndarray:
-    """A spot that fades over more pixels than a target has, in 0…1: haze, or a lamp's glare."""
-    place = np.arange(side)
-    row, column = draw.between(0, side), draw.between(0, side)
-    down = max(side * draw.between(0.06, 0.3), 16.0)
-    right = down * draw.between(0.6, 1.7)
-    distance = ((place - row) / down)[:, None] ** 2 + ((place - column) / right) ** 2
-    return np.clip(1.0 - distance, 0.0, 1.0) ** 2
 
 
 def _band(draw: _Draws, side: int) -> np.ndarray:

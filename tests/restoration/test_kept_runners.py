@@ -20,6 +20,8 @@ GAIN = [1.0]
 class Scaled(networks.Small):
     """Keeps Python values that its result depends on."""
 
+    gain: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.settings = {"strength": 1.0}
@@ -88,7 +90,7 @@ def test_a_changed_network_is_not_taken_for_the_earlier_one(change, monkeypatch)
         elif change == "tensor":
             network.table.mul_(0.5)
         elif change == "parameter":
-            network.last.weight = torch.nn.Parameter(network.last.weight * 0.5)
+            network.last.weight = torch.nn.Parameter(0.5 * network.last.weight.detach())
         elif change == "buffer":
             network.gain = network.gain * 0.5
         elif change == "assigned state":

@@ -145,7 +145,9 @@ def test_a_record_that_is_a_link_is_not_followed(pictures, capsys):
 
 def test_two_commands_at_once_do_not_mix_their_results(pictures):
     config = RestoreConfig(inputs=("in",), out=Path("out"))
-    models = [find_model("tests.restoration.networks:Small", weights=Path(f"{n}.pth")) for n in "aab"]
+    models = [
+        find_model("tests.restoration.networks:Small", weights=Path(f"{n}.pth")) for n in "aab"
+    ]
     first, same, other = (MadeBy(config, [model]) for model in models)
     a, b = (Source(Path(f"in/{name}.png"), Path(f"{name}.png")) for name in "ab")
     first.begin(a, Path("out/a.png"))
