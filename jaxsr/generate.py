@@ -19,7 +19,7 @@ def _generate(arguments: list[str]) -> int | None:
     from jaxsr.generation.config import GenerateConfig
 
     config = parse_options(GenerateConfig, arguments, prog="python -m jaxsr.generate")
-    config = dataclasses.replace(config, named=named_options(arguments))
+    config = dataclasses.replace(config, named_options=named_options(arguments))
     if config.aot is not None:
         from jaxsr.generation.ahead_run import run
     else:

@@ -42,7 +42,7 @@ class GenerateConfig(SamplingOptions, AotOptions):
     model_sampling: bool = False
     """Choose tokens as the model's generation_config.json says; options on the command line take
     precedence."""
-    named: tyro.conf.Suppress[frozenset[str]] = frozenset()
+    named_options: tyro.conf.Suppress[frozenset[str]] = frozenset()
     """Names of the options that the command line gives, which take precedence over the model's even
     where they equal the default."""
     batch_size: tuple[int, ...] = number((1,), most=4096)

@@ -1,5 +1,6 @@
 """`python -m jaxsr.generate`: checks everything cheap, loads the model, generates."""
 
+import contextlib
 import importlib.util
 
 from jaxsr.errors import InputError
@@ -48,11 +49,12 @@ def run(config: GenerateConfig) -> None:
         session.warm_up(config.warm_up or (SMALLEST_BUCKET,))
         return
     set_status("generating")
-    if config.resume is not None:
-        session.resume()
-    else:
-        session.run(prompts)
-    session.finish()
+    with contextlib.closing(session):
+        if config.resume is not None:
+            session.resume()
+        else:
+            session.run(prompts)
+        session.finish()
 
 
 def check_packages(config: GenerateConfig) -> None:

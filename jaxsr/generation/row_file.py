@@ -141,11 +141,14 @@ class RowFile:
         with errors_of(self._early_path), self._early_path.open("ab") as file:
             file.write(_line(row))
 
-    def close(self) -> None:
+    def complete(self) -> None:
         """Ends a complete run: waits until the rows are on the disk."""
         os.fsync(self._file.fileno())
-        self._file.close()
         self._early_path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Unlocks the file, also after a run that failed."""
+        self._file.close()
 
 
 def _line(row: Mapping[str, Any]) -> bytes:

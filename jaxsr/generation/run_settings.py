@@ -56,7 +56,9 @@ def sampling_options(config: GenerateConfig, generation: dict[str, Any]) -> Samp
             "leave --model-sampling out and name the options that you want"
         )
     default = SamplingOptions()
-    named = {n: v for n, v in chosen.items() if n in config.named or v != getattr(default, n)}
+    named = {
+        n: v for n, v in chosen.items() if n in config.named_options or v != getattr(default, n)
+    }
     values = {**chosen, **recommended, **named}
     return from_values(SamplingOptions, values, prefix="generation_config.json: ")
 

@@ -319,11 +319,16 @@ class Session:
             for token, value, values, ids in zip(done.tokens, *done.logprobs, strict=True)
         ]
 
+    def close(self) -> None:
+        """Unlocks the file of rows, also after a run that failed."""
+        if self._row_file is not None:
+            self._row_file.close()
+
     def finish(self) -> None:
         """Writes the files that the options name, and a summary to stderr."""
         config = self.config
         if self._row_file is not None:
-            self._row_file.close()
+            self._row_file.complete()
         elif config.out is not None:
             write_rows(config.out, self.rows)
         if config.save_cache is not None and self.last is not None:

@@ -44,7 +44,7 @@ class MadeBy:
         self._digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
         self._path, self._lock = config.out / RECORD, threading.Lock()
         record = self._path.read_bytes() if self._path.is_file() else b""
-        self._lines, self._read = dict(self._lines_of(record)), len(record)
+        self._lines, self._record_end = dict(self._lines_of(record)), len(record)
         self._others: dict[str, dict] = {}
         """Lines of commands that run at the same time."""
 
@@ -68,7 +68,7 @@ class MadeBy:
             with os.fdopen(os.open(self._path, flags, 0o666), "r+b") as file:
                 with suppress(OSError):  # the file system has no locks
                     fcntl.lockf(file, fcntl.LOCK_EX)
-                file.seek(self._read)
+                file.seek(self._record_end)
                 self._others |= self._lines_of(file.read())
                 other = self._others.get(line["result"], line)
                 if {**other, "time_ns": 0} != {**line, "time_ns": 0}:
@@ -77,7 +77,7 @@ class MadeBy:
                         "source; give each command an --out of its own"
                     )
                 file.write(f"{seal(line)}\n".encode())
-                self._read = file.tell()
+                self._record_end = file.tell()
             self._lines[line["result"]] = line
 
     def _lines_of(self, record: bytes) -> Iterator[tuple[str, dict]]:

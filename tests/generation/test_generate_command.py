@@ -243,6 +243,7 @@ def test_rows_of_one_prompt_are_kept(capsys, model_folder, tmp_path):
     assert status == 0 and "has 1 row already" in stderr
     status, _, stderr = run(capsys, "Ho", *common, "--out", out)
     assert status == 2 and "line 1 was made with run=" in stderr
+    assert run(capsys, "Hi", *common, "--out", out)[0] == 0
     status, _, stderr = run(
         capsys, "Hi", *common, "--out", out, "--save-cache", tmp_path / "cache.safetensors"
     )

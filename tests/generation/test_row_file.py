@@ -24,6 +24,7 @@ def test_rows_are_there_as_soon_as_they_are_written(tmp_path):
     assert unseal(path.read_bytes(), source=path) == row(0, output="é 東")
     assert '"output": "é 東"' in path.read_text(encoding="utf-8")
     file.append(row(1))
+    file.complete()
     file.close()
     again = RowFile(path, SETTINGS)
     again.check(ORDER)
@@ -45,6 +46,7 @@ def test_rows_before_their_turn_count_after_a_kill(tmp_path):
     assert early.read_bytes().count(b"\n") == 1
     again.append(row(0))
     again.append(row(1))
+    again.complete()
     again.close()
     assert not early.exists()
     again.keep(row(1))
@@ -65,6 +67,7 @@ def test_the_beginning_of_a_line_is_dropped(cut, tmp_path):
     file = RowFile(path, SETTINGS)
     assert file.rows == [row(0)]
     file.append(row(1))
+    file.complete()
     file.close()
     assert path.read_bytes() == first + second
 
