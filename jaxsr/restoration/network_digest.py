@@ -72,7 +72,7 @@ def _parts(network: nn.Module) -> Iterator[str]:
         digests = code_digests(users)
         yield repr(digests)
         yield from _live_code(digests)
-    yield from {_source(kind): None for kind in kinds}
+    yield from map(_source, dict.fromkeys(kind.__module__ for kind in kinds))
     describe = _Describer()
     for name, module in network.named_modules():
         yield f"{name} {describe.module(module, without=('_parameters', '_modules'))}"
@@ -98,10 +98,9 @@ def _is_users(kind: type) -> bool:
 
 
 @functools.cache
-def _source(kind: type) -> str:
-    """The source of the module that defines a class, and its library's version."""
-    module = sys.modules.get(kind.__module__)
-    library = sys.modules.get(kind.__module__.partition(".")[0])
+def _source(name: str) -> str:
+    """The source of the module of this name, and its library's version."""
+    module, library = sys.modules.get(name), sys.modules.get(name.partition(".")[0])
     number = "" if library in (torch, sys.modules["jaxsr"]) else getattr(library, "__version__", "")
     try:
         return f"{number} {inspect.getsource(module) if module is not None else ''}"
