@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from jaxsr.interop.python_code import functions_in
 from jaxsr.models.code_digests import code_digests, described_code
 from jaxsr.models.user_files import is_users_file
 from jaxsr.runtime.source_digest import source_digest
@@ -87,8 +88,7 @@ def _live_code(modules: Iterable[str]) -> Iterator[str]:
         values = [*vars(sys.modules[name]).values()]
         kinds = [value for value in values if isinstance(value, type) and _is_users(value)]
         for value in [*values, *(member for kind in kinds for member in vars(kind).values())]:
-            function = getattr(value, "__func__", getattr(value, "fget", value))
-            if isinstance(function, FunctionType):
+            for function in functions_in(value):
                 yield f"{_name(function)} {described_code(function)}"
 
 
