@@ -5,7 +5,7 @@ import warnings
 
 from jaxsr.comparison.check_options import CheckConfig
 from jaxsr.comparison.export_options import ExportConfig
-from jaxsr.interop.atomic_write import atomic_write
+from jaxsr.interop.atomic_write import atomic_write, check_file
 from jaxsr.models.example_inputs import Example, example_inputs, parse_inputs, settle
 from jaxsr.models.load import load_model
 from jaxsr.models.registry import LoadedModel
@@ -23,6 +23,8 @@ def run(config: CheckConfig) -> int:
     from jaxsr.interop.mesh import select_platform
     from jaxsr.runtime.setup import configure_jax
 
+    if config.html is not None:
+        check_file(config.html)
     set_status(f"loading {config.model}")
     configure_jax(config.compile_cache)  # no cache by default: compiling is timed
     select_platform(config.platform, simulated_devices=config.devices)

@@ -267,10 +267,14 @@ def _results(
       InputError: it is that of a run or a model, which tensors would make ambiguous.
     """
     from jaxsr.data.result_folder import result_folder
+    from jaxsr.data.sources import check_folder
 
     if (out / "config.json").is_file():
         raise InputError(f"{out} is the folder of a run or a model; choose another --out")
-    return result_folder(out, names) if made or out.exists() else nullcontext()
+    if made or out.exists():
+        return result_folder(out, names)
+    check_folder(next(folder for folder in out.absolute().parents if folder.exists()))
+    return nullcontext()
 
 
 def _say_weights(options: WorkloadOptions) -> None:

@@ -33,7 +33,7 @@ from jaxsr.comparison.jax_runs import JaxRuns
 from jaxsr.comparison.measures import ArrayError
 from jaxsr.errors import InputError, MissingKeyError, UserError, one_line
 from jaxsr.interop.annotations import PyTree
-from jaxsr.interop.atomic_write import atomic_write
+from jaxsr.interop.atomic_write import atomic_write, check_file
 from jaxsr.interop.install import install_extra
 from jaxsr.interop.torch_evaluation import evaluated, in_mode
 from jaxsr.runtime.activity import set_status
@@ -167,6 +167,7 @@ def run(config: ExportConfig) -> int:
     """Exports the model; returns the exit status."""
     jax.config.update("jax_platforms", "cpu")
     warnings.simplefilter("ignore")  # of the user's libraries and of torch's exporter
+    check_file(config.out)
     set_status(f"loading {config.model}")
     loaded, (args, kwargs) = load(config)
     arguments = Arguments.of(args, kwargs)

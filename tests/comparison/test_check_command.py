@@ -125,3 +125,9 @@ def test_a_run_of_pictures_says_its_inputs(kind, channels, multiple, shape):
     )
     (pictures,), _ = example_inputs(loaded)
     assert pictures.shape == shape
+
+
+def test_a_page_that_cannot_be_written_is_refused_at_once(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("jaxsr.comparison.check_command.load", lambda config: pytest.fail("loaded"))
+    assert check.main([*LINEAR, "--html", str(tmp_path / "absent" / "page.html")]) == 2
+    assert "page.html: No such file or directory" in capsys.readouterr().err

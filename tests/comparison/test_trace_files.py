@@ -1,5 +1,6 @@
 """Traces on disk: what comes back, what is refused and in which words."""
 
+import errno
 import json
 import shutil
 import subprocess
@@ -323,3 +324,13 @@ def test_weights_that_have_the_name_of_a_traces_file_stay(tmp_path, capsys):
     status, _, err = run(capsys, "trace", "--model", "span", "--size", "16", "--out", str(tmp_path))
     assert status == 2 and "tensors.safetensors); choose another --out" in err
     assert (tmp_path / "tensors.safetensors").read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be_made_is_refused_at_once(tmp_path, capsys, monkeypatch):
+    def unwritable(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("jaxsr.data.sources.tempfile.TemporaryFile", unwritable)
+    words = ("trace", "--model", "span", "--size", "16", "--engine", "torch")
+    status, _, err = run(capsys, *words, "--out", tmp_path / "new" / "trace")
+    assert status == 2 and "Read-only file system" in err and "step 1" not in err
