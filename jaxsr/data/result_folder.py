@@ -115,17 +115,16 @@ def _line(results: Mapping[str, str | None]) -> bytes:
 
 
 def _is_result(path: Path, digest: str | None) -> bool:
-    return digest is None or digest == _digest(path)
+    return digest is None or (digest != "" and digest == _digest(path))
 
 
 def _digest(path: Path) -> str | None:
-    """Tells contents of a file, or of a folder of files, apart; None where there is neither."""
+    """Tells contents of a file, or of a folder of files, apart; None for all else."""
     if path.is_dir():
         files = (file for file in sorted(path.rglob("*")) if not file.is_dir())
         listed = {str(file.relative_to(path)): _digest(file) for file in files}
         return short_digest(repr(listed).encode("utf-8", "surrogateescape"))
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()[:DIGITS]
-    except FileNotFoundError:
+    if not path.is_file():  # reading a FIFO would wait
         return None
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:DIGITS]

@@ -27,9 +27,9 @@ class _OpenRunner(NamedTuple):
     runner: Runner
     state: Snapshot
     digest: str
-    """Of the network."""
+    """The network's digest."""
     tensor_digests: list[str]
-    """Of all tensors that its code reaches."""
+    """Digests of all tensors that its code reaches."""
 
 
 _open_runners: OrderedDict[object, _OpenRunner] = OrderedDict()

@@ -1,10 +1,12 @@
 """Digests of networks, by which remembered reaches, results and programs are told apart.
 
-An architecture is the code of its classes, attributes, buffers and hooks of submodules by their
-content, names and shapes of parameters. Where a class is the user's, all loaded modules of the
-user's count; of a library its version. Files and environment variables that code reads do not.
+An architecture is attributes, buffers and hooks of submodules by their content, names and shapes of
+parameters, and the code of its classes. Of the user's code all loaded files count, and as they are
+the classes, functions and globals that the network's methods name, with their closures; of a
+library its version. Files and environment variables that code reads do not.
 """
 
+import argparse
 import collections
 import enum
 import functools
@@ -15,14 +17,15 @@ import uuid
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Set
 from importlib.metadata import version
-from types import BuiltinFunctionType, FunctionType, MethodType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from jaxsr.interop.python_code import functions_in
+from jaxsr.interop.python_code import functions_in, is_attribute, names_of
+from jaxsr.interop.python_values import cell_content
 from jaxsr.models.code_digests import code_digests, described_code
 from jaxsr.models.user_files import is_users_file
 from jaxsr.runtime.source_digest import source_digest
@@ -32,6 +35,7 @@ _PLAIN_OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _DEEPEST = 50
 """Containers and objects in each other that are described."""
+_HOLDERS = (SimpleNamespace, argparse.Namespace)
 _THIS_PROCESS = uuid.uuid4().hex
 
 
@@ -48,7 +52,8 @@ def architecture_digest(network: nn.Module, *further: str) -> str:
 
 def network_digest(network: nn.Module, *further: str) -> str:
     """`architecture_digest` with the weights' values, alike in every version of jaxsr and torch."""
-    return _joined((*further, *_parts(network), *map(tensor_digest, network.state_dict().values())))
+    tensors = (value for value in network.state_dict().values() if isinstance(value, torch.Tensor))
+    return _joined((*further, *_parts(network), *map(tensor_digest, tensors)))
 
 
 def tensor_digest(tensor: torch.Tensor) -> str:
@@ -70,26 +75,16 @@ def _joined(parts: Iterable[str]) -> str:
 def _parts(network: nn.Module) -> Iterator[str]:
     kinds = dict.fromkeys(map(type, network.modules()))
     if users := next(filter(_is_users, kinds), None):
-        digests = code_digests(users)
-        yield repr(digests)
-        yield from _live_code(digests)
+        yield repr(code_digests(users))
     yield from map(_source, dict.fromkeys(kind.__module__ for kind in kinds))
     describe = _Describer()
     for name, module in network.named_modules():
         yield f"{name} {describe.module(module, without=('_parameters', '_modules'))}"
         yield module.extra_repr()
-    for name, tensor in network.state_dict(keep_vars=True).items():
-        yield f"{name} {tuple(tensor.shape)}"
-
-
-def _live_code(modules: Iterable[str]) -> Iterator[str]:
-    """The functions and methods of modules as they are: code may replace them."""
-    for name in modules:
-        values = [*vars(sys.modules[name]).values()]
-        kinds = [value for value in values if isinstance(value, type) and _is_users(value)]
-        for value in [*values, *(member for kind in kinds for member in vars(kind).values())]:
-            for function in functions_in(value):
-                yield f"{_name(function)} {described_code(function)}"
+    for name, value in network.state_dict(keep_vars=True).items():
+        is_tensor = isinstance(value, torch.Tensor)  # a module may add any state
+        yield f"{name} {tuple(value.shape) if is_tensor else describe(value)}"
+    yield from describe.code(kinds)
 
 
 def _is_users(kind: type) -> bool:
@@ -119,6 +114,9 @@ class _Describer:
         self._values: list[object] = []
         """The described values, so that no other one gets their ids."""
         self._depth = 0
+        self._code = collections.deque[type | FunctionType]()
+        """Classes and functions that were met, for `code`."""
+        self._is_in_code = False
 
     def module(self, module: nn.Module, *, without: tuple[str, ...] = ()) -> str:
         """Describes a module without its mode and the named attributes."""
@@ -130,6 +128,39 @@ class _Describer:
             if name not in ("training", *without) and (name not in _OF_EVERY_MODULE or value)
         }
         return f"{_name(type(module))} {self._mapping(own)}"
+
+    def code(self, kinds: Iterable[type]) -> Iterator[str]:
+        """Describes classes and the functions that were met, and what they name in turn."""
+        self._is_in_code = True
+        for kind in kinds:
+            self(kind)
+        while self._code:
+            value = self._code.popleft()
+            described = self._class(value) if isinstance(value, type) else self._function(value)
+            yield f"{_name(value)} {described}"
+
+    def _class(self, kind: type) -> str:
+        members = {
+            name: value
+            for name, value in vars(kind).items()
+            if any(True for _ in functions_in(value)) or is_attribute(name, value)
+        }
+        return f"{self._mapping(members)} {self(kind.__bases__)}"
+
+    def _function(self, function: FunctionType) -> str:
+        of_call = [function.__defaults__, function.__kwdefaults__]
+        cells = [cell_content(cell) for cell in function.__closure__ or ()]
+        text = f"{described_code(function)} {self(of_call)} {self(cells)}"
+        if not is_users_file(function.__code__.co_filename):
+            return text
+        names, here = sorted(names_of(function.__code__)), function.__globals__
+        named = {name: here[name] for name in names if name in here}
+        for module in [value for value in named.values() if isinstance(value, ModuleType)]:
+            file = getattr(module, "__file__", None)
+            if file and is_users_file(file):
+                own = vars(module)
+                named |= {f"{module.__name__}.{n}": own[n] for n in names if n in own}
+        return f"{text} {self._mapping(named)}"
 
     def __call__(self, value: Any) -> str:
         if isinstance(value, (*_PLAIN, *_PLAIN_OF_TORCH)):
@@ -159,23 +190,27 @@ class _Describer:
             return f"{_name(kind)} {_listed(map(self, value))}"
         if isinstance(value, Set):
             return f"{_name(kind)} {_listed(sorted(map(self, value)))}"
-        if isinstance(value, type | BuiltinFunctionType):
+        if isinstance(value, type | FunctionType):
+            if isinstance(value, FunctionType) or _is_users(value):
+                self._code.append(value)
             return _name(value)
+        if isinstance(value, BuiltinFunctionType | ModuleType):
+            return _name(value)
+        if isinstance(value, staticmethod | classmethod | property | functools.cached_property):
+            return _listed(map(self, functions_in(value)))
         if isinstance(value, MethodType):
             return f"{self(value.__func__)} of {self(value.__self__)}"
         if isinstance(value, functools.partial):
             return f"partial {self(value.func)} {self(value.args)} {self(value.keywords)}"
-        if isinstance(value, FunctionType):
-            cells = [cell.cell_contents for cell in value.__closure__ or ()]
-            of_call = (value.__defaults__, value.__kwdefaults__, cells)
-            return f"{_name(value)} {described_code(value)} {self(of_call)}"
         if isinstance(value, weakref.ReferenceType):
             return _name(kind)  # nn.LSTM makes these anew
         if isinstance(value, torch.fx.Graph):
             return str(value)
-        if attributes := getattr(value, "__dict__", None):
+        is_described = not self._is_in_code or kind in _HOLDERS or _is_users(kind)
+        if is_described and isinstance(attributes := getattr(value, "__dict__", None), dict):
             return f"{_name(kind)} {self._mapping(attributes)}"
-        return _unlike_any(value)
+        # Loggers and locks among globals do not make a network unlike itself.
+        return _name(kind) if self._is_in_code else _unlike_any(value)
 
     def _mapping(self, mapping: Mapping) -> str:
         return _listed(f"{self(key)}: {self(value)}" for key, value in mapping.items())
@@ -190,4 +225,4 @@ def _unlike_any(value: object) -> str:
 
 
 def _name(value: Any) -> str:
-    return f"{value.__module__}.{value.__qualname__}"
+    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value.__name__)}"

@@ -62,5 +62,5 @@ def test_an_engine_that_takes_the_values_computes_the_same(family, network):
     reference = complete(JaxDecoder(network(family)), prompts, options).completions
     source = copy.deepcopy(network(family))
     engine = JaxDecoder(source, keeps_values=False)
-    assert not any(tensor.numel() for tensor in named_tensors(source).values())
+    assert all(t.untyped_storage().nbytes() <= 8 for t in named_tensors(source).values())
     assert complete(engine, prompts, options).completions[0].tokens == reference[0].tokens

@@ -111,6 +111,79 @@ def test_an_object_of_unknown_content_is_like_no_other():
     assert architecture_digest(network) != architecture_digest(other)
 
 
+SIZE, SIZES = 3, {"blur": 3}
+
+
+def pool(size: int = 3) -> nn.Module:
+    class Pool(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.avg_pool2d(x, size, 1, size // 2)
+
+    return Pool()
+
+
+def size_of_module() -> int:
+    return SIZE + SIZES["blur"]
+
+
+class Pooled(Base):
+    """Takes its size from the class, and from a global by way of a function."""
+
+    size = 3
+
+    @torch.no_grad()
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.avg_pool2d(x, self.size, 1, size_of_module())
+
+
+def test_closures_of_methods_count():
+    digests = [architecture_digest(pool(size)) for size in (3, 3, 5)]
+    assert digests[0] == digests[1] != digests[2]
+    kinds = [type("Pooled", (Pooled,), {"size": size}) for size in (3, 3, 5)]
+    digests = [architecture_digest(kind()) for kind in kinds]
+    assert digests[0] == digests[1] != digests[2]
+
+
+@pytest.mark.parametrize("name", ["SIZE", "SIZES", "size_of_module", "Pooled.size"])
+def test_values_that_methods_name_count(monkeypatch, name):
+    before = architecture_digest(Pooled())
+    here = sys.modules[__name__]
+    new = {"SIZES": {"blur": 5}, "size_of_module": lambda: 5}.get(name, 5)
+    owner, _, attribute = name.rpartition(".")
+    monkeypatch.setattr(Pooled if owner else here, attribute, new)
+    assert architecture_digest(Pooled()) != before
+    monkeypatch.undo()
+    assert architecture_digest(Pooled()) == before
+
+
+class WithState(Base):
+    def get_extra_state(self) -> dict[str, int]:
+        return {"a": 1}
+
+    def set_extra_state(self, state: object) -> None:
+        pass
+
+
+def unfinished() -> nn.Module:
+    network = nn.Identity()
+
+    def orphan() -> object:
+        return later
+
+    def itself() -> object:
+        return itself
+
+    if not SIZE:
+        later = 1
+    object.__setattr__(network, "functions", [orphan, itself])
+    return network
+
+
+@pytest.mark.parametrize("make", [WithState, unfinished])
+def test_odd_modules_have_digests(make):
+    assert network_digest(make()) == network_digest(make())
+
+
 def test_a_long_chain_of_objects_ends():
     network = first = types.SimpleNamespace()
     for _ in range(5000):
