@@ -68,7 +68,8 @@ def result_folder(
             yield
             if results:
                 with errors_of(path):
-                    file.write(_line({name: _digest(out / name) for name in results}))
+                    # One that was not written is the user's if it is there later.
+                    file.write(_line({name: _digest(out / name) or "" for name in results}))
         finally:
             if not is_ours:
                 _held.discard(identity)

@@ -13,6 +13,7 @@ import functools
 import hashlib
 import inspect
 import sys
+import threading
 import uuid
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Set
@@ -35,6 +36,7 @@ _PLAIN_OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _DEEPEST = 50
 """Containers and objects in each other that are described."""
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _HOLDERS = (SimpleNamespace, argparse.Namespace)
 _THIS_PROCESS = uuid.uuid4().hex
 
@@ -206,11 +208,20 @@ class _Describer:
             return _name(kind)  # nn.LSTM makes these anew
         if isinstance(value, torch.fx.Graph):
             return str(value)
-        is_described = not self._is_in_code or kind in _HOLDERS or _is_users(kind)
-        if is_described and isinstance(attributes := getattr(value, "__dict__", None), dict):
-            return f"{_name(kind)} {self._mapping(attributes)}"
-        # Loggers and locks among globals do not make a network unlike itself.
-        return _name(kind) if self._is_in_code else _unlike_any(value)
+        if isinstance(value, torch._ops.OperatorBase | torch._ops.OpOverloadPacket):
+            return str(value)
+        if kind in _LOCKS or (self._is_in_code and kind not in _HOLDERS and not _is_users(kind)):
+            return _name(kind)  # a logger among globals does not make a network unlike itself
+        try:
+            reduced = value.__reduce_ex__(4)
+        except Exception:  # an object that cannot be copied; users' classes raise anything
+            return _unlike_any(value)
+        if isinstance(reduced, str):
+            return f"{_name(kind)} {reduced}"
+        made, arguments, *more = reduced
+        items = [[*part] if i in (1, 2) and part else part for i, part in enumerate(more)]
+        self._values.append(items)
+        return f"{_name(kind)} {self(made)} {self(arguments)} {self(items)}"
 
     def _mapping(self, mapping: Mapping) -> str:
         return _listed(f"{self(key)}: {self(value)}" for key, value in mapping.items())

@@ -75,6 +75,14 @@ def test_a_result_that_the_user_removed_is_written_again(tmp_path: Path) -> None
         (tmp_path / "a.csv").unlink()
 
 
+def test_a_name_that_was_not_written_is_the_users(tmp_path: Path) -> None:
+    with result_folder(tmp_path, ["a.csv"]):
+        pass
+    (tmp_path / "a.csv").write_text("mine")
+    with pytest.raises(InputError, match="1 file that jaxsr did not write there"):
+        result_folder(tmp_path, ["a.csv"]).__enter__()
+
+
 def test_results_of_a_command_that_failed_midway_are_replaced(tmp_path: Path) -> None:
     for text in "123":
         with suppress(KeyboardInterrupt), result_folder(tmp_path, ["a.csv"]):

@@ -1,10 +1,16 @@
 """Digests that tell networks apart by all that a result depends on."""
 
+import dataclasses
+import datetime
 import functools
+import logging
 import os
+import re
 import subprocess
 import sys
+import threading
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -106,7 +112,7 @@ def test_weights_count_for_results_alone():
 def test_an_object_of_unknown_content_is_like_no_other():
     network, other = nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3)
     for each in (network, other):
-        object.__setattr__(each, "state", iter("ab"))
+        object.__setattr__(each, "state", (letter for letter in "ab"))
     assert architecture_digest(network) == architecture_digest(network)
     assert architecture_digest(network) != architecture_digest(other)
 
@@ -182,6 +188,39 @@ def unfinished() -> nn.Module:
 @pytest.mark.parametrize("make", [WithState, unfinished])
 def test_odd_modules_have_digests(make):
     assert network_digest(make()) == network_digest(make())
+
+
+@dataclasses.dataclass
+class Slotted:
+    __slots__ = ("size",)
+    size: int
+
+
+def numbers(size: int) -> np.random.Generator:
+    return np.random.default_rng(size)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda size: Path(f"a{size}"),
+        lambda size: re.compile(f"a{size}"),
+        lambda size: logging.getLogger(f"a{size}"),
+        lambda size: datetime.date(2026, 11, size),
+        lambda size: np.dtype(f"V{size}"),
+        lambda size: iter(range(size)),
+        Slotted,
+        numbers,
+    ],
+)
+def test_objects_of_libraries_have_content(make):
+    def digest(size: int) -> str:
+        network = nn.Identity()
+        object.__setattr__(network, "value", make(size))
+        object.__setattr__(network, "others", [threading.Lock(), torch.ops.aten.relu.default])
+        return architecture_digest(network)
+
+    assert digest(3) == digest(3) != digest(5)
 
 
 def test_a_long_chain_of_objects_ends():
