@@ -53,7 +53,7 @@ def kept_runner(model: RestorationModel, config: RestoreConfig, *, is_module: bo
     )
     with _lock:
         opened = _open_runners.pop(key, None)
-    digest = network_digest(model.network)
+    digest = network_digest(model.network) if is_module else model.digest
     is_kept = opened is not None and len(opened.runner.programs) < _PROGRAMS
     if opened is None or not (is_kept and digest == opened.digest and _is_unchanged(opened)):
         runner = open_tile_runner(model, config)

@@ -36,8 +36,10 @@ _PLAIN_OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _DEEPEST = 50
 """Containers and objects in each other that are described."""
-_LOCKS = (type(threading.Lock()), type(threading.RLock()))
+_LOCKS: tuple[type, ...] = (type(threading.Lock()), type(threading.RLock()))
+"""Types without content."""
 _HOLDERS = (SimpleNamespace, argparse.Namespace)
+"""Types of libraries whose instances among globals are described by their content."""
 _THIS_PROCESS = uuid.uuid4().hex
 
 
@@ -123,13 +125,13 @@ class _Describer:
     def module(self, module: nn.Module, *, without: tuple[str, ...] = ()) -> str:
         """Describes a module without its mode and the named attributes."""
         self._numbers.setdefault(id(module), len(self._numbers))
-        own = {
+        attributes = {
             # A hook's key is its number in the process.
             name: [*value.values()] if "_hooks" in name and isinstance(value, dict) else value
             for name, value in vars(module).items()
             if name not in ("training", *without) and (name not in _OF_EVERY_MODULE or value)
         }
-        return f"{_name(type(module))} {self._mapping(own)}"
+        return f"{_name(type(module))} {self._mapping(attributes)}"
 
     def code(self, kinds: Iterable[type]) -> Iterator[str]:
         """Describes classes and the functions that were met, and what they name in turn."""
@@ -160,8 +162,8 @@ class _Describer:
         for module in [value for value in named.values() if isinstance(value, ModuleType)]:
             file = getattr(module, "__file__", None)
             if file and is_users_file(file):
-                own = vars(module)
-                named |= {f"{module.__name__}.{n}": own[n] for n in names if n in own}
+                values = vars(module)
+                named |= {f"{module.__name__}.{n}": values[n] for n in names if n in values}
         return f"{text} {self._mapping(named)}"
 
     def __call__(self, value: Any) -> str:

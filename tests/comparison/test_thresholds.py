@@ -1,6 +1,7 @@
 """Thresholds against rounding as it happens, and alignment against streams made by hand."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -107,3 +108,11 @@ def test_alignment():
     ]  # fmt: skip
     assert align(stream("ad"), stream("abd")) == [Pair(0, 0), Pair(None, 1), Pair(1, 2)]
     assert align(stream(""), stream("x")) == [Pair(None, 0)]
+
+
+def test_long_loops_are_aligned_by_the_number_of_the_call(monkeypatch):
+    monkeypatch.setattr("jaxsr.comparison.compare_traces._MOST_EQUAL", 3)
+    repeated = [replace(call, nth=nth) for nth, call in enumerate(stream("aaa"))]
+    # The second call is missing, and not the last as by stretches.
+    pairs = align(repeated, [repeated[0], repeated[2]])
+    assert pairs == [Pair(0, 0), Pair(1, None), Pair(2, 1)]

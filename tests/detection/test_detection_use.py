@@ -240,6 +240,15 @@ def _film(path, *, frames=5, size=(48, 64), codec="ffv1", pixels="gray", rotatio
     return path
 
 
+def test_a_shorter_video_leaves_no_masks_of_the_longer_one(weights, tmp_path):
+    film, out = tmp_path / "film.mkv", tmp_path / "out"
+    for frames in (5, 3):
+        _film(film, frames=frames)
+        assert _detect(film, "--model", weights, "--out", out) == 0
+        masks = sorted(path.name for path in (out / "masks" / "film").iterdir())
+        assert masks == [f"{number:06}.png" for number in range(frames)]
+
+
 @pytest.mark.parametrize("size", [(48, 64), (45, 63)])
 def test_command_takes_videos_and_keeps_their_times(weights, tmp_path, size):
     av = pytest.importorskip("av", reason="videos need PyAV")

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,9 +10,10 @@ import torch
 from safetensors.numpy import load_file
 
 import jaxsr
-from jaxsr.errors import InputError
+from jaxsr.errors import FileAccessError, InputError
 from jaxsr.interop.out_of_memory import OutOfMemoryError
 from jaxsr.train import main
+from jaxsr.training.start import _one_run
 from jaxsr.training.train_call import _words
 from tests.training.user_tasks import Fit
 
@@ -50,6 +52,17 @@ def test_a_step_that_memory_cannot_hold_is_refused_before_it_runs(folder, monkey
     monkeypatch.setattr("jaxsr.interop.out_of_memory.free_memory_bytes", lambda: 32 * 2**20)
     with pytest.raises(OutOfMemoryError, match=r"the values of a step need at least .* a smaller"):
         jaxsr.train(Large, steps=1, out=folder / "run", tensorboard=False)
+
+
+def test_one_run_at_a_time(folder):
+    with _one_run, pytest.raises(InputError, match=r"another jaxsr\.train runs in this process"):
+        jaxsr.train(Fit, steps=1, batch=4, out="runs/b")
+    assert not Path("runs/b").exists()
+    Path("runs").write_text("mine")
+    with pytest.raises(FileAccessError, match="it is not a folder"):
+        jaxsr.train(Fit, steps=1, batch=4, out="runs/b")
+    assert _one_run.acquire(blocking=False)
+    _one_run.release()
 
 
 def test_a_name_and_nested_options(capsys):
