@@ -90,6 +90,8 @@ def _fitting(kind: Any, value: Any, name: str, *, required: bool) -> Any:
 def _converted(kind: Any, value: Any, name: str) -> Any:
     """The value as this type has it, or `_UNFIT`."""
     origin, inner = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return value
     if origin in (Union, types.UnionType):
         exact_first = sorted(inner, key=lambda each: type(value) is not each)
         results = (_converted(each, value, name) for each in exact_first)
@@ -180,6 +182,10 @@ def _meaning(kind: Any) -> str:
         return f"a list of {count}{words}"
     if dataclasses.is_dataclass(kind):
         return "a mapping of options"
+    if (origin or kind) is dict:
+        return (
+            f"a mapping to {_WORDS[inner[1]][1] if inner[1:] and inner[1] in _WORDS else 'values'}"
+        )
     return str(getattr(kind, "__name__", kind))
 
 

@@ -4,11 +4,12 @@ import dataclasses
 import json
 import math
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
 from jaxsr.errors import InputError
-from jaxsr.field_values import from_values
+from jaxsr.field_values import checked, from_values
 from jaxsr.interop.bounded_read import MOST_BYTES
 from jaxsr.training.cli_options import parse_command_line
 from jaxsr.training.config_file import read_config, summarize, to_json
@@ -308,3 +309,36 @@ def test_a_field_without_default_is_not_to_be_left_out():
         from_values(Options, {"size": 1, "rate": "a"})
     with pytest.raises(InputError, match="size is missing, and has no default"):
         from_values(Options, {"rate": 1.0})
+
+
+class Point(NamedTuple):
+    name: str
+    place: tuple[int, ...]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "wanted"),
+    [
+        (list, [1, "a"], [1, "a"]),
+        (dict, {"a": 1}, {"a": 1}),
+        (dict[str, Any], {"a": [1]}, {"a": [1]}),
+        (dict[str, float], {"a": 1}, {"a": 1.0}),
+        (Point, ["a", [1, 2]], Point("a", (1, 2))),
+    ],
+)
+def test_values_of_several_parts(kind, value, wanted):
+    assert checked(kind, value, "x") == wanted
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "message"),
+    [
+        (dict[str, int], {"a": "b"}, "x must be a mapping to whole numbers"),
+        (dict[str, int], [1], "x must be a mapping to whole numbers"),
+        (Point, ["a"], "x must be Point"),
+        (Point, ["a", ["b"]], "x must be Point"),
+    ],
+)
+def test_values_of_several_parts_that_do_not_fit(kind, value, message):
+    with pytest.raises(InputError, match=message):
+        checked(kind, value, "x")
