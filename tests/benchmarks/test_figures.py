@@ -37,6 +37,33 @@ def test_readme_has_the_figures_of_the_page_of_figures():
     assert f"| {step.removesuffix(' ×')} |" in (ROOT / "docs" / "gpu-measured.md").read_text()
 
 
+def test_training_steps():
+    work = {
+        "| Fast-SRGAN, pretraining step": "train_step",
+        "| Fast-SRGAN, adversarial step": "train_step_adversarial",
+        "| MSHNet, step with augmentation": "mshnet_step",
+    }
+    for start, name in work.items():
+        for column, suffix in enumerate(("", "_mesh", "_avx2", "_mesh_avx2"), 2):
+            cell = line_of(start).split("|")[column].strip()
+            if cell:
+                ratios = {x["contender"]: x["ratio_to_best_torch"] for x in rows_of(name + suffix)}
+                assert cell == f"{ratios['jaxsr']:.2f}"
+
+
+def test_restoring():
+    sizes = {"320×180, shipped": "320x180", "1280×720": "1280x720", "16 mega": "4000x4000"}
+    for start, size in sizes.items():
+        rates = {
+            row["contender"]: row["network_mp_per_s"]
+            for row in rows_of("restore")
+            if row["size"] == size
+        }
+        best = max(rates.get(name, 0) for name in ("eager", "channels_last", "compiled"))
+        cells = [f"{rates[name] / best:.2f}" for name in ("jax", "jax_mesh")]
+        assert f"| {' | '.join(cells)} |" in line_of(f"| restoring {start}")
+
+
 def test_conformance():
     counts = Counter(row["status"] for row in rows_of("conformance"))
     agree, total = counts["supported"] + counts["corrected"], counts.total()
@@ -144,8 +171,10 @@ def test_generation():
         if row["prompt_tokens"] == 512
     }
     assert f"a prompt of 512 tokens {prompts[theirs] / prompts[ours]:.1f} ×" in line
-    packed = ratio(f"{ours}, weights in the file's blocks", "llama.cpp, the same file", 1)
-    assert packed in line_of("| the same from its Q4_1 file")
+    packed, cpp = f"{ours}, weights in the file's blocks", "llama.cpp, the same file"
+    line = line_of("| the same from its Q4_1 file")
+    assert f"decoding {ratio(packed, cpp, 1)}" in line
+    assert f"a prompt of 512 tokens {prompts[cpp] / prompts[packed]:.1f} ×" in line
     first, *others = (
         f"{rates[f'{ours}, deterministic', b] / rates[ours, b]:.2f} ×" for b in (1, 4, 16)
     )
