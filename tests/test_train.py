@@ -14,10 +14,12 @@ import torch
 from PIL import Image
 
 from jaxsr import train
+from jaxsr.errors import InputError
 from jaxsr.interop.weights import read_weights
 from jaxsr.models.fast_srgan.config import FastSRGANConfig
 from jaxsr.models.fast_srgan.generator import Generator
 from jaxsr.training.finished_run import Run
+from jaxsr.training.run_folder import newest_run
 
 TINY = (
     "--model.width", "4", "--model.depth", "1", "--batch", "4", "--crop", "32",
@@ -254,6 +256,19 @@ def test_a_resume_takes_the_options_of_its_run(capsys, finished, tmp_path):
     options = json.loads((out / "config.json").read_text())["options"]
     assert (options["steps"], options["batch"], options["mesh"]) == (6, 4, "1")
     assert [r["step"] for r in records(out) if "generator/loss" in r] == [1, 2, 3, 4, 5, 6]
+
+
+def test_resume_without_a_folder_takes_the_newest_run_and_no_copy(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    names = ["20261128-221500", "20261128-221500-backup", "20261130-090000", "my-notes"]
+    for name in names:
+        (tmp_path / "runs" / f"span-{name}").mkdir(parents=True)
+        (tmp_path / "runs" / f"span-{name}" / "config.json").touch()
+    (tmp_path / "runs" / "span-20261201-090000").mkdir()  # nothing was saved
+    for family in ("span", None):
+        assert newest_run(family) == Path("runs/span-20261130-090000")
+    with pytest.raises(InputError, match="no run of mshnet in runs/"):
+        newest_run("mshnet")
 
 
 def test_a_resume_names_another_number_of_threads(capsys, finished, tmp_path, monkeypatch):

@@ -14,6 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from jaxsr.errors import first_of
+from jaxsr.interop.sealed_json import short_digest
+
+_SIZED = 100_000
+"""Files of a folder whose sizes are read: on a network's file system each takes a while."""
 
 _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
     (stat.S_ISFIFO, "a FIFO, not a file"),
@@ -69,6 +73,19 @@ def list_files(folder: Path, *, left_out: Callable[[Path], bool] = lambda path: 
     listing.files.sort(key=os.fsencode)
     listing.passed_over.sort()
     return listing
+
+
+def files_digest(path: Path, *, left_out: Callable[[Path], bool] = lambda path: False) -> str:
+    """Tells files apart by their names within a folder and their sizes.
+
+    Args:
+      path: a folder, or a file. Of a folder of more than `_SIZED` files names alone count.
+      left_out: see `list_files`.
+    """
+    files = list_files(path, left_out=left_out).files if path.is_dir() else [path]
+    sizes = [str(file.stat().st_size) for file in files] if len(files) <= _SIZED else []
+    names = [os.fsencode(file.relative_to(path)) for file in files]
+    return short_digest(b"\0".join([*names, *(size.encode() for size in sizes)]))
 
 
 def _walk(

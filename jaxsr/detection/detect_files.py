@@ -185,7 +185,8 @@ class _Session:
             complain(str(source.path), f"{error}{after}")
             return 1
         finally:
-            for mask in masks.glob("[0-9]" * 6 + ".png"):  # of a longer video, by this name before
+            # Of a longer video, by this name before; one that cannot be opened replaces nothing.
+            for mask in masks.glob("[0-9]" * 6 + ".png") if decoded else ():
                 if int(mask.stem) >= decoded:
                     mask.unlink()
         return 0
@@ -268,14 +269,23 @@ class _UntilDamaged(Iterator):
 
 
 def _refuse_double_names(sources: list[Source]) -> None:
-    """Two inputs whose results would have one name, such as `a/1.png` and `b/1.jpg`."""
+    """Two inputs whose results would have one name, such as `a/1.png` and `b/1.jpg`.
+
+    A video's masks are in a folder of its name, where those of the images in such a folder are.
+    """
     by_name: dict[Path, Source] = {}
     for source in sources:
-        other = by_name.setdefault(source.relative.with_suffix(""), source)
+        by_name.setdefault(source.relative.with_suffix(""), source)
+    videos = {name for name, source in by_name.items() if source.is_video}
+    for source in sources:
+        name = source.relative.with_suffix("")
+        place = next((folder for folder in name.parents if folder in videos), name)
+        other = by_name[place]
         if other.path.resolve() != source.path.resolve():
             raise InputError(
                 f"{other.path} and {source.path} would both be written as "
-                f"{source.relative.with_suffix('.png')}; give their folders apart, each its --out"
+                f"{'masks' / place if place != name else source.relative.with_suffix('.png')}; "
+                "give their folders apart, each its --out"
             )
 
 

@@ -93,11 +93,12 @@ def check_run_names(source: Path, named: Iterable[object], words: Iterable[str])
       InputError: the configuration names code that no word does.
     """
     words = [word.replace(".py:", ":") for word in words]
+    of_command = {match[0] for word in words for match in _NAME.finditer(word)}
     for text in _texts(named):
         names = _NAME.finditer(text) if text[:1] != "{" else ()
         for name in (match[0] for match in names):
             library = name.partition(":")[0]
-            if library in (*LIBRARIES, *_OPTAX) or any(name in word for word in words):
+            if library in (*LIBRARIES, *_OPTAX) or name in of_command:
                 continue
             raise InputError(
                 f"{source} names the code {name}, and a configuration runs no code of its choice; "

@@ -1,18 +1,9 @@
 """Places of errors in files of the user's: neither jaxsr's, Python's nor of a library."""
 
-import sysconfig
 import traceback
 from pathlib import Path
 
-_PACKAGE = Path(__file__).parents[1]
-_LIBRARIES = tuple(
-    f"{folder}/"
-    for folder in {
-        _PACKAGE,
-        *(path.resolve() for path in (_PACKAGE / "interop", _PACKAGE / "ops")),  # may be links
-        *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")),
-    }
-)
+from jaxsr.interop.python_code import is_users_file
 
 
 def place_of(error: BaseException) -> str:
@@ -22,13 +13,13 @@ def place_of(error: BaseException) -> str:
     """
     frames = traceback.extract_tb(error.__traceback__)
     candidates = (
-        [f for f in frames if is_users_file(f.filename)]
+        [f for f in frames if is_in_users_file(f)]
         or [f for f in frames if "/torch/" not in f.filename and not f.filename.startswith("<")]
         or frames
     )
     return f"{Path(candidates[-1].filename).name}:{candidates[-1].lineno}"
 
 
-def is_users_file(file: str) -> bool:
-    """Whether a traceback's file is neither jaxsr's, Python's nor of an installed library."""
-    return not file.startswith((*_LIBRARIES, "<"))
+def is_in_users_file(frame: traceback.FrameSummary) -> bool:
+    """Whether a frame is in a file of neither jaxsr, Python nor an installed library."""
+    return not frame.filename.startswith("<") and is_users_file(frame.filename)

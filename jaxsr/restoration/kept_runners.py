@@ -11,9 +11,11 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from jaxsr.interop.python_state import Snapshot
+from jaxsr.models.described_values import tensor_digest
 from jaxsr.restoration.config import RestoreConfig
 from jaxsr.restoration.models import RestorationModel
-from jaxsr.restoration.network_digest import network_digest, tensor_digest
+from jaxsr.restoration.network_digest import network_digest
+from jaxsr.restoration.receptive_field import Reach
 from jaxsr.restoration.restorer import open_tile_runner
 from jaxsr.runtime.runner import Runner
 
@@ -25,6 +27,8 @@ _PROGRAMS = 32
 
 class _OpenRunner(NamedTuple):
     runner: Runner
+    reach: Reach
+    """Of the network: measuring it takes seconds where it has windows."""
     state: Snapshot
     digest: str
     """The network's digest."""
@@ -48,7 +52,14 @@ def kept_runner(model: RestorationModel, config: RestoreConfig, *, is_module: bo
         return open_tile_runner(model, config)
     key = (
         id(model.network) if is_module else model.digest,
-        *(model.value_range, config.ensemble, config.mesh, config.dtype, config.lane_folding),
+        *(
+            model.value_range,
+            model.channels,
+            config.ensemble,
+            config.mesh,
+            config.dtype,
+            config.lane_folding,
+        ),
         os.environ.get("JAXSR_CPU_KERNELS"),
     )
     with _lock:
@@ -58,7 +69,9 @@ def kept_runner(model: RestorationModel, config: RestoreConfig, *, is_module: bo
     if opened is None or not (is_kept and digest == opened.digest and _is_unchanged(opened)):
         runner = open_tile_runner(model, config)
         state = Snapshot(model.network)  # keeps the module, so that no other gets its id
-        opened = _OpenRunner(runner, state, digest, [*map(tensor_digest, state.tensors)])
+        tensor_digests = [*map(tensor_digest, state.tensors)]
+        opened = _OpenRunner(runner, model.reach, state, digest, tensor_digests)
+    vars(model)["reach"] = opened.reach  # its cached property
     with _lock:
         _open_runners[key] = opened
         while len(_open_runners) > _RUNNERS:

@@ -19,8 +19,7 @@ from jaxsr.errors import InputError
 from jaxsr.models.load import load_model
 from jaxsr.models.registry import LoadedModel
 from jaxsr.restoration.network_digest import network_digest
-from jaxsr.restoration.reach_cache import remembered_reach
-from jaxsr.restoration.receptive_field import Reach
+from jaxsr.restoration.receptive_field import Reach, measure_reach
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -32,8 +31,8 @@ class RestorationModel(LoadedModel):
 
     @functools.cached_property
     def reach(self) -> Reach:
-        """Scale and tile margin, of the network or remembered of one like it."""
-        return remembered_reach(
+        """Scale and tile margin."""
+        return measure_reach(
             self.network,
             channels=self.channels,
             least_side=self.least_side,

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
+from jaxsr.data.decode import claims_to_be_picture
 from jaxsr.data.sources import Source, target_path
 from jaxsr.errors import InputError, one_line, printable, printable_text
 from jaxsr.interop.annotations import JsonObject
@@ -121,11 +122,13 @@ def report_folder(config: RestoreConfig) -> Path:
 
 
 def _find(truth: Path, relative: Path) -> Path | None:
-    """The image of that name under the truth folder, whatever its ending."""
+    """The image of that name under the truth folder, with any ending of an image."""
     exact = truth / relative
     if exact.is_file():
         return exact
-    return next(iter(sorted(exact.parent.glob(f"{glob.escape(relative.stem)}.*"))), None)
+    same = exact.parent.glob(f"{glob.escape(relative.stem)}.*")
+    images = (path for path in sorted(same) if path.stem == relative.stem)
+    return next((path for path in images if path.is_file() and claims_to_be_picture(path)), None)
 
 
 def _rgb(picture: Picture) -> np.ndarray:

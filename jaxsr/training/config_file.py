@@ -61,8 +61,9 @@ class ConfigFile:
     """Threads of torch that the kernels of torch and oneDNN share. OMP_NUM_THREADS sets the
     number."""
     computed_by: Mapping[str, Any] | None = None
-    """Further facts that the results depend on: `code`, digests of the user's modules by name, and
-    environment variables."""
+    """Further facts that the results depend on: `code`, digests of the user's modules by name,
+    `folders`, those of `--data` and `--val` for a task that lists no files, and environment
+    variables."""
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any], *, source: Path) -> "ConfigFile":
@@ -269,6 +270,8 @@ def _parse_yaml(text: str) -> Any:
         return yaml.load(text, Loader)
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
+    except (LookupError, AttributeError) as error:  # PyYAML's own, of !!bool abc for example
+        raise ValueError(f"a tag does not suit its value: {error}") from error
 
 
 _PARSERS = {".toml": tomllib.loads, ".yaml": _parse_yaml, ".yml": _parse_yaml}

@@ -7,6 +7,7 @@ what it reports. Other changes are refused; a branch may make them. `config_file
 
 import logging
 import os
+import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -113,12 +114,18 @@ def check_out_apart(out: Path, **searched: Path | None) -> None:
 
 
 def newest_run(family: str | None) -> Path:
-    """Returns the newest folder in `RUNS`, of one family or of any.
+    """Returns the newest run in `RUNS`, of one family or of any, among those that jaxsr named.
 
     Raises:
       InputError: there is no run.
     """
-    runs = RUNS.glob(f"{_folder_name(family) if family else '*'}-*-*")
+    named = re.escape(_folder_name(family)) if family else ".+"
+    runs = [
+        path
+        for path in (RUNS.iterdir() if RUNS.is_dir() else ())
+        if re.fullmatch(rf"{named}-\d{{8}}-\d{{6}}", path.name)
+        and any((path / part).exists() for part in ("config.json", "checkpoints"))
+    ]
     newest = max(runs, default=None, key=lambda path: path.name.rsplit("-", 2)[1:])
     if newest is None:
         of_family = f" of {family}" if family else ""
@@ -345,7 +352,7 @@ def _begins(out: Path) -> tuple[str, ...]:
 
 
 def _other_computation(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Returns lines about code and environment variables that have changed since the run began."""
+    """Returns lines about code, data and variables that have changed since the run began."""
     remarks = []
     codes = [each.get("code") or {} for each in (before, now)]
     # A module that only one start has imported says nothing of the other's code.
@@ -354,6 +361,13 @@ def _other_computation(before: Mapping[str, Any], now: Mapping[str, Any]) -> lis
             f"resumed with other code in {first_of(sorted(names))}: the run goes on as the code is "
             "now, so its result differs from that of an uninterrupted run"
         )
+    folders = [each.get("folders") or {} for each in (before, now)]
+    for name in folders[0]:
+        if folders[1].get(name, folders[0][name]) != folders[0][name]:
+            remarks.append(
+                f"resumed with other files in --{name} (names and sizes): the result differs from "
+                "that of an uninterrupted run if the task reads them"
+            )
     for name in ENVIRONMENT if before else ():
         values = before.get(name, ""), now.get(name, "")
         if values[0] != values[1]:

@@ -26,7 +26,7 @@ from jaxsr.training.config_file import flat_options
 from jaxsr.training.fine_tuning import prepare_network
 from jaxsr.training.finished_run import Run
 from jaxsr.training.loop import train
-from jaxsr.training.run_folder import ENVIRONMENT, check_entries, choose_folder, claim_folder
+from jaxsr.training.run_folder import ENVIRONMENT, RUNS, check_entries, choose_folder, claim_folder
 from jaxsr.training.run_lock import lock_folder
 from jaxsr.training.stop_signals import StopRequest
 from jaxsr.training.task import Task
@@ -101,7 +101,11 @@ def start(name: str, kind: type[Task], config: RunConfig) -> Run:
                     cpu_threads=available_cpus(),
                     kernel_threads=TORCH_THREADS,
                     exported=task.exported,
-                    computed_by={"code": code, **_environment()},
+                    computed_by={
+                        "code": code,
+                        "folders": task.folders(out, RUNS),
+                        **_environment(),
+                    },
                 )
                 if remarks and not is_quiet():
                     print(*remarks, sep="\n", flush=True)

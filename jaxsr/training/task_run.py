@@ -14,6 +14,7 @@ import optax
 import torch
 
 from jaxsr.data.device_cache import on_device
+from jaxsr.data.input_files import files_digest
 from jaxsr.data.prefetch import BatchStream
 from jaxsr.errors import InputError
 from jaxsr.interop.annotations import JsonObject, PyTree
@@ -390,6 +391,22 @@ class TaskRun:
             part: f"{data.length} items of {self._look(data)}"
             for part, data in parts.items()
             if data is not None
+        }
+
+    def folders(self, *without: Path) -> dict[str, str]:
+        """Digests of the files in `--data` and `--val`, of a task that does not list its samples.
+
+        Args:
+          without: folders of runs, which may lie in that of the data.
+        """
+        if self.task.defines("files"):
+            return {}
+        own = {path.resolve() for path in without}
+        paths = {name: getattr(self.config, name) for name in ("data", "val")}
+        return {
+            name: files_digest(path, left_out=lambda folder: folder.resolve() in own)
+            for name, path in paths.items()
+            if path is not None and (path.is_dir() or path.is_file())
         }
 
     def describe(self) -> JsonObject:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from types import TracebackType
 
 from jaxsr.errors import InputError, UserError, one_line
-from jaxsr.models.user_files import is_users_file, place_of
+from jaxsr.models.user_files import is_in_users_file, place_of
 
 
 @contextmanager
@@ -52,4 +52,4 @@ def _described(error: BaseException) -> str:
 
 
 def _passes_users_file(trace: TracebackType | None) -> bool:
-    return any(is_users_file(frame.filename) for frame in traceback.extract_tb(trace))
+    return any(map(is_in_users_file, traceback.extract_tb(trace)))

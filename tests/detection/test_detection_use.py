@@ -249,6 +249,24 @@ def test_a_shorter_video_leaves_no_masks_of_the_longer_one(weights, tmp_path):
         assert masks == [f"{number:06}.png" for number in range(frames)]
 
 
+def test_images_in_a_folder_of_a_videos_name_are_refused(weights, tmp_path, capsys):
+    films, out = tmp_path / "films", tmp_path / "out"
+    (films / "film").mkdir(parents=True)
+    _film(films / "film.mkv")
+    Image.fromarray(_spotted(48, 64, (9, 3, 4, 4))).save(films / "film" / "000000.png")
+    assert _detect(films, "--model", weights, "--out", out) == 2
+    assert "would both be written as masks/film" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_video_that_cannot_be_opened_leaves_earlier_masks(weights, tmp_path):
+    film, out = _film(tmp_path / "film.mkv"), tmp_path / "out"
+    assert _detect(film, "--model", weights, "--out", out) == 0
+    film.write_bytes(film.read_bytes()[:40])
+    assert _detect(film, "--model", weights, "--out", out) == 1
+    assert len([*(out / "masks" / "film").iterdir()]) == 5
+
+
 @pytest.mark.parametrize("size", [(48, 64), (45, 63)])
 def test_command_takes_videos_and_keeps_their_times(weights, tmp_path, size):
     av = pytest.importorskip("av", reason="videos need PyAV")

@@ -134,6 +134,26 @@ def test_an_index_names_files_of_its_folder_alone(tmp_path, index, reason):
         weight_files(folder)
 
 
+@pytest.mark.parametrize("implementation", ["own", "transformers"])
+@pytest.mark.parametrize("is_second", [True, False])
+def test_shards_hold_what_their_index_says(model_folder, tmp_path, implementation, is_second):
+    name = "model.embed_tokens.weight"
+    folder = shutil.copytree(model_folder("llama"), tmp_path / "m")
+    index = folder / "model.safetensors.index.json"
+    here = json.loads(index.read_text())["weight_map"][name]
+    other = next(path for path in sorted(folder.glob("*.safetensors")) if path.name != here)
+    path = other if is_second else folder / here
+    weights = load_file(path)
+    if is_second:
+        weights[name] = -3 * load_file(folder / here)[name]
+    else:
+        del weights[name]
+    save_file(weights, path, metadata={"format": "pt"})
+    reason = f"{other.name} has {name}, which is in {here}" if is_second else f"lacks {name}"
+    with pytest.raises(ValueError, match=reason):
+        load_model(folder, kind="language model", implementation=implementation)
+
+
 def test_json_that_nests_without_end(tmp_path):
     from jaxsr.models.llama.hf_folder import read_json
 

@@ -171,6 +171,16 @@ def with_field(content, name, value):
     return content[:at] + value + content[at + len(value) :]
 
 
+def with_text(content, name, value):
+    """A GGUF file with one more field, of text; the tensors' place is aligned to 32 bytes."""
+    words = [struct.pack("<Q", len(word)) + word for word in (name.encode(), value.encode())]
+    field = words[0] + struct.pack("<I", 8) + words[1]
+    (count,) = struct.unpack_from("<Q", content, 16)
+    padding = b"\0" * (-len(field) % 32)
+    assert not padding, len(field)
+    return content[:16] + struct.pack("<Q", count + 1) + field + content[24:]
+
+
 @torch.no_grad()
 def test_parts_and_folders_of_gguf_files(hf_model, hf_tokenizer, texts, tmp_path):
     model, folder = hf_model("llama"), tmp_path / "split"
@@ -189,6 +199,12 @@ def test_parts_and_folders_of_gguf_files(hf_model, hf_tokenizer, texts, tmp_path
     content, others = parts[2].read_bytes(), parts[1].read_bytes()
     parts[2].write_bytes(with_field(others, b"split.no", struct.pack("<H", 2)))
     with pytest.raises(InputError, match="is in two parts"):
+        load_model(folder)
+    parts[2].write_bytes(content)
+    parts[2].write_bytes(with_text(content, "general.architecture", "x" * 24))
+    with pytest.raises(
+        InputError, match=r"00003-of-\d+\.gguf has another general\.architecture than"
+    ):
         load_model(folder)
     parts[2].write_bytes(content)
     first = parts[0].read_bytes()

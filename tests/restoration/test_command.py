@@ -414,7 +414,9 @@ def test_report_compares_with_the_truth(tmp_path, weights, capsys):
     smooth = Image.fromarray(noise(9, 11, 3)).resize((120, 96), Image.Resampling.BICUBIC)
     for folder in ("in", "truth"):
         (tmp_path / folder).mkdir()
-    smooth.save(tmp_path / "truth" / "a.png")
+    smooth.save(tmp_path / "truth" / "a.bmp")
+    Image.new("RGB", smooth.size).save(tmp_path / "truth" / "a.2.png")  # of another image
+    (tmp_path / "truth" / "a.aaa").write_text("a note")
     smooth.resize((60, 48), Image.Resampling.BICUBIC).save(tmp_path / "in" / "a.png")
     out = tmp_path / "out"
     assert restored([tmp_path / "in"], out, weights, "--truth", str(tmp_path / "truth")) == 0

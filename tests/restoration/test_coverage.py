@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from jaxsr.errors import InputError
-from jaxsr.restoration import reach_cache
 from jaxsr.restoration.coverage import cover
 from jaxsr.restoration.covered_tensor import NotAnalysedError
 from jaxsr.restoration.receptive_field import measure_reach
@@ -263,28 +262,3 @@ def test_an_unknown_operator_after_a_mean_is_not_probed(monkeypatch):
     monkeypatch.setattr("jaxsr.restoration.receptive_field._Measurement._probed", probed)
     reach = measure_reach(Function(codes), channels=3)
     assert reach.margin is None and "batch_norm" in reach.cause
-
-
-def test_the_reach_of_an_architecture_is_measured_once(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(reach_cache, "_KNOWN", {})
-    calls = []
-
-    def measured(network, **options):
-        calls.append(network)
-        return measure_reach(network, **options)
-
-    monkeypatch.setattr(reach_cache, "measure_reach", measured)
-
-    def make(padding=1):
-        return nn.Conv2d(3, 3, 3, padding=padding, dilation=padding)
-
-    first = reach_cache.remembered_reach(make(), channels=3)
-    assert reach_cache.remembered_reach(make(), channels=3) == first and len(calls) == 1
-    assert reach_cache.remembered_reach(make(2), channels=3).margin == 2 and len(calls) == 2
-    reach_cache._KNOWN.clear()  # another process
-    assert reach_cache.remembered_reach(make(), channels=3) == first and len(calls) == 2
-    for path in (tmp_path / "jaxsr" / "reach").iterdir():
-        path.write_text("{}")
-    reach_cache._KNOWN.clear()
-    assert reach_cache.remembered_reach(make(), channels=3) == first and len(calls) == 3

@@ -11,6 +11,7 @@ import torch
 import jaxsr
 from jaxsr.errors import DeviceError
 from jaxsr.restoration import kept_runners
+from jaxsr.restoration.receptive_field import measure_reach
 from tests.restoration import networks
 
 PICTURE = np.random.default_rng(0).integers(0, 256, (24, 20, 3), dtype=np.uint8)
@@ -104,6 +105,33 @@ def test_a_changed_network_is_not_taken_for_the_earlier_one(change, monkeypatch)
     want = np.asarray(jaxsr.restore(PICTURE, network, engine="torch"))
     assert np.abs(second.astype(int) - want).max() <= 1  # sums in another order
     assert np.abs(second.astype(int) - np.asarray(first)).max() > 1
+
+
+def test_tiles_are_exact_after_a_table_of_positions_was_trained():
+    torch.manual_seed(0)
+    network = networks.Placed()
+    picture = np.random.default_rng(0).integers(0, 256, (60, 60, 3), dtype=np.uint8)
+    jaxsr.restore(picture, network, tile=24)
+    torch.nn.init.normal_(network.table, std=0.3)
+    tiled = np.asarray(jaxsr.restore(picture, network, tile=24))
+    whole = np.asarray(jaxsr.restore(picture, network, tiling="off", engine="torch"))
+    assert np.abs(tiled.astype(int) - whole).max() <= 1
+
+
+def test_a_reach_is_measured_once_while_a_network_stays_as_it_is(monkeypatch):
+    measured = []
+
+    def counted(network, **options):
+        measured.append(network)
+        return measure_reach(network, **options)
+
+    monkeypatch.setattr("jaxsr.restoration.models.measure_reach", counted)
+    network = networks.Small()
+    for count, padding in [(1, 2), (1, 2), (2, 4)]:
+        network.first.padding = (padding, padding)
+        network.first.dilation = (padding // 2, padding // 2)
+        jaxsr.restore(PICTURE, network)
+        assert len(measured) == count
 
 
 @pytest.mark.parametrize("engine", ["jax", "torch"])

@@ -1,7 +1,9 @@
 """Digests that tell networks apart by all that a result depends on."""
 
+import array
 import dataclasses
 import datetime
+import fractions
 import functools
 import logging
 import os
@@ -10,6 +12,8 @@ import subprocess
 import sys
 import threading
 import types
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from jaxsr.restoration.network_digest import architecture_digest, network_digest
+from jaxsr.restoration.network_digest import network_digest
 
 
 class Base(nn.Module):
@@ -93,28 +97,30 @@ PLACES = (
 
 @pytest.mark.parametrize("kind", PLACES)
 def test_values_in_attributes_count(kind):
-    digests = [architecture_digest(kind(size)) for size in (3, 3, 5)]
+    digests = [network_digest(kind(size)) for size in (3, 3, 5)]
     assert digests[0] == digests[1] != digests[2]
 
 
 def test_a_forward_of_the_object_counts():
-    plain, patched = nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3)
+    plain, patched = nn.ReLU(), nn.ReLU()
     patched.forward = types.MethodType(lambda self, x: x, patched)
-    assert architecture_digest(plain) != architecture_digest(patched)
+    assert network_digest(plain) != network_digest(patched)
 
 
-def test_weights_count_for_results_alone():
+def test_weights_count():
+    torch.manual_seed(0)
     first, second = nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3)
-    assert architecture_digest(first) == architecture_digest(second)
     assert network_digest(first) != network_digest(second)
+    second.load_state_dict(first.state_dict())
+    assert network_digest(first) == network_digest(second)
 
 
 def test_an_object_of_unknown_content_is_like_no_other():
-    network, other = nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3)
+    network, other = nn.ReLU(), nn.ReLU()
     for each in (network, other):
         object.__setattr__(each, "state", (letter for letter in "ab"))
-    assert architecture_digest(network) == architecture_digest(network)
-    assert architecture_digest(network) != architecture_digest(other)
+    assert network_digest(network) == network_digest(network)
+    assert network_digest(network) != network_digest(other)
 
 
 SIZE, SIZES = 3, {"blur": 3}
@@ -143,23 +149,138 @@ class Pooled(Base):
 
 
 def test_closures_of_methods_count():
-    digests = [architecture_digest(pool(size)) for size in (3, 3, 5)]
+    digests = [network_digest(pool(size)) for size in (3, 3, 5)]
     assert digests[0] == digests[1] != digests[2]
     kinds = [type("Pooled", (Pooled,), {"size": size}) for size in (3, 3, 5)]
-    digests = [architecture_digest(kind()) for kind in kinds]
+    digests = [network_digest(kind()) for kind in kinds]
     assert digests[0] == digests[1] != digests[2]
 
 
 @pytest.mark.parametrize("name", ["SIZE", "SIZES", "size_of_module", "Pooled.size"])
 def test_values_that_methods_name_count(monkeypatch, name):
-    before = architecture_digest(Pooled())
+    before = network_digest(Pooled())
     here = sys.modules[__name__]
     new = {"SIZES": {"blur": 5}, "size_of_module": lambda: 5}.get(name, 5)
     owner, _, attribute = name.rpartition(".")
     monkeypatch.setattr(Pooled if owner else here, attribute, new)
-    assert architecture_digest(Pooled()) != before
+    assert network_digest(Pooled()) != before
     monkeypatch.undo()
-    assert architecture_digest(Pooled()) == before
+    assert network_digest(Pooled()) == before
+
+
+class Found:
+    """A descriptor."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def __get__(self, owner, kind=None):
+        return self.size
+
+
+def of_class(**members) -> Callable[[], nn.Module]:
+    return type("Pooled", (Base,), members)
+
+
+def with_attribute(value: object) -> nn.Module:
+    network = nn.Identity()
+    object.__setattr__(network, "value", value)
+    return network
+
+
+def with_metaclass(size: int) -> nn.Module:
+    return type("Kind", (type,), {"size": size})("Pooled", (Base,), {})()
+
+
+def with_parameter(name: str, **attributes: int) -> nn.Module:
+    network = nn.Identity()
+    network.register_parameter(name, nn.Parameter(torch.ones(1)))
+    vars(network.get_parameter(name)).update(attributes)
+    return network
+
+
+def function_with(**attributes: object) -> Callable[[], int]:
+    def size() -> int:
+        return size.size
+
+    vars(size).update(attributes)
+    return size
+
+
+KEPT = {size: Found(size) for size in (3, 5)}
+WAYS = {
+    "partialmethod": lambda n: of_class(size=functools.partialmethod(int, n))(),
+    "cached method": lambda n: of_class(size=functools.lru_cache(lambda self: n))(),
+    "cached function": lambda n: with_attribute(functools.lru_cache(lambda: n)),
+    "singledispatchmethod": lambda n: of_class(s=functools.singledispatchmethod(lambda s, x: n))(),
+    "descriptor": lambda n: of_class(size=Found(n))(),
+    "reserved name": lambda n: of_class(__size__=n)(),
+    "metaclass": with_metaclass,
+    "class in a class": lambda n: of_class(Inner=type("Inner", (), {"size": n}))(),
+    "builtin of an object": lambda n: with_attribute({"size": n}.get),
+    "weak reference": lambda n: with_attribute(weakref.ref(KEPT[n])),
+    "fraction": lambda n: with_attribute(fractions.Fraction(n)),
+    "array": lambda n: with_attribute(array.array("i", [n])),
+    "module": lambda n: with_attribute(module_with(n)),
+    "attribute of a function": lambda n: with_attribute(function_with(size=n)),
+    "attribute of a parameter": lambda n: with_parameter("a", size=n),
+    "name of a parameter": lambda n: with_parameter(f"a{n}"),
+    "list with attributes": lambda n: with_attribute(type("L", (list,), {})([n])),
+    "annotation": lambda n: of_class(forward=annotated(n))(),
+}
+
+
+def module_with(size: int) -> types.ModuleType:
+    module = types.ModuleType("settings")
+    vars(module)["size"] = size
+    return module
+
+
+def annotated(size: int) -> Callable[..., object]:
+    def forward(self, x):
+        return x * self.forward.__annotations__["x"]
+
+    forward.__annotations__["x"] = size
+    return forward
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_values_count_wherever_they_are(way):
+    digests = [network_digest(WAYS[way](size)) for size in (3, 3, 5)]
+    assert digests[0] == digests[1] != digests[2]
+
+
+def names_a_global_object(value: object) -> str:
+    here = {"__name__": "session", "nn": nn, "SIZE": value}
+    exec(  # as in an interactive session
+        "class Net(nn.Module):\n    def forward(self, x):\n        return helper(x)\n"
+        "def helper(x):\n    return x * int(SIZE)\n",
+        here,
+    )
+    return network_digest(here["Net"]())
+
+
+def test_globals_of_interactive_sessions_count():
+    sizes = [fractions.Fraction(3), fractions.Fraction(3), fractions.Fraction(5)]
+    first, same, other = map(names_a_global_object, sizes)
+    assert first == same != other
+
+
+def test_a_function_that_replaces_a_librarys_counts(monkeypatch):
+    network = Pooled()
+    before = network_digest(network)
+    monkeypatch.setattr(F, "avg_pool2d", lambda x, *sizes: x)
+    assert network_digest(network) != before
+
+
+def test_values_of_a_submodule_count(monkeypatch):
+    package, settings = types.ModuleType("package"), module_with(3)
+    vars(package)["settings"] = settings
+    monkeypatch.setitem(globals(), "package", package)
+    network = of_class(forward=lambda self, x: x * package.settings.size)()
+    before = network_digest(network)
+    vars(settings)["size"] = 5
+    assert network_digest(network) != before
 
 
 class WithState(Base):
@@ -218,7 +339,7 @@ def test_objects_of_libraries_have_content(make):
         network = nn.Identity()
         object.__setattr__(network, "value", make(size))
         object.__setattr__(network, "others", [threading.Lock(), torch.ops.aten.relu.default])
-        return architecture_digest(network)
+        return network_digest(network)
 
     assert digest(3) == digest(3) != digest(5)
 
@@ -230,7 +351,7 @@ def test_a_long_chain_of_objects_ends():
         first = first.next
     holder = nn.Identity()
     object.__setattr__(holder, "chain", network)
-    assert architecture_digest(holder)
+    assert network_digest(holder)
 
 
 def test_a_traced_graph_is_described_by_its_code():
@@ -259,9 +380,9 @@ def folder(tmp_path):
     return tmp_path
 
 
-def digest_in(folder, seed):
+def digest_in(folder, seed, before=""):
     code = (
-        "from nets import Net\n"
+        f"{before}from nets import Net\n"
         "from jaxsr.restoration.network_digest import network_digest\n"
         "print(network_digest(Net()))"
     )
@@ -276,3 +397,8 @@ def test_processes_agree_and_a_helper_of_the_users_counts(folder):
     assert first == digest_in(folder, 2)
     (folder / "helper.py").write_text("def size():\n    return 5\n")
     assert first != digest_in(folder, 1)
+
+
+def test_modules_that_a_network_does_not_import_do_not_count(folder):
+    (folder / "other.py").write_text("size = 3\n")
+    assert digest_in(folder, 1) == digest_in(folder, 1, "import other\n")

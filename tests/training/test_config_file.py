@@ -96,6 +96,13 @@ def test_yaml_that_holds_itself_or_copies_is_refused(tmp_path):
             read_config(tmp_path / "mine.yaml")
 
 
+@pytest.mark.parametrize("value", ["!!bool abc", "!!int x", "!!timestamp abc"])
+def test_a_yaml_tag_that_does_not_suit_its_value_is_refused(tmp_path, value):
+    (tmp_path / "mine.yaml").write_text(f"family: span\nbatch: {value}\n")
+    with pytest.raises(InputError, match=r"mine\.yaml is not the configuration of a run"):
+        read_config(tmp_path / "mine.yaml")
+
+
 def test_the_summary_names_the_preset_and_what_differs():
     presets = SpanTask.presets
     for name, config in presets.items():

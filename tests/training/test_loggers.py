@@ -111,8 +111,11 @@ def test_other_names_are_refused():
         make_logger("own_logs:Short")
     with pytest.raises(InputError, match="logger"):
         make_logger("own_logs:Absent")
-    with pytest.raises(InputError, match="names the code evil:Log"):
-        check_run_names("run", ({"logger": ["wandb", "evil:Log"]},), ["--resume"])  # pyright: ignore
+    for words in (["--resume"], ["devil:Log"], ["--logger=an.evil:Log"], ["evil:Logger"]):
+        with pytest.raises(InputError, match="names the code evil:Log"):
+            check_run_names("run", ({"logger": ["wandb", "evil:Log"]},), words)  # pyright: ignore
+    for words in (["--logger=evil:Log"], ['["evil:Log"]'], ["evil.py:Log"]):
+        check_run_names("run", ({"logger": ["evil:Log"]},), words)  # pyright: ignore
 
 
 def read_mlflow():

@@ -186,6 +186,19 @@ def test_a_resume_with_other_code_or_variables_says_so(folder, monkeypatch, caps
     assert "metrics.jsonl is gone: it has no line of the steps up to 5" in caplog.text
 
 
+def test_a_resume_with_other_files_in_the_data_folder_says_so(folder, capsys):
+    data = folder / "pictures"
+    data.mkdir()
+    (data / "a.png").write_bytes(b"a")
+    run = ["fit_task:Fit", "--engine", "torch", "--data", "pictures", "--out", "pictures/runs/a"]
+    assert main([*run, "--steps", "1"]) == 0
+    assert main([*run, "--resume", "--steps", "2"]) == 0
+    assert "resumed with other files" not in capsys.readouterr().err
+    (data / "a.png").write_bytes(b"another")
+    assert main([*run, "--resume", "--steps", "3"]) == 0
+    assert "resumed with other files in --data (names and sizes): the" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("lost", "words"),
     [

@@ -120,10 +120,11 @@ print(*(name for name in sys.modules if name.startswith(tuple(f"jaxsr.{o}" for o
 
 _CELL = """
 import sys
+import types
 import jaxsr
 from tests.training.user_tasks import Fit
 
-RATE = {rate}
+SETTINGS = types.SimpleNamespace(rate={rate})
 
 def squared(x):
     return {factor} * x * x
@@ -133,7 +134,7 @@ class Local(Fit):
     weights = [{factor}, {{"a": 1}}]
 
     def loss(self, network, batch):
-        return RATE * squared(network(batch["x"]) - batch["y"]).mean()
+        return SETTINGS.rate * squared(network(batch["x"]) - batch["y"]).mean()
 
 jaxsr.train(Local, steps={steps}, out="run", engine="torch", tensorboard=False, resume={resume})
 """

@@ -157,6 +157,12 @@ def _joined(path: Path, parts: int) -> GGUFFile:
     for number, part in enumerate(files):
         if (part.fields.get("split.no"), part.fields.get("split.count")) != (number, parts):
             raise InputError(f"{part.path} is not part {number + 1} of {parts}; fetch it again")
+        common = [n for n in part.fields if n in files[0].fields and not n.startswith("split.")]
+        if other := [n for n in common if part.fields[n] != files[0].fields[n]]:
+            raise InputError(
+                f"{part.path} has another {other[0]:.60} than {paths[0].name}: it is a part of "
+                "another model; fetch it again"
+            )
         if twice := tensors.keys() & part.tensors.keys():
             raise InputError(
                 f"{part.path}: tensor {min(twice):.60} is in two parts; fetch it again"

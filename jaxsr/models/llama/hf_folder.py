@@ -4,7 +4,7 @@ Nothing is unpickled: a folder with `pytorch_model.bin` only is refused.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -109,20 +109,24 @@ def weight_files(folder: Path) -> list[Path]:
 
     Raises:
       FileNotFoundError: there are no weights, or a shard that the index names is missing.
-      InputError: `config.json` names a file of another kind, or outside the folder.
+      InputError: `config.json` names a file of another kind, or outside the folder; or shards hold
+        other tensors than their index says.
     """
     single, index = _named_weights(folder)
     if (folder / single).is_file():
         return [folder / single]
     if (folder / index).is_file():
-        names = _shards(folder / index)
+        places = _places(folder / index)
+        names = sorted(set(places.values()))
         missing = [name for name in names if not (folder / name).is_file()]
         if missing:
             raise MissingFileError(
                 f"{folder} lacks {len(missing)} of {len(names)} shards: {', '.join(missing[:3])}; "
                 "fetch them from where the others came from"
             )
-        return [folder / name for name in names]
+        files = [folder / name for name in names]
+        _check_places(folder / index, places, files)
+        return files
     hint = "; get the weights from where the model came from"
     if any(folder.glob("*.bin")):
         hint = "; .bin files are pickles, which are never opened: convert them to safetensors"
@@ -141,19 +145,40 @@ def _named_weights(folder: Path) -> tuple[str, str]:
     return ("", name) if name.endswith(".index.json") else (name, "")
 
 
-def _shards(index: Path) -> list[str]:
-    """The files that an index names, which lie in its folder."""
+def _places(index: Path) -> dict[str, str]:
+    """The files of an index's tensors, which lie in its folder."""
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise InputError(f"{index} has no weight_map that names files; fetch it again")
-    names = {str(name) for name in weight_map.values()}
+    places = {tensor: str(name) for tensor, name in weight_map.items()}
+    names = set(places.values())
     outside = sorted(n for n in names if Path(n).name != n or not n.endswith(".safetensors"))
     if outside:
         raise InputError(
             f"{index} names {outside[0]!r:.100}, which is not a safetensors file of its folder; "
             "get the index from its source again"
         )
-    return sorted(names)
+    return places
+
+
+def _check_places(index: Path, places: Mapping[str, str], files: Iterable[Path]) -> None:
+    """Refuses tensors that are not in their file, or in another one too."""
+    missing = set(places)
+    for path in files:
+        with open_safetensors(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118  (a safe_open is not a mapping)
+                if (place := places.get(name, path.name)) != path.name:
+                    raise InputError(
+                        f"{path} has {printable(name, 80)}, which is in {place} by {index.name}; "
+                        "get the folder again"
+                    )
+                missing.discard(name)
+    if missing:
+        name = min(missing)
+        raise InputError(
+            f"{index.parent / places[name]} lacks {printable(name, 80)}, which is in it by "
+            f"{index.name}; get the folder again"
+        )
 
 
 def read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
