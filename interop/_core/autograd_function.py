@@ -7,6 +7,7 @@ leave it as additional results.
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -24,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from jaxsr.interop._core import control_flow, func_derivatives
 from jaxsr.interop._core.attributes import describe_change
 from jaxsr.interop._core.deferred import ChannelArray
+from jaxsr.interop._core.differentiated import is_differentiated
 from jaxsr.interop._core.dtypes import as_carried, as_int64, cast, is_differentiable, to_jax_dtype
 from jaxsr.interop._core.entry_points import ANY_FLEX_ATTENTION, entry_point, replaced, traced_apply
 from jaxsr.interop._core.host_draws import refusing_seeds
@@ -394,6 +396,19 @@ def _check_hooks(hooks: torch.autograd.graph.saved_tensors_hooks) -> None:
         )
 
 
+def _is_cut(args: Sequence) -> bool:
+    """Whether torch's reentrant checkpoint gives nothing inside a gradient: no argument has one."""
+    tensors = [value for value in args if isinstance(value, JaxTensor)]
+    if not torch.is_grad_enabled() or any(t.needs_grad or is_differentiated(t) for t in tensors):
+        return False
+    warnings.warn(
+        "no argument of torch.utils.checkpoint requires a gradient, so none of the weights inside "
+        "gets one, as in torch; pass use_reentrant=False",
+        stacklevel=3,
+    )
+    return True
+
+
 @contextmanager
 def patched(trace: Trace) -> Generator[None]:
     """Redirects the torch entry points that its dispatchers do not show us.
@@ -412,8 +427,10 @@ def patched(trace: Trace) -> Generator[None]:
                 "to_jax(remat=...)"
             )
         check_recomputation()
+        is_cut = kwargs.get("use_reentrant") is not False and _is_cut(args)
         kwargs = {k: v for k, v in kwargs.items() if k not in _CHECKPOINT_OPTIONS}
-        return checkpointed(function)(*args, **kwargs)
+        results = checkpointed(function)(*args, **kwargs)
+        return pytree.tree_map_only(JaxTensor, torch.Tensor.detach, results) if is_cut else results
 
     def redirected(name: str, ours: Callable) -> Callable:
         theirs = entry_point(name)
