@@ -44,6 +44,7 @@ _MOST_ROWS = 4
 """Samples that `vmap` is checked on."""
 
 
+@torch.enable_grad()
 def check(
     module: nn.Module,
     *inputs: PyTree,

@@ -9,14 +9,17 @@ Rows that come before their turn are in a second file next to it, with `.early` 
 until the run is complete: after a kill they also count.
 """
 
+import contextlib
 import fcntl
+import itertools
 import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from jaxsr.errors import DamagedFileError, InputError
+from jaxsr.generation.prompts import write_rows
 from jaxsr.interop.atomic_write import errors_of
 from jaxsr.interop.sealed_json import begins_sealed, seal, unseal
 
@@ -41,9 +44,8 @@ class RowFile:
         is_new = not path.is_file()
         if path.exists() and is_new:
             raise InputError(f"{path} is not a regular file; give another --out")
-        self._file = path.open("ab")
+        self._file = _locked(path)
         try:
-            self._lock()
             if is_new:  # removed, to begin anew
                 self._remove_early()
             self.rows, length = self._read(path)
@@ -59,17 +61,6 @@ class RowFile:
                 file.truncate(early_length)
         else:
             self._early_path.unlink(missing_ok=True)
-
-    def _lock(self) -> None:
-        try:
-            # The lock of the open file, so that a second one of this process is also refused.
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(
-                f"{self._path} is being written by another run; wait for it, or give another --out"
-            ) from None
-        except OSError as error:
-            log.warning("%s has no file locks (%s)", self._path, error.strerror)
 
     def _remove_early(self) -> None:
         """Removes rows of a run whose file is gone."""
@@ -149,6 +140,59 @@ class RowFile:
     def close(self) -> None:
         """Unlocks the file, also after a run that failed."""
         self._file.close()
+
+
+class NewFile:
+    """A file that gets all rows at the end of a run, and is locked until then.
+
+    Args:
+      path: of the file; made if absent.
+
+    Raises:
+      InputError: it has content, or another run is about to write it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = _locked(path)
+        if self._file.tell():
+            self._file.close()
+            raise InputError(f"out is {path}, which has content; name another file, or remove it")
+
+    def complete(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Writes the rows; next to the file, if somebody else has filled it meanwhile."""
+        path, numbers = self._path, itertools.count(2)
+        while path.exists() and path.stat().st_size:
+            path = self._path.with_stem(f"{self._path.stem}-{next(numbers)}")
+        if path != self._path:
+            log.warning("%s is not empty any more; the rows are in %s", self._path, path)
+        write_rows(path, rows)
+
+    def close(self) -> None:
+        """Unlocks the file, and removes it after a run that wrote nothing."""
+        with contextlib.suppress(FileNotFoundError):
+            named, opened = self._path.stat(), os.fstat(self._file.fileno())
+            if os.path.samestat(named, opened) and not named.st_size:
+                self._path.unlink()
+        self._file.close()
+
+
+def _locked(path: Path) -> BinaryIO:
+    """A file to append to, made if absent, with the lock of the open file.
+
+    So a second one of this process is also refused.
+    """
+    file = path.open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise InputError(
+            f"{path} is being written by another run; wait for it, or give another --out"
+        ) from None
+    except OSError as error:
+        log.warning("%s has no file locks (%s)", path, error.strerror)
+    return file
 
 
 def _line(row: Mapping[str, Any]) -> bytes:

@@ -18,9 +18,9 @@ from jaxsr.generation.decoder import UNFILLED
 from jaxsr.generation.draft_model import load_draft
 from jaxsr.generation.generate_loop import complete, continue_from
 from jaxsr.generation.options import LESS_MEMORY, SamplingOptions
-from jaxsr.generation.prompts import Prompt, write_rows
+from jaxsr.generation.prompts import Prompt
 from jaxsr.generation.rounds import Completion, GenerationRun
-from jaxsr.generation.row_file import RowFile
+from jaxsr.generation.row_file import NewFile, RowFile
 from jaxsr.generation.run_settings import engine_settings, prompt_ids, sampling_options, stops
 from jaxsr.generation.stop_text import StopText
 from jaxsr.generation.streaming import StreamPrinter, for_output
@@ -72,6 +72,9 @@ class Session:
         self.rows: list[dict[str, Any]] = []
         self.last: tuple[GenerationRun, list[str]] | None = None
         self._row_file: RowFile | None = None
+        self._new_file: NewFile | None = None
+        if config.out is not None and not config.continues:
+            self._new_file = NewFile(config.out)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -321,16 +324,17 @@ class Session:
 
     def close(self) -> None:
         """Unlocks the file of rows, also after a run that failed."""
-        if self._row_file is not None:
-            self._row_file.close()
+        for file in (self._row_file, self._new_file):
+            if file is not None:
+                file.close()
 
     def finish(self) -> None:
         """Writes the files that the options name, and a summary to stderr."""
         config = self.config
         if self._row_file is not None:
             self._row_file.complete()
-        elif config.out is not None:
-            write_rows(config.out, self.rows)
+        if self._new_file is not None:
+            self._new_file.complete(self.rows)
         if config.save_cache is not None and self.last is not None:
             run, texts = self.last
             save_snapshot(

@@ -135,7 +135,7 @@ class BatchRestorer:
 
     def _load(
         self, source: Source
-    ) -> tuple[Source, Path, Picture, Encoding] | tuple[Source, str] | None:
+    ) -> tuple[Source, os.stat_result, Path, Picture, Encoding] | tuple[Source, str] | None:
         """Decodes one image, in a thread; the reason where it cannot be."""
         config = self._config
         format = FORMATS[config.format] if config.format else None
@@ -143,6 +143,7 @@ class BatchRestorer:
             target = finished_result(source, config)
             if target is not None and self._exists(source, target):
                 return None
+            status = source.path.stat()  # as it is when it is read: it may be replaced later
             picture = read_picture(source.path, max_pixels=config.max_pixels)
             notes = picture.notes
             format = format or (notes.format if notes.format in ENDINGS else "PNG")
@@ -165,7 +166,7 @@ class BatchRestorer:
             return source, error.strerror or one_line(error)
         except PictureError as error:
             return source, str(error)
-        return source, target, picture, encoding
+        return source, status, target, picture, encoding
 
     def _exists(self, source: Source, target: Path) -> bool:
         if is_source(source, target):
@@ -199,7 +200,14 @@ class BatchRestorer:
             elif item is not None:
                 yield self._work(*item)
 
-    def _work(self, source: Source, target: Path, picture: Picture, encoding: Encoding) -> Work:
+    def _work(
+        self,
+        source: Source,
+        status: os.stat_result,
+        target: Path,
+        picture: Picture,
+        encoding: Encoding,
+    ) -> Work:
         rows = encoding.height
         if encoding.format in ("PNG", "TIFF"):
             scale = rows / picture.pixels.shape[0]
@@ -211,7 +219,7 @@ class BatchRestorer:
 
         def write(bands: Iterator[np.ndarray]) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
-            self._made_by.begin(source, target)
+            self._made_by.begin(status, target)
             write_picture(target, bands, encoding)
 
         def done(error: Exception | None) -> None:

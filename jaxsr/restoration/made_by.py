@@ -51,17 +51,21 @@ class MadeBy:
     def covers(self, source: Source, result: Path) -> bool:
         """Whether a result that exists is of this model, these options and the source as it is."""
         line = self._lines.get(self._name(result))
-        if line is None or {**line, "time_ns": 0} != self._line(source, result, time_ns=0):
+        if line is None or {**line, "time_ns": 0} != self._line(source.path.stat(), result, 0):
             return False
         return result.stat().st_mtime_ns >= line["time_ns"] - _CLOCK_NS
 
-    def begin(self, source: Source, result: Path) -> None:
+    def begin(self, source: os.stat_result, result: Path) -> None:
         """Notes a result that is about to be written.
+
+        Args:
+          source: the source as it was when it was read.
+          result: the file.
 
         Raises:
           InputError: another command has written it since this one began.
         """
-        line = self._line(source, result, time_ns=time.time_ns())
+        line = self._line(source, result, time.time_ns())
         with self._lock:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
@@ -105,11 +109,10 @@ class MadeBy:
     def _name(self, result: Path) -> str:
         return os.path.relpath(result, self._path.parent)
 
-    def _line(self, source: Source, result: Path, *, time_ns: int) -> dict:
-        status = source.path.stat()
+    def _line(self, source: os.stat_result, result: Path, time_ns: int) -> dict:
         return {
             "result": self._name(result),
             "made_by": self._digest,
-            "source": [status.st_size, status.st_mtime_ns],
+            "source": [source.st_size, source.st_mtime_ns],
             "time_ns": time_ns,
         }

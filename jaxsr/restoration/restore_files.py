@@ -143,8 +143,8 @@ def _restore(
         progress.leave_out(height * width)
 
     outcomes, programs = [], 0
+    claimed: dict[Path, Path] = {}
     with contextlib.closing(progress):
-        claimed: dict[Path, Path] = {}
         for model, sources in works:
             stills = [source for source in sources if not source.is_video]
             if not stills:
@@ -165,7 +165,7 @@ def _restore(
         if videos := [source for source in sources if source.is_video]:
             from jaxsr.restoration.video import restore_videos
 
-            outcomes.append(restore_videos(videos, model, config, made_by))
+            outcomes.append(restore_videos(videos, model, config, made_by, claimed))
     failed = [*inputs.problems, *(failure for outcome in outcomes for failure in outcome.failed)]
     restored = sum(len(outcome.restored) for outcome in outcomes)
     skipped = sum(len(outcome.skipped) for outcome in outcomes)

@@ -43,20 +43,35 @@ _FRAME_BYTES = 128 * 2**20
 
 
 def restore_videos(
-    sources: Sequence[Source], model: RestorationModel, config: RestoreConfig, made_by: MadeBy
+    sources: Sequence[Source],
+    model: RestorationModel,
+    config: RestoreConfig,
+    made_by: MadeBy,
+    claimed: dict[Path, Path],
 ) -> Outcome:
-    """Restores videos one after another; those that fail are listed and leave no file."""
+    """Restores videos one after another; those that fail are listed and leave no file.
+
+    Args:
+      sources: the videos.
+      model: the network.
+      config: names and options.
+      made_by: the record of the folder's results.
+      claimed: see `BatchRestorer`.
+    """
     outcome = Outcome()
     for source in sources:
         target = target_path(source, config.out, suffix=config.suffix, format=None)
         if is_source(source, target):
             reason = f"the result would replace its source {target}; use --suffix or --out"
             outcome.failed.append((str(source.path), reason))
+        elif (first := claimed.setdefault(target, source.path)) != source.path:
+            reason = f"its result would be {target}, as that of {first} is"
+            outcome.failed.append((str(source.path), reason))
         elif target.exists() and not config.overwrite and made_by.covers(source, target):
             outcome.skipped.append((source.path, target))
         else:
             try:
-                made_by.begin(source, target)
+                made_by.begin(source.path.stat(), target)
                 remarks = restore_video(source.path, target, model, config)
                 outcome.restored.append((source.path, target))
                 outcome.remarks += [(str(source.path), remark) for remark in remarks]

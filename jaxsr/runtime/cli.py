@@ -149,6 +149,7 @@ def run_command(
             except SystemExit as stop:  # --help
                 if isinstance(stop.code, str):
                     raise
+                _check_own_exit(stop)
                 status = stop.code
             sys.stdout.flush()
             return status or ExitStatus.OK
@@ -176,6 +177,20 @@ def run_command(
                 _discard_output()
         lost = isinstance(shown, LostProcessError)
         return ExitStatus.FAILED if lost else ExitStatus.WRONG_INPUT
+
+
+def _check_own_exit(stop: SystemExit) -> None:
+    """Refuses an exit() in code that a command calls: the command would end as if complete."""
+    from jaxsr.models.user_files import place_of
+
+    files = [Path(frame.filename) for frame in traceback.extract_tb(stop.__traceback__)]
+    *_, last = (file for file in files if "_sitebuiltins" not in file.name)
+    is_own = last.is_relative_to(Path(__file__).parents[1])
+    if not (is_own or last.name == "argparse.py" or "tyro" in last.parts):
+        raise InputError(
+            f"the code that the command runs ends the program, with status {stop.code} "
+            f"({place_of(stop)}); raise an error there instead"
+        ) from stop
 
 
 def version() -> str:

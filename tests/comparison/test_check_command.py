@@ -2,15 +2,18 @@
 
 import json
 import re
+import sys
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
-from jaxsr import check
+from jaxsr import check, export, restore
 from jaxsr.models.example_inputs import example_inputs, parse_inputs
 from jaxsr.models.registry import LoadedModel
+from tests.restoration import networks
 
 LINEAR = ("--model", "torch.nn:Linear", "--model-options", '{"in_features": 4, "out_features": 2}')
 
@@ -131,3 +134,28 @@ def test_a_page_that_cannot_be_written_is_refused_at_once(tmp_path, capsys, monk
     monkeypatch.setattr("jaxsr.comparison.check_command.load", lambda config: pytest.fail("loaded"))
     assert check.main([*LINEAR, "--html", str(tmp_path / "absent" / "page.html")]) == 2
     assert "page.html: No such file or directory" in capsys.readouterr().err
+
+
+def leave():
+    sys.exit(0)
+
+
+LEAVING = ["--model", "tests.restoration.networks:Leaving"]
+SIZE = ["--input", "1,3,8,8"]
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (check, [*LEAVING, *SIZE]),
+        (check, ["--model", "tests.comparison.test_check_command:leave", *SIZE]),
+        (restore, ["image.png", *LEAVING, "--weights", "w.pth", "--out", "out"]),
+        (export, [*LEAVING, *SIZE, "--out", "a.stablehlo"]),
+    ],
+)
+def test_code_that_ends_the_program_is_an_error(command, words, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (8, 8)).save("image.png")
+    torch.save(networks.Small().state_dict(), "w.pth")
+    assert command.main(words) == 2
+    assert re.search(r"^jaxsr: .*ends the program.* \(\w+\.py:\d+\)", capsys.readouterr().err, re.M)

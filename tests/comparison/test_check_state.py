@@ -144,3 +144,11 @@ def test_an_error_as_large_as_the_value_is_no_rounding():
         Chaotic(), torch.rand(64), mesh=1, vmap=False, speed_s=0, gradients=False
     )
     assert all(one.bound <= 0.125 for row in result.rows for one in row.arrays)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_the_callers_grad_mode_does_not_count(mode):
+    with mode():
+        result = jaxsr.check(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.ones(2, 4), speed_s=0)
+        assert not torch.is_grad_enabled()
+    assert result.ok, str(result)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from jaxsr.errors import InputError
-from jaxsr.generation.row_file import RowFile
+from jaxsr.generation.row_file import NewFile, RowFile
 from jaxsr.interop.sealed_json import seal, unseal
 
 SETTINGS = {"temperature": 0.5, "run": "abc"}
@@ -112,3 +112,24 @@ def test_two_runs_never_write_one_file(tmp_path):
     first.append(row(0))
     first.close()
     assert len(RowFile(path, SETTINGS).rows) == 1
+
+
+def test_a_new_file_belongs_to_one_run(tmp_path, caplog):
+    path = tmp_path / "rows.csv"
+    first = NewFile(path)
+    with pytest.raises(InputError, match="is being written by another run"):
+        NewFile(path)
+    path.write_text("mine")
+    first.complete([{"a": 1}])
+    first.close()
+    assert path.read_text() == "mine" and "the rows are in" in caplog.text
+    assert (tmp_path / "rows-2.csv").read_text().split() == ["a", "1"]
+    with pytest.raises(InputError, match="which has content"):
+        NewFile(path)
+    path.unlink()
+    NewFile(path).close()  # failed: nothing is left, and another run may begin
+    assert not path.exists()
+    second = NewFile(path)
+    second.complete([{"a": 2}])
+    second.close()
+    assert path.read_text().split() == ["a", "2"]

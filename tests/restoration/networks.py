@@ -1,5 +1,7 @@
 """Small networks with random weights: each is a user's own as far as jaxsr can tell."""
 
+import sys
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -116,3 +118,10 @@ class Placed(Small):
     def forward(self, x: Tensor) -> Tensor:
         rows, columns = (torch.arange(side) % 8 for side in x.shape[2:])
         return super().forward(x) + self.table[:, rows[:, None], columns]
+
+
+class Leaving(Small):
+    """Ends the program, as research code does where a file is missing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        sys.exit(0)

@@ -150,15 +150,34 @@ def test_two_commands_at_once_do_not_mix_their_results(pictures):
     ]
     first, same, other = (MadeBy(config, [model]) for model in models)
     a, b = (Source(Path(f"in/{name}.png"), Path(f"{name}.png")) for name in "ab")
-    first.begin(a, Path("out/a.png"))
-    same.begin(a, Path("out/a.png"))
-    other.begin(b, Path("out/b.png"))
+    first.begin(a.path.stat(), Path("out/a.png"))
+    same.begin(a.path.stat(), Path("out/a.png"))
+    other.begin(b.path.stat(), Path("out/b.png"))
     with pytest.raises(InputError, match=r"another command wrote out/a\.png meanwhile"):
-        other.begin(a, Path("out/a.png"))
+        other.begin(a.path.stat(), Path("out/a.png"))
     for one in (first, same):
         with pytest.raises(InputError, match=r"another command wrote out/b\.png meanwhile"):
-            one.begin(b, Path("out/b.png"))
-    MadeBy(config, models[2:]).begin(a, Path("out/a.png"))  # a later command with --overwrite
+            one.begin(b.path.stat(), Path("out/b.png"))
+    MadeBy(config, models[2:]).begin(
+        a.path.stat(), Path("out/a.png")
+    )  # a later command with --overwrite
+
+
+def test_a_source_counts_as_it_was_read(pictures, monkeypatch):
+    """One that is replaced while the network runs is not taken for the restored one."""
+    read = batch.read_picture
+
+    def read_and_replace(path, **options):
+        picture = read(path, **options)
+        Image.new("RGB", (24, 20), "white").save(path)
+        return picture
+
+    with monkeypatch.context() as patches:
+        patches.setattr(batch, "read_picture", read_and_replace)
+        assert run() == 0
+    assert run() == 2
+    assert run("--overwrite") == 0
+    assert run() == 0
 
 
 def test_metadata_of_a_file_have_no_order():

@@ -148,3 +148,19 @@ def test_frames_larger_than_the_limit_are_refused(tmp_path):
         open_video(path, max_pixels=64 * 48 - 1),
     ):
         pass
+
+
+def test_films_of_one_name_do_not_replace_each_other(tmp_path, capsys):
+    torch.manual_seed(0)
+    network = networks.Small()
+    sources = [tmp_path / folder / "a.mp4" for folder in ("first", "second")]
+    for frames, source in enumerate(sources, 2):
+        source.parent.mkdir()
+        film(source, frames=frames)
+    out, weights = tmp_path / "out", weights_of(network, tmp_path)
+    words = [*map(str, sources), "--out", str(out), "--weights", str(weights), *MODEL]
+    assert main(words) == 1
+    assert (
+        f"its result would be {out / 'a.mp4'}, as that of {sources[0]}" in capsys.readouterr().err
+    )
+    assert len(frames_of(out / "a.mp4")) == 2
