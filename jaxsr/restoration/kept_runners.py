@@ -28,7 +28,7 @@ _PROGRAMS = 32
 class _OpenRunner(NamedTuple):
     runner: Runner
     reach: Reach
-    """Of the network: measuring it takes seconds where it has windows."""
+    """Scale and tile margin of the network, which take seconds to measure where it has windows."""
     state: Snapshot
     digest: str
     """The network's digest."""
