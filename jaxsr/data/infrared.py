@@ -457,9 +457,13 @@ def _names_if_any(folder: Path, split: SplitName, lists: str | None) -> set[str]
 def _find_subfolder(folder: Path, names: Iterable[str]) -> Path | None:
     """The folder of one of these names, in any case, or the only one whose name ends in one."""
     folders = {path.name.lower(): path for path in sorted(folder.iterdir()) if path.is_dir()}
-    for name in names:
-        if name in folders:
-            return folders[name]
+    same = [folders[name] for name in names if name in folders]
+    if len(same) > 1:
+        _log.warning(
+            "%s has %s; %s is taken", folder, " and ".join(p.name for p in same), same[0].name
+        )
+    if same:
+        return same[0]
     ends = tuple(f"_{name}" for name in names)
     ending = [path for name, path in folders.items() if name.endswith(ends)]
     return ending[0] if len(ending) == 1 else None

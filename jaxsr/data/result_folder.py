@@ -93,7 +93,11 @@ def _new_lines(out: Path, names: list[str], record: bytes, option: str) -> bytes
     for line in record.splitlines():
         with suppress(DamagedFileError):  # cut by a kill: as if it were not there
             content = unseal(line, source=RECORD)
-            recorded |= content.get("results") or {str(content.get("result")): None}
+            results = content.get("results")
+            if isinstance(results, dict):
+                recorded |= results
+            elif isinstance(name := content.get("result"), str):
+                recorded[name] = None
     others = [
         str(out / name)
         for name in names

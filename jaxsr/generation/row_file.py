@@ -42,8 +42,9 @@ class RowFile:
         self.settings = settings
         self._path, self._early_path = path, path.with_name(f"{path.name}.early")
         is_new = not path.is_file()
-        if path.exists() and is_new:
-            raise InputError(f"{path} is not a regular file; give another --out")
+        for place in (path, self._early_path):
+            if place.exists() and not place.is_file():
+                raise InputError(f"{place} is not a regular file; give another --out")
         self._file = _locked(path)
         try:
             if is_new:  # removed, to begin anew

@@ -10,9 +10,10 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from jaxsr.data.result_folder import RECORD
 from jaxsr.data.sources import Source
@@ -51,21 +52,29 @@ class MadeBy:
     def covers(self, source: Source, result: Path) -> bool:
         """Whether a result that exists is of this model, these options and the source as it is."""
         line = self._lines.get(self._name(result))
-        if line is None or {**line, "time_ns": 0} != self._line(source.path.stat(), result, 0):
+        if line is None or _facts(line) != _facts(self._line(source.path.stat(), result, 0)):
             return False
-        return result.stat().st_mtime_ns >= line["time_ns"] - _CLOCK_NS
+        time_ns = line["time_ns"]
+        return isinstance(time_ns, int) and result.stat().st_mtime_ns >= time_ns - _CLOCK_NS
 
-    def begin(self, source: os.stat_result, result: Path) -> None:
+    def lack(self, result: Path) -> str:
+        """Reason that a result of an earlier run is not complete, as `begin` has noted it."""
+        return str(self._lines.get(self._name(result), {}).get("lack", ""))
+
+    def begin(self, source: os.stat_result, result: Path, *, lack: str = "") -> None:
         """Notes a result that is about to be written.
 
         Args:
           source: the source as it was when it was read.
           result: the file.
+          lack: of a source that is not whole, noted after its result was written.
 
         Raises:
           InputError: another command has written it since this one began.
         """
-        line = self._line(source, result, time.time_ns())
+        earlier = self._lines.get(self._name(result)) if lack else None
+        line = self._line(source, result, earlier["time_ns"] if earlier else time.time_ns())
+        line |= {"lack": lack} if lack else {}
         with self._lock:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
@@ -75,7 +84,7 @@ class MadeBy:
                 file.seek(self._record_end)
                 self._others |= self._lines_of(file.read())
                 other = self._others.get(line["result"], line)
-                if {**other, "time_ns": 0} != {**line, "time_ns": 0}:
+                if _facts(other) != _facts(line):
                     raise InputError(
                         f"another command wrote {result} meanwhile, with another model, options or "
                         "source; give each command an --out of its own"
@@ -116,3 +125,8 @@ class MadeBy:
             "source": [source.st_size, source.st_mtime_ns],
             "time_ns": time_ns,
         }
+
+
+def _facts(line: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of a result without its time and completeness."""
+    return {name: value for name, value in line.items() if name not in ("time_ns", "lack")}

@@ -49,8 +49,9 @@ def run(config: RestoreConfig) -> int:
         made_by.check(finished)
         done = {result for _, result in finished}  # two sources may have one result
         if len(done) == len(results) and config.truth is None:
+            lacks = {str(s.path): lack for s, result in finished if (lack := made_by.lack(result))}
             print(_SKIPPED.format(counted(len(results), "result")))
-            return _print_failures(inputs.notes(), inputs.problems)
+            return _print_failures(inputs.notes(), [*inputs.problems, *lacks.items()])
     groups = group_sources(config, inputs)
     works = [(configured_model(config, word), sources) for word, sources in groups.items()]
     for model, sources in works:

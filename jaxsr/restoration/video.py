@@ -68,14 +68,19 @@ def restore_videos(
             reason = f"its result would be {target}, as that of {first} is"
             outcome.failed.append((str(source.path), reason))
         elif target.exists() and not config.overwrite and made_by.covers(source, target):
-            outcome.skipped.append((source.path, target))
+            if lack := made_by.lack(target):
+                outcome.failed.append((str(source.path), lack))
+            else:
+                outcome.skipped.append((source.path, target))
         else:
             try:
-                made_by.begin(source.path.stat(), target)
+                status = source.path.stat()
+                made_by.begin(status, target)
                 remarks = restore_video(source.path, target, model, config)
                 outcome.restored.append((source.path, target))
                 outcome.remarks += [(str(source.path), remark) for remark in remarks]
             except ShortVideo as error:
+                made_by.begin(status, target, lack=one_line(error))
                 outcome.restored.append((source.path, target))
                 outcome.failed.append((str(source.path), one_line(error)))
             except (ValueError, OSError) as error:

@@ -243,9 +243,10 @@ class NoRecords:
 def _step_of(line: bytes) -> int | None:
     """Returns the step of a line, or None if it is damaged or was cut short by a kill."""
     try:
-        return int(unseal(line, source="a line")["step"])
-    except (DamagedFileError, KeyError, TypeError):
+        step = unseal(line, source="a line").get("step")
+    except DamagedFileError:
         return None
+    return step if isinstance(step, int) and not isinstance(step, bool) else None
 
 
 def _steps_of(lines: Iterable[bytes]) -> list[int | None]:

@@ -155,6 +155,12 @@ def test_everything_wrong_is_listed_together_before_training(data_set):
         assert re.search(pattern, said), pattern
 
 
+def test_several_folders_of_masks_are_named(data_set, caplog):
+    (data_set / "gt").mkdir()
+    open_split(data_set, "test")
+    assert "has masks and gt; masks is taken" in caplog.text
+
+
 def test_masks_with_soft_edges_pass_with_a_line(data_set, caplog):
     soft = np.zeros((30, 49), np.uint8)
     soft[5:8, 10:14], soft[5, 10] = 250, 100

@@ -11,6 +11,7 @@ import pytest
 
 from jaxsr.data.result_folder import RECORD, result_folder
 from jaxsr.errors import FileAccessError, InputError
+from jaxsr.interop.sealed_json import seal
 
 
 def test_users_files_are_not_replaced(tmp_path: Path) -> None:
@@ -100,6 +101,14 @@ def test_a_record_that_a_kill_cut_short_goes_on(tmp_path: Path) -> None:
     for _ in range(2):
         with result_folder(tmp_path, ["a", "b"]):
             (tmp_path / "b").write_text("2")
+
+
+@pytest.mark.parametrize("content", [{"results": 5}, {"results": ["a"]}, {"result": 5}, {}])
+def test_lines_of_other_content_say_nothing(tmp_path: Path, content: dict) -> None:
+    (tmp_path / RECORD).write_text(seal(content) + "\n")
+    (tmp_path / "a").write_text("mine")
+    with pytest.raises(InputError, match="did not write"), result_folder(tmp_path, ["a"]):
+        pass
 
 
 def test_one_command_at_a_time(tmp_path: Path) -> None:

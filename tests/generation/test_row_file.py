@@ -1,6 +1,7 @@
 """Rows that are written while a run goes on, and the runs that may go on with them."""
 
 import json
+import os
 
 import pytest
 
@@ -112,6 +113,14 @@ def test_two_runs_never_write_one_file(tmp_path):
     first.append(row(0))
     first.close()
     assert len(RowFile(path, SETTINGS).rows) == 1
+
+
+def test_a_fifo_in_the_place_of_early_rows_stays(tmp_path):
+    early = tmp_path / "rows.jsonl.early"
+    os.mkfifo(early)
+    with pytest.raises(InputError, match=r"rows\.jsonl\.early is not a regular file"):
+        RowFile(tmp_path / "rows.jsonl", SETTINGS)
+    assert early.is_fifo()
 
 
 def test_a_new_file_belongs_to_one_run(tmp_path, caplog):

@@ -164,3 +164,17 @@ def test_films_of_one_name_do_not_replace_each_other(tmp_path, capsys):
         f"its result would be {out / 'a.mp4'}, as that of {sources[0]}" in capsys.readouterr().err
     )
     assert len(frames_of(out / "a.mp4")) == 2
+
+
+def test_a_film_that_is_cut_short_fails_again(tmp_path, capsys):
+    """Its result stays, and a second command does not take it for the whole film."""
+    torch.manual_seed(0)
+    whole = film(tmp_path / "whole.mkv", codec="ffv1", frames=30)
+    source = tmp_path / "a.mkv"
+    source.write_bytes(whole.read_bytes()[: whole.stat().st_size * 6 // 10])
+    weights = weights_of(networks.Small(), tmp_path)
+    for _ in range(2):
+        words = [str(source), "--out", str(tmp_path / "out"), "--weights", str(weights), *MODEL]
+        assert main(words) == 1
+        assert "the result holds what could be read" in capsys.readouterr().err
+    assert frames_of(tmp_path / "out" / "a.mkv")

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from jaxsr.data.processors import available_cpus
 from jaxsr.errors import InputError
 from jaxsr.interop.checkpoint import Checkpoints
+from jaxsr.interop.sealed_json import seal
 from jaxsr.interop.weights import read_metadata
 from jaxsr.train import main
 from jaxsr.training.cli_options import parse_command_line
@@ -232,6 +233,13 @@ def test_a_resume_names_the_steps_that_metrics_lack(tmp_path, caplog, lost, word
     path.write_bytes(b"".join(lines[4:]))
     open_records(8, branched=True).close()
     assert not caplog.messages
+
+
+@pytest.mark.parametrize("step", ["x", float("inf"), None, [1]])
+def test_lines_of_metrics_without_a_step_are_damaged(tmp_path, caplog, step):
+    (tmp_path / "metrics.jsonl").write_text(seal({"step": step}) + "\n")
+    Records(tmp_path, start_step=1, total_steps=2, batch=1).close()
+    assert "1 damaged line" in caplog.text
 
 
 def test_compiling_does_not_count_in_rate_and_eta(tmp_path, monkeypatch, capsys):
