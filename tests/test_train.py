@@ -15,6 +15,7 @@ from PIL import Image
 
 from jaxsr import train
 from jaxsr.errors import InputError
+from jaxsr.interop.sealed_json import seal
 from jaxsr.interop.weights import read_weights
 from jaxsr.models.fast_srgan.config import FastSRGANConfig
 from jaxsr.models.fast_srgan.generator import Generator
@@ -256,6 +257,18 @@ def test_a_resume_takes_the_options_of_its_run(capsys, finished, tmp_path):
     options = json.loads((out / "config.json").read_text())["options"]
     assert (options["steps"], options["batch"], options["mesh"]) == (6, 4, "1")
     assert [r["step"] for r in records(out) if "generator/loss" in r] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_resume_takes_no_folder_of_programs_from_the_run(finished, tmp_path):
+    """They are machine code, and a run's folder may be a stranger's."""
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    content = json.loads((out / "config.json").read_text())
+    del content["digest"]
+    content["options"]["compile_cache"] = str(tmp_path / "gift")
+    (out / "config.json").write_text(seal(content))
+    assert run("--resume", "--out", out, "--steps", 5) == 0
+    assert not (tmp_path / "gift").exists()
 
 
 def test_resume_without_a_folder_takes_the_newest_run_and_no_copy(monkeypatch, tmp_path):

@@ -110,6 +110,9 @@ def measure(sources: Iterable[Source]) -> tuple[list[Source], list[tuple[int, in
     return readable, sizes
 
 
+_NAN = "the network returned NaN for it; --dtype float32 may help, or other weights"
+
+
 class _Session:
     def __init__(self, detector: Detector, config: DetectConfig) -> None:
         self.detector, self.config = detector, config
@@ -136,6 +139,10 @@ class _Session:
             for number, image, scores in zip(together.numbers, images, logits, strict=True):
                 if number not in broken:
                     source = readable[number]
+                    if np.isnan(scores).any():
+                        complain(str(source.path), _NAN)
+                        broken.add(number)
+                        continue
                     findings = self._find(source, self.detector.form.probability(image, scores))
                     name = source.relative.with_suffix(".png")
                     try:
@@ -201,6 +208,8 @@ class _Session:
         probabilities = self.detector.probabilities(images)
         batch = zip(frames, images, probabilities, strict=True)
         for number, (frame, image, probability) in enumerate(batch, first):
+            if np.isnan(probability).any():
+                raise UnreadableVideo(_NAN)
             findings = self._find(source, probability, frame=number)
             self._write(name / f"{number:06}.png", findings.mask)
             shown = av.VideoFrame.from_ndarray(overlay(image, findings), format="rgb24")

@@ -36,7 +36,9 @@ from jaxsr.training.config import RunConfig
 
 PER_RUN = ("out", "resume")
 """Options that belong to one start of a run."""
-NOT_INHERITED = (*PER_RUN, "branch_from")
+MACHINE_CODE = ("compile_cache", "aot_save")
+"""Folders of compiled programs, which the command line alone names: a file may be a stranger's."""
+NOT_INHERITED = (*PER_RUN, *MACHINE_CODE, "branch_from")
 """Options of one run that are not passed on to a run that starts from its configuration."""
 _ENTRIES = {
     "family", "preset", "model", "options", "data", "cpu_threads", "kernel_threads", "computed_by",

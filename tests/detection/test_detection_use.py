@@ -267,6 +267,33 @@ def test_a_video_that_cannot_be_opened_leaves_earlier_masks(weights, tmp_path):
     assert len([*(out / "masks" / "film").iterdir()]) == 5
 
 
+class NotANumber(torch.nn.Module):
+    """NaN where a target is bright."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        x = x.mean(1, keepdim=True)
+        return torch.where(x > 0, x + torch.nan, x - 1) + self.bias
+
+
+def test_nan_is_not_taken_for_no_target(tmp_path, capsys):
+    _film(tmp_path / "film.mkv")
+    for name, boxes in (("a", [(9, 3, 4, 4)]), ("b", [])):
+        Image.fromarray(_spotted(48, 64, *boxes)).save(tmp_path / f"{name}.png")
+    torch.save(NotANumber().state_dict(), tmp_path / "w.pth")
+    words = ["--model", "tests.detection.test_detection_use:NotANumber", "--out", tmp_path / "out"]
+    words += ["--weights", tmp_path / "w.pth"]
+    assert _detect(tmp_path, *words, "--size", "native") == 1
+    said = capsys.readouterr().err
+    assert all(
+        f"{tmp_path / name}: the network returned NaN" in said for name in ("a.png", "film.mkv")
+    )
+    assert (tmp_path / "out/masks/b.png").exists() and not (tmp_path / "out/masks/a.png").exists()
+
+
 @pytest.mark.parametrize("size", [(48, 64), (45, 63)])
 def test_command_takes_videos_and_keeps_their_times(weights, tmp_path, size):
     av = pytest.importorskip("av", reason="videos need PyAV")
