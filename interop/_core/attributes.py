@@ -8,7 +8,7 @@ Tensors that follow from parameters and constants are caches, which each trace c
 """
 
 import warnings
-from collections.abc import Generator, Iterator, Mapping, Set
+from collections.abc import Generator, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +21,7 @@ from jaxsr.interop._core.located_errors import write_place
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace import Trace
 from jaxsr.interop.errors import UnsupportedTorchError
-from jaxsr.interop.python_state import Change, Snapshot
+from jaxsr.interop.python_state import Change
 from jaxsr.interop.python_values import has_tensor
 
 TABLES = ("_parameters", "_buffers", "_modules")
@@ -61,6 +61,13 @@ class Attributes:
     def snapshot(self) -> dict[int, dict[str, object]]:
         """The attributes now, for `check` to compare with."""
         return {id(m): dict(vars(m)) for m in self._module.modules()}
+
+    def plain(self) -> dict[nn.Module, dict[str, object]]:
+        """The attributes now, but tensors, by submodule."""
+        return {
+            m: {k: v for k, v in vars(m).items() if k not in TABLES and not has_tensor(v)}
+            for m in self._module.modules()
+        }
 
     @contextmanager
     def guarded(self) -> Generator[None]:
@@ -156,11 +163,17 @@ class Attributes:
         self._has_run |= not guards
         return not guards
 
-    def unjudged(self, state: Snapshot, trace: Trace, written: Set[str]) -> list[Change]:
+    def carried(self, changes: Iterable[Change]) -> str:
+        """Describes the first change that another call may read; "" if there is none."""
+        names = {id(sub): name for name, sub in self._module.named_modules()}
+        kept = (c for c in changes if (names.get(id(c.owner)), c.key) not in self._guarded)
+        return next(map(describe_change, kept), "")
+
+    def unjudged(self, changes: list[Change], trace: Trace, written: Set[str]) -> list[Change]:
         """Changes that `check` does not judge: attributes, and caches of constants.
 
         Args:
-          state: before the call.
+          changes: of the call.
           trace: of the call.
           written: names of the buffers that calls write.
         """
@@ -192,7 +205,7 @@ class Attributes:
                     return True
             return holds_tensors and not holds_inputs(change.after)
 
-        return [change for change in state.changes() if not is_judged(change)]
+        return [change for change in changes if not is_judged(change)]
 
 
 def describe_change(change: Change, source: str = "forward") -> str:

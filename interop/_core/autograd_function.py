@@ -214,7 +214,7 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
         cotangents, _ = every_cotangent
         if all(isinstance(cotangent, SymbolicZero) for cotangent in cotangents):
             return (None,) * len(places)  # no loss reads the outputs
-        with trace.resumed() as running, Region(writable=False).entered():
+        with trace.resumed() as running, trace.as_left(), Region(writable=False).entered():
             leaves = _refilled(traced["state"], residuals)
             ctx = _Context(needs)
             vars(ctx).update(pytree.tree_unflatten(leaves, traced["tree"]))

@@ -17,14 +17,14 @@ import torch
 from jax.typing import ArrayLike
 from torch import nn
 
-from jaxsr.interop._core import registry
+from jaxsr.interop._core import module_checks, registry
 from jaxsr.interop._core.activation_sharding import stating_results
 from jaxsr.interop._core.arguments import to_arrays, to_tensor
 from jaxsr.interop._core.attributes import TABLES, Attributes, describe_change, holds_inputs
 from jaxsr.interop._core.autograd_function import checkpointed
 from jaxsr.interop._core.containers import map_leaves, register_torch_nodes
 from jaxsr.interop._core.deferred import Rewriter
-from jaxsr.interop._core.dispatch import CONST_LIMIT, Dispatcher
+from jaxsr.interop._core.dispatch import Dispatcher
 from jaxsr.interop._core.dtypes import cast, to_jax_dtype, to_torch_dtype
 from jaxsr.interop._core.forward_gradients import (
     GradientRequested,
@@ -36,19 +36,14 @@ from jaxsr.interop._core.forward_gradients import (
 from jaxsr.interop._core.host_draws import DRAWN, calls_by_draws, refusing_host_draws
 from jaxsr.interop._core.index_bounds import collecting_indices
 from jaxsr.interop._core.located_errors import located
-from jaxsr.interop._core.module_checks import (
-    drop_caches,
-    input_versions,
-    refuse_backward_hooks,
-    refuse_old_mentions,
-    refuse_other_form,
-    refuse_wrappers,
-    run_uncompiled,
-    tensors_made,
-    written_input,
-)
 from jaxsr.interop._core.recipes import Recipe
-from jaxsr.interop._core.repeated_calls import equal_calls, of_call
+from jaxsr.interop._core.repeated_calls import (
+    Calls,
+    OtherCall,
+    as_inputs,
+    equal_calls,
+    of_call,
+)
 from jaxsr.interop._core.shared_memory import Originals, SharedMemory, Window
 from jaxsr.interop._core.slots import Slot, find_slots, matching, mentions, replaced_mentions
 from jaxsr.interop._core.tensor import JaxTensor
@@ -83,7 +78,7 @@ def functionalize(
     register_torch_nodes()
     from jaxsr.interop.lowerings.batch_norm import replace_forwards
 
-    refuse_wrappers(module)
+    module_checks.refuse_wrappers(module)
     slots, aliases, non_persistent = find_slots(module)
     memo: dict[int, object] = {}
     for slot in slots.values():
@@ -100,11 +95,11 @@ def functionalize(
     memo |= {key: window.placeholder for key, window in shared.windows.items()}
     memo |= {id(t): t.detach().clone() for _, t in shared.constants if isinstance(t, torch.Tensor)}
     twin = copy_module(module, memo)
-    drop_caches(twin)
-    run_uncompiled(twin)
+    module_checks.drop_caches(twin)
+    module_checks.run_uncompiled(twin)
     replace_forwards(twin, sync_axis)
     static = matching([n for n in slots if n not in parameters], static_buffers, "buffer")
-    numbers = {n: registered[n] for n in non_persistent if is_number(registered[n])}
+    numbers = {n: registered[n] for n in non_persistent if module_checks.is_number(registered[n])}
     numbers |= {n: registered[n] for n in static}
     functional = FunctionalModule(twin, slots, aliases, non_persistent, numbers)
     functional.originals = Originals({n: t for n, t in registered.items() if slots[n].trainable})
@@ -133,8 +128,8 @@ class FunctionalModule:
         self.buffers_written: set[str] = set()
         self.input_written: str | None = None
         """The name of an argument that the last call traced wrote into."""
-        self._repeated: set[tuple[str, bool | None]] = set()
-        """Methods and modes whose second call was compared, because Python state changes."""
+        self._calls = Calls()
+        """Those that were compared with others, because Python state changes."""
         self._traced: dict[tuple[str, bool | None], bool] = {}
         """By method and mode, of those traced so far: whether their code takes gradients."""
         self.originals = Originals({})
@@ -180,7 +175,7 @@ class FunctionalModule:
         rewriter: Rewriter | None = None,
     ) -> tuple[PyTree, dict[str, jax.Array]]:
         """Runs `JaxModule.apply`: the method's result, and the buffers after it."""
-        self._check_names(params, buffers)
+        module_checks.check_names(self.slots, params, buffers)
         if is_watched() and (method, train) not in self._traced:
             # The first trace may be repeated, and a watcher is to see one.
             with watched(None):
@@ -190,10 +185,10 @@ class FunctionalModule:
                     )[1]
                 )
 
-        def called(trace: Trace) -> PyTree:
+        def called(trace: Trace, arguments: PyTree = (inputs, kwargs)) -> PyTree:
             """The method's result in a trace, whose tensors are in their places."""
-            args, kw = map_leaves(lambda x: to_tensor(trace, x, compute_dtype), (inputs, kwargs))
-            versions = input_versions((*args, kw))
+            args, kw = map_leaves(lambda x: to_tensor(trace, x, compute_dtype), arguments)
+            versions = module_checks.input_versions((*args, kw))
             with (
                 remembering_refusals() as trace.refusals,
                 refusing_host_draws(self.module) as drawn,
@@ -206,7 +201,7 @@ class FunctionalModule:
             if trace.refusals:  # which the module's code has caught
                 raise trace.refusals[0]
             trace.host_draws = drawn
-            self.input_written = written_input(versions, (*args, kw))
+            self.input_written = module_checks.written_input(versions, (*args, kw))
             return to_arrays(trace, result)
 
         def wrapped(trace: Trace, number: int | None = None) -> dict[str, JaxTensor]:
@@ -228,7 +223,7 @@ class FunctionalModule:
                 gradients = recorded(partial(traced, compiling=compiling))
             gradients = gradients or Unrecorded()
             outputs, after, settled = None, dict[str, jax.Array](), False
-            changes = list[Change]()
+            changes, carried = list[Change](), ""
             trace = self._new_trace(rng, rewriter, gradients)
             with session(trace, compiling=compiling), suppress(GradientRequested):
                 tensors = wrapped(trace)
@@ -242,7 +237,10 @@ class FunctionalModule:
                         outputs = called(trace)
                         settled = self.attributes.check(before, trace, tensors)
                         after = self._collect(trace, tensors, buffers)
-                        changes = self.attributes.unjudged(state, trace, self.buffers_written)
+                        changes = state.changes()
+                        trace.left = self.attributes.plain()
+                        carried = self.attributes.carried(changes)
+                        changes = self.attributes.unjudged(changes, trace, self.buffers_written)
                     except Exception as e:  # perhaps because of a refused operation whose error was
                         # caught
                         error = trace.refusals[0] if trace.refusals else e
@@ -252,9 +250,14 @@ class FunctionalModule:
                 return traced(compiling=compiling)
             if not settled:
                 return traced(gradients, compiling=compiling)
-            if (changes or trace.host_draws) and (method, train) not in self._repeated:
-                check_second_call(changes, trace.host_draws, compiling=compiling)
-                self._repeated.add((method, train))
+            key = method, train, compiling
+            others = self._calls.others(key, (inputs, kwargs), carried)
+            if others is not None:
+                if changes or trace.host_draws:
+                    check_second_call(changes, trace.host_draws, compiling=compiling)
+                for other in others:
+                    check_other_call(other, compiling=compiling)
+                self._calls.add(key, (inputs, kwargs), carried)
             self._traced.setdefault((method, train), False)
             trace.repeated_code.warn()
             return outputs, after
@@ -277,7 +280,7 @@ class FunctionalModule:
                                 results.append((result, self._collect(trace, tensors, buffers)))
                             if number == 1:
                                 changed_again[:] = self.attributes.unjudged(
-                                    state, trace, self.buffers_written
+                                    state.changes(), trace, self.buffers_written
                                 )
                                 # Lists that grow in every call must not be read.
                                 lengthen(changed_again)
@@ -299,6 +302,36 @@ class FunctionalModule:
             if not equal:
                 raise UnsupportedTorchError(f"{reason} (a second call computes something else)")
 
+        def check_other_call(other: OtherCall, *, compiling: bool) -> None:
+            """Refuses Python state with which a call computes something else after another one."""
+
+            def program() -> list[PyTree]:
+                trace = self._new_trace(rng, rewriter, Sketched())
+                results: list[PyTree] = [[None, None], [None, None]]
+                calls = [as_inputs(each) for each in ((inputs, kwargs), other.zeros())]
+                with session(trace, compiling=compiling):
+                    for first in (0, 1):
+                        tensors = wrapped(trace, 0)
+                        with self._swapped(tensors, train, repeated=True):
+                            for number, which in enumerate((first, 1 - first)):
+                                if number:
+                                    tensors = self._place(wrapped(trace, number), tensors)
+                                trace.draws = 0
+                                with stating_results(self.module), self.attributes.guarded():
+                                    result = called(trace, calls[which])
+                                    after = self._collect(trace, tensors, buffers)
+                                    results[number][which] = (result, after)
+                return results
+
+            written, equal = self.input_written, True
+            with watched(None), collecting_indices(), suppress(Exception):
+                equal = equal_calls(program)  # an order of calls that fails says so in torch too
+            self.input_written = written
+            if not equal:
+                raise UnsupportedTorchError(
+                    f"{other.reason} (after it, a call with other inputs computes something else)"
+                )
+
         try:
             return traced(compiling=True)
         except _ERRORS_OF_CODE as error:
@@ -316,18 +349,6 @@ class FunctionalModule:
         trace.originals, trace.windows = self.originals, self.windows
         trace.placeholders, trace.code_globals = self.meta_names, self.code_globals
         return trace
-
-    def _check_names(
-        self, params: Mapping[str, ArrayLike], buffers: Mapping[str, ArrayLike]
-    ) -> None:
-        for label, arrays, trainable in (("params", params, True), ("buffers", buffers, False)):
-            names = {n for n, s in self.slots.items() if s.trainable is trainable}
-            missing, unknown = sorted(names - set(arrays)), sorted(set(arrays) - names)
-            if missing or unknown:
-                raise ValueError(
-                    f"{label} must have the module's names; missing {missing[:4]}, "
-                    f"unknown {unknown[:4]}"
-                )
 
     def _wrap(
         self,
@@ -399,7 +420,7 @@ class FunctionalModule:
             state = Snapshot(self.module)
             if train is not None:
                 in_mode(self.module, train)
-                self._check_mode(tensors, train)
+                module_checks.check_mode(self.module, self.slots, tensors, train)
             # The changes train() itself makes are made in each call, from the same state.
             has_own = any(type(m).train is not nn.Module.train for m in modules)
             yield Snapshot(self.module) if has_own else state
@@ -413,26 +434,13 @@ class FunctionalModule:
                 vars(m).clear()
                 vars(m).update(attributes)
 
-    def _check_mode(self, tensors: dict[str, JaxTensor], train: bool) -> None:
-        """Refuses a `train()` of the module's own that changes weights, as adapters are merged."""
-        for name, slot in self.slots.items():
-            for path, kind, key in slot.places:
-                current = getattr(self.module.get_submodule(path), kind).get(key)
-                if current is not tensors[name] or current.cell.version:
-                    call = "train()" if train else "eval()"
-                    owner = type(self.module.get_submodule(path)).__name__
-                    raise UnsupportedTorchError(
-                        f"{call} of {owner} changes {name}, and apply would do so in each call; "
-                        f"call {call} in torch before to_jax, and apply(..., train=None)"
-                    )
-
     def _collect(
         self, trace: Trace, tensors: dict[str, JaxTensor], buffers: Mapping[str, ArrayLike]
     ) -> dict[str, jax.Array]:
         after: dict[str, jax.Array] = {}
-        if made := tensors_made(self.module, {*self.slots, *self.aliases}):
+        if made := module_checks.tensors_made(self.module, {*self.slots, *self.aliases}):
             raise UnsupportedTorchError(made)
-        refuse_backward_hooks(self.module)
+        module_checks.refuse_backward_hooks(self.module)
         is_mixed = any(tensors[n].dtype != slot.dtype for n, slot in self.slots.items())
         for name, slot in self.slots.items():
             everywhere = [
@@ -470,8 +478,8 @@ class FunctionalModule:
                 after[name] = original  # a cache of constants, which every trace makes anew
                 continue
             self.buffers_written.add(name)
-            refuse_old_mentions(self.mentions, name, current, tensors[name])
-            refuse_other_form(name, current, tensors[name], is_mixed=is_mixed)
+            module_checks.refuse_old_mentions(self.mentions, name, current, tensors[name])
+            module_checks.refuse_other_form(name, current, tensors[name], is_mixed=is_mixed)
             after[name] = cast(
                 carried_by_buffer(trace.as_jax_tensor(current), name), original.dtype
             )
@@ -489,9 +497,3 @@ class FunctionalModule:
                 "argument, or use torch.where"
             )
         return after
-
-
-def is_number(buffer: torch.Tensor) -> bool:
-    """Whether it holds whole numbers, few enough to be those of a configuration."""
-    is_whole = not (buffer.is_floating_point() or buffer.is_complex())
-    return is_whole and buffer.numel() <= CONST_LIMIT and buffer.device.type != "meta"

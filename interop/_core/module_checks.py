@@ -9,13 +9,16 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from jax.typing import ArrayLike
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.utils import _pytree as pytree
 
 from jaxsr.interop._core.attributes import TABLES
+from jaxsr.interop._core.dispatch import CONST_LIMIT
 from jaxsr.interop._core.dtypes import to_jax_dtype
-from jaxsr.interop._core.slots import mentions
+from jaxsr.interop._core.slots import Slot, mentions
+from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop.errors import UnsupportedTorchError
 
 
@@ -179,3 +182,39 @@ def tensors_made(module: nn.Module, known: Container[str]) -> str | None:
                         "there"
                     )
     return None
+
+
+def check_names(
+    slots: Mapping[str, Slot], params: Mapping[str, ArrayLike], buffers: Mapping[str, ArrayLike]
+) -> None:
+    """Refuses parameters and buffers whose names are not the module's."""
+    for label, arrays, trainable in (("params", params, True), ("buffers", buffers, False)):
+        names = {n for n, s in slots.items() if s.trainable is trainable}
+        missing, unknown = sorted(names - set(arrays)), sorted(set(arrays) - names)
+        if missing or unknown:
+            raise ValueError(
+                f"{label} must have the module's names; missing {missing[:4]}, "
+                f"unknown {unknown[:4]}"
+            )
+
+
+def check_mode(
+    module: nn.Module, slots: Mapping[str, Slot], tensors: Mapping[str, JaxTensor], train: bool
+) -> None:
+    """Refuses a `train()` of the module's own that changes weights, as adapters are merged."""
+    for name, slot in slots.items():
+        for path, kind, key in slot.places:
+            current = getattr(module.get_submodule(path), kind).get(key)
+            if current is not tensors[name] or current.cell.version:
+                call = "train()" if train else "eval()"
+                owner = type(module.get_submodule(path)).__name__
+                raise UnsupportedTorchError(
+                    f"{call} of {owner} changes {name}, and apply would do so in each call; "
+                    f"call {call} in torch before to_jax, and apply(..., train=None)"
+                )
+
+
+def is_number(buffer: torch.Tensor) -> bool:
+    """Whether it holds whole numbers, few enough to be those of a configuration."""
+    is_whole = not (buffer.is_floating_point() or buffer.is_complex())
+    return is_whole and buffer.numel() <= CONST_LIMIT and buffer.device.type != "meta"

@@ -5,19 +5,105 @@ them: a table that the first call has cached is the same variable in the second,
 decides a branch or a factor gives another equation.
 """
 
+import math
 import re
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 from jax.typing import ArrayLike
 
+from jaxsr.interop._core.containers import map_leaves
+from jaxsr.interop.annotations import PyTree
+
 _OF_CALL = "state of call"
+_MOST_CALLS = 16
+"""Calls of a method that are remembered, so that a trace is not slow for ever."""
+_FOLDED = 1 << 22
+"""Entries of the largest results that are computed to compare constants."""
+_COMPARED = 2
+"""Remembered calls with which another one is compared."""
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
+
+
+class OtherCall(NamedTuple):
+    """A call that was traced before, with other inputs."""
+
+    inputs: PyTree
+    """Arrays are shapes and dtypes."""
+    reason: str
+    """The Python state that it or the present call leaves."""
+
+    def zeros(self) -> PyTree:
+        """Its inputs, with zeros in the arrays."""
+        return map_leaves(
+            lambda x: jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x,
+            self.inputs,
+        )
+
+
+def as_inputs(values: PyTree) -> PyTree:
+    """The inputs of a call, which are compared by the equations that compute them from here on."""
+
+    def named(x: Any) -> Any:
+        is_wide = isinstance(x, np.ndarray) and x.dtype.itemsize == 8
+        return checkpoint_name(jnp.asarray(x), "input") if _is_array(x) and not is_wide else x
+
+    return map_leaves(named, values)
+
+
+def _is_array(x: Any) -> bool:
+    return isinstance(x, np.ndarray) or (
+        isinstance(x, jax.Array) and not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)
+    )
+
+
+class Calls:
+    """The first calls of a module's methods, by the sizes and values of their inputs."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Hashable, dict[tuple, OtherCall]] = {}
+
+    def others(self, key: Hashable, inputs: PyTree, reason: str) -> list[OtherCall] | None:
+        """The last calls with other inputs, where they or this one leave Python state.
+
+        Args:
+          key: tells methods and modes apart.
+          inputs: of the call.
+          reason: the state that it leaves, "" for none.
+
+        Returns:
+          None if a call with such inputs was added, or as many as are compared.
+        """
+        seen = self._seen.get(key, {})
+        if _abstract(inputs)[0] in seen or len(seen) >= _MOST_CALLS:
+            return None
+        others = [one._replace(reason=one.reason or reason) for one in seen.values()]
+        return [one for one in others if one.reason][-_COMPARED:]
+
+    def add(self, key: Hashable, inputs: PyTree, reason: str) -> None:
+        """Remembers a call; see `others`."""
+        words, kept = _abstract(inputs)
+        self._seen.setdefault(key, {})[words] = OtherCall(kept, reason)
+
+
+def _abstract(inputs: PyTree) -> tuple[tuple, PyTree]:
+    """Words that tell inputs apart, and the inputs with shapes and dtypes for arrays."""
+    words = list[object]()
+
+    def abstract(x: Any) -> Any:
+        if _is_array(x):
+            words.append((x.shape, str(x.dtype)))
+            return jax.ShapeDtypeStruct(x.shape, x.dtype)
+        words.append(repr(x) if isinstance(x, (bool, int, float, str, type(None))) else type(x))
+        return x
+
+    kept = map_leaves(abstract, inputs)
+    return tuple(words), kept
 
 
 def of_call(array: ArrayLike, number: int) -> jax.Array:
@@ -46,38 +132,97 @@ def equal_calls(program: Callable[[], Sequence[Any]]) -> bool:
     closed = jax.make_jaxpr(flat)()
     if len(set(arrays)) > 1 or len(set(others)) > 1:
         return False
-    known: dict[Any, int] = {}
-    calls = [_numbers(closed, known, number) for number in range(len(arrays))]
     parts = [slice(arrays[0] * i, arrays[0] * (i + 1)) for i in range(len(arrays))]
-    return all(call[part] == calls[0][parts[0]] for call, part in zip(calls, parts, strict=True))
+
+    def is_equal(computed: "_Computed") -> bool:
+        calls = [computed.results(closed, number) for number in range(len(arrays))]
+        return all(
+            call[part] == calls[0][parts[0]] for call, part in zip(calls, parts, strict=True)
+        )
+
+    # Rows of a longer table are those of a shorter one, by other equations.
+    return is_equal(_Computed()) or is_equal(_Computed(_Constants()))
 
 
-def _numbers(closed: ClosedJaxpr, known: dict[Any, int], call: int) -> list[int]:
-    """A number for each result; equal ones are computed alike.
+class _Constants:
+    """Values that follow from constants alone; those that are equal but for rounding are one."""
+
+    def __init__(self) -> None:
+        self._values: dict[int, np.ndarray] = {}
+        self._like: dict[tuple, list[int]] = {}
+
+    def number(self, value: Any, next_number: int) -> int:
+        """The number of an equal value, or else this one, which the value gets."""
+        array = np.asarray(value)
+        like = self._like.setdefault((array.shape, array.dtype.str), [])
+        for number in like:
+            if np.allclose(self._values[number], array, rtol=1e-5, atol=1e-6, equal_nan=True):
+                return number
+        like.append(next_number)
+        self._values[next_number] = array
+        return next_number
+
+    def results(self, jaxpr: Jaxpr, eqn: JaxprEqn, operands: Sequence[int]) -> list[Any] | None:
+        """The results of an equation whose operands are all constants, and few."""
+        sizes = [math.prod(v.aval.shape) for v in eqn.outvars if hasattr(v.aval, "shape")]
+        is_named = eqn.primitive.name == "name"  # a parameter, buffer or input of a call
+        if is_named or not all(n in self._values for n in operands) or sum(sizes) > _FOLDED:
+            return None
+        pairs = zip(eqn.invars, operands, strict=True)
+        values = {v: self._values[n] for v, n in pairs if isinstance(v, Var)}
+        alone = jaxpr.replace(constvars=[], invars=[*values], outvars=eqn.outvars, eqns=[eqn])
+        with jax.ensure_compile_time_eval():
+            return [*map(np.asarray, jaxpr_as_fun(ClosedJaxpr(alone, []))(*values.values()))]
+
+
+class _Computed:
+    """Numbers for values; those that are computed alike have the same, in all calls.
 
     Args:
-      closed: the program of all calls.
-      known: the numbers so far; calls are compared by one table.
-      call: number of the call whose own arrays have the same numbers as those of other calls.
+      constants: also compares what follows from constants, by its values.
     """
-    of_variable: dict[Var, int] = {}
 
-    def number(key: Any) -> int:
-        return known.setdefault(key, len(known))
+    def __init__(self, constants: _Constants | None = None) -> None:
+        self._constants = constants
+        self._known: dict[Any, int] = {}
 
-    def operand(value: Any) -> int:
-        if isinstance(value, Literal):
-            return number(("literal", str(value.val), str(value.aval)))
-        return of_variable[value]
+    def _number(self, key: Any) -> int:
+        return self._known.setdefault(key, len(self._known))
 
-    for variable, value in zip(closed.jaxpr.constvars, closed.consts, strict=True):
-        of_variable[variable] = number(("constant", _digest(value)))
-    for eqn in closed.jaxpr.eqns:
-        operands = tuple(operand(v) for v in eqn.invars)
-        key = (eqn.primitive.name, operands, _parameters(eqn.params, f"{_OF_CALL} {call}"))
-        for i, variable in enumerate(eqn.outvars):
-            of_variable[variable] = number((key, i))
-    return [operand(v) for v in closed.jaxpr.outvars]
+    def _of_value(self, value: Any, key: Any) -> int:
+        if self._constants is None or isinstance(key[1], int):  # an id: of a tracer, for example
+            return self._number(key)
+        return self._constants.number(value, self._number(("value", len(self._known))))
+
+    def results(self, closed: ClosedJaxpr, call: int) -> list[int]:
+        """A number for each result.
+
+        Args:
+          closed: the program of all calls.
+          call: number of the call whose own arrays have the same numbers as those of other calls.
+        """
+        of_variable: dict[Var, int] = {}
+
+        def operand(value: Any) -> int:
+            if isinstance(value, Literal):
+                return self._of_value(value.val, ("literal", str(value.val), str(value.aval)))
+            return of_variable[value]
+
+        for variable, value in zip(closed.jaxpr.constvars, closed.consts, strict=True):
+            of_variable[variable] = self._of_value(value, ("constant", _digest(value)))
+        for eqn in closed.jaxpr.eqns:
+            operands = tuple(operand(v) for v in eqn.invars)
+            values = (
+                self._constants.results(closed.jaxpr, eqn, operands) if self._constants else None
+            )
+            key = (eqn.primitive.name, operands, _parameters(eqn.params, f"{_OF_CALL} {call}"))
+            for i, variable in enumerate(eqn.outvars):
+                of_variable[variable] = (
+                    self._number((key, i))
+                    if values is None
+                    else self._of_value(values[i], ("", ""))
+                )
+        return [operand(v) for v in closed.jaxpr.outvars]
 
 
 def _digest(value: Any) -> Any:

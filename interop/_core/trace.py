@@ -5,12 +5,13 @@ Tensors stand for JAX arrays, constants, and tensors that the module's code brin
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import jax
 import torch
+from torch import nn
 from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
@@ -64,6 +65,23 @@ class Trace(ABC):
         """Parameters and buffers by name."""
         self.placeholders: Mapping[int, str] = {}
         """Names of parameters and buffers by the id of the stand-in in the module's copy."""
+
+        self.left: dict[nn.Module, dict[str, Any]] = {}
+        """Attributes of modules after the call, but tensors, where a Function's backward may read
+        them."""
+
+    @contextmanager
+    def as_left(self) -> Generator[None]:
+        """In this block, modules have the attributes and modes that the call left."""
+        before = [(module, dict(vars(module))) for module in self.left]
+        try:
+            for module, attributes in self.left.items():
+                vars(module).update(attributes)
+            yield
+        finally:
+            for module, attributes in before:
+                vars(module).clear()
+                vars(module).update(attributes)
 
     def is_tracing_thread(self) -> bool:
         """Whether the calling thread is the one being traced."""

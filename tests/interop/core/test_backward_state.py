@@ -75,3 +75,46 @@ def test_a_backward_without_state_passes():
     jm = to_jax(Net("none"))
     gradient = jax.grad(lambda x: jm.apply(jm.params, jm.buffers, x)[0].sum())(X)
     np.testing.assert_array_equal(gradient, np.full_like(X, 6))
+
+
+class Scaling(torch.autograd.Function):
+    """Its backward reads its layer, as reversals of gradients do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, layer: Any) -> Any:
+        ctx.layer = layer
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        factor = -ctx.layer.strength if ctx.layer.training else 5
+        return gradient * factor, None
+
+
+class Scaled(nn.Module):
+    strength = 1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.strength = 0.1
+        return Scaling.apply(self.linear(x), self)  # pyright: ignore
+
+
+@pytest.mark.parametrize("converted", [True, False])
+@pytest.mark.parametrize("train", [True, False])
+def test_backward_reads_a_module_as_the_call_left_it(converted, train):
+    network = Scaled().train(converted)
+    jm = to_jax(network)
+    network.train(train)
+    network(torch.from_numpy(X)).square().sum().backward()
+
+    def loss(params: Any) -> Any:
+        return (jm.apply(params, jm.buffers, X, train=train)[0] ** 2).sum()
+
+    for gradient in (jax.grad(loss), jax.jit(jax.grad(loss))):
+        ours = gradient(jm.params)["linear.weight"]
+        np.testing.assert_allclose(ours, network.linear.weight.grad, rtol=1e-5)
+    assert network.training == train
