@@ -254,6 +254,9 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
 
     run.defvjp(run_forward, run_backward, symbolic_zeros=True)
     results = iter(run(*(args[i].array() for i in places))[0])
+    # By this name `repeated_calls` tells backwards apart.
+    plain = [x for x in traced["state"] if isinstance(x, (bool, int, float, str))]
+    run_backward.__name__ = f"run_backward with {plain}"
     differentiable = any(args[i].needs_grad for i in places) and torch.is_grad_enabled()
     out = []
     for tensor, constant in zip(traced["outputs"], traced["undifferentiable"], strict=True):

@@ -91,6 +91,30 @@ class Scaling(torch.autograd.Function):
         return gradient * factor, None
 
 
+class Growing(Scaling):
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return gradient * ctx.layer, None
+
+
+class Warmed(nn.Module):
+    """The number of its calls reaches the backward alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[int] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.append(1)
+        return Growing.apply(x, len(self.calls))  # pyright: ignore
+
+
+def test_a_count_that_the_backward_alone_reads_is_refused():
+    jm = to_jax(Warmed())
+    with pytest.raises(UnsupportedTorchError, match=r"`self\.calls\[0\]`"):
+        jax.grad(lambda x: jm.apply(jm.params, jm.buffers, x)[0].sum())(X)
+
+
 class Scaled(nn.Module):
     strength = 1.0
 
