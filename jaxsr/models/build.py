@@ -11,6 +11,7 @@
 
 import inspect
 import pkgutil
+import re
 import sys
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
@@ -34,6 +35,8 @@ from jaxsr.models.transformers_files import config_of, model_of, transformers_li
 from jaxsr.models.user_files import place_of
 
 _SEED = 20261121
+CODE_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+"""`package.module:attribute`. Nothing else is imported, so that files can be searched for names."""
 PRETRAINED = "pretrained"
 """Stands for the weights that the network's own library names."""
 BUILDS_FROM_OPTIONS = "untrained_network"
@@ -153,9 +156,11 @@ def import_attribute(name: str, *, option: str) -> Any:
     """The object that `package.module:attribute` names; modules in the current folder are found.
 
     Raises:
-      InputError: the module cannot be imported, or has no such attribute.
+      InputError: this is not such a name, the module cannot be imported, or it lacks the attribute.
     """
     module_name, _, attribute = name.partition(":")
+    if not CODE_NAME.fullmatch(name):
+        raise InputError(f"{option} {name} {_misnamed(name)}")
     if not {"", str(Path.cwd())} & {*sys.path}:  # the console script leaves it out
         sys.path.insert(0, "")
     try:
@@ -171,11 +176,7 @@ def import_attribute(name: str, *, option: str) -> Any:
         if missing is not None and f"{module_name}.".startswith(f"{missing}."):
             way_out = "run where it can be imported, or set PYTHONPATH"
             if module_name.endswith(".py"):
-                parts = Path(module_name).with_suffix("").parts
-                here = Path(module_name).is_file() and all(part.isidentifier() for part in parts)
-                dotted = ".".join(parts if here else parts[-1:])
-                place = "" if here else ", in the file's folder"
-                way_out = f"write {dotted}:{attribute or 'Class'}{place}"
+                way_out = _of_file(module_name, attribute)
             raise InputError(
                 f"{option} {name}: cannot import {module_name} ({error}); {way_out}"
             ) from error
@@ -184,14 +185,34 @@ def import_attribute(name: str, *, option: str) -> Any:
             f"{option} {name}: importing {module_name} failed: {type(error).__name__}: "
             f"{one_line(error)}{place}"
         ) from error
-    if not attribute:
-        raise InputError(f"{option} {name} names no class; write {name.rstrip(':')}:Class")
     if not hasattr(module, attribute):
         raise InputError(
             f"{option} {name}: {module_name} has no class or function {attribute!r}"
             + (did_you_mean(attribute, dir(module)) or _classes_of(module))
         )
     return getattr(module, attribute)
+
+
+def _misnamed(name: str) -> str:
+    """The end of a sentence about a name that is not `package.module:attribute`."""
+    module, _, attribute = name.partition(":")
+    if module.endswith(".py"):
+        return f"is a file; {_of_file(module, attribute)}"
+    if not attribute:
+        return f"names no class; write {module}:Class"
+    return (
+        "is not package.module:Class, whose parts have letters, digits and _ alone; rename the "
+        "file, or import it in another"
+    )
+
+
+def _of_file(module: str, attribute: str) -> str:
+    """Advice to someone who names a file of Python."""
+    parts = Path(module).with_suffix("").parts
+    here = Path(module).is_file() and all(part.isidentifier() for part in parts)
+    dotted = ".".join(parts if here else parts[-1:])
+    place = "" if here else ", in the file's folder"
+    return f"write {dotted}:{attribute or 'Class'}{place}"
 
 
 def _classes_of(module: ModuleType) -> str:

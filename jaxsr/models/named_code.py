@@ -7,32 +7,21 @@ module lies outside the folder that came with the file.
 
 import importlib.machinery
 import inspect
-import itertools
-import re
+import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from jaxsr.errors import InputError
-from jaxsr.models.build import LIBRARIES
+from jaxsr.interop.python_code import is_users_file
+from jaxsr.models.build import CODE_NAME, LIBRARIES
+from jaxsr.models.library_arguments import check_library_arguments, check_library_entry
 
 _OPTAX = ("optax", "optax.contrib")
 """Modules from which `--optimizer` and `--schedule` may call only rules and schedules."""
-_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
-_ENTRY = re.compile(r"[\w.-]+")
-_SWITCHES = {"pretrained", "download"}
-"""Words in names of arguments by which libraries open files or fetch them when merely true."""
-_WEIGHTS = {"weights"}
-"""Those that do so for true, torchvision's default, and for False, smp's."""
-_LOADING = {
-    *_SWITCHES, *_WEIGHTS, "checkpoint", "checkpoints", "ckpt", "url", "urls", "uri", "hub", "repo",
-    "file", "files", "filename", "filenames", "filepath", "path", "paths", "dir", "directory",
-    "folder", "root",
-}  # fmt: skip
-"""Those that do so for a text."""
 
 
 def source_path(name: str) -> Path | None:
@@ -93,80 +82,75 @@ def check_run_names(source: Path, named: Iterable[object], words: Iterable[str])
       InputError: the configuration names code that no word does.
     """
     words = [word.replace(".py:", ":") for word in words]
-    of_command = {match[0] for word in words for match in _NAME.finditer(word)}
-    for text in _texts(named):
-        names = _NAME.finditer(text) if text[:1] != "{" else ()
-        for name in (match[0] for match in names):
-            library = name.partition(":")[0]
-            if library in (*LIBRARIES, *_OPTAX) or name in of_command:
-                continue
+    of_command = {*code_names(words)}
+    for name in code_names(named):
+        if name not in of_command:
             raise InputError(
                 f"{source} names the code {name}, and a configuration runs no code of its choice; "
                 f"where you trust it, name {name} in the command, as when the run began"
             )
 
 
+def check_network_arguments(
+    source: Path,
+    options: Mapping[str, Any],
+    *,
+    of_command: Container[str] = (),
+    way_out: Callable[[str], str],
+) -> None:
+    """Refuses options by which a library's network would open or fetch something.
+
+    Args:
+      source: the file that has them.
+      options: `NAME_args` has the arguments of the network that `NAME` names.
+      of_command: names of the options that the command itself gives.
+      way_out: what a person who trusts the file may do, by the name of the option.
+
+    Raises:
+      InputError: one would.
+    """
+    for name, builder in options.items():
+        given = f"{name}_args"
+        if given not in options or not isinstance(builder, str) or not _is_of_library(builder):
+            continue
+        if name not in of_command:
+            check_library_entry(source, builder, way_out=way_out(name))
+        if given not in of_command:
+            arguments = _json(options[given])
+            if isinstance(arguments, Mapping):  # others are refused where they are read
+                check_library_arguments(source, arguments, way_out=way_out(given))
+
+
+def _is_of_library(builder: str) -> bool:
+    """Whether a library builds this network: jaxsr knows it, or it is installed."""
+    library, colon, _ = builder.partition(":")
+    if library in LIBRARIES or not colon:
+        return bool(colon)
+    source = source_path(builder)
+    return source is not None and not is_users_file(str(source))
+
+
+def code_names(values: object) -> Iterator[str]:
+    """The names of code in values of JSON, without those of libraries that jaxsr knows."""
+    names = (match[0] for text in _texts(values) for match in CODE_NAME.finditer(text))
+    return (name for name in names if name.partition(":")[0] not in (*LIBRARIES, *_OPTAX))
+
+
+def _json(value: object) -> object:
+    """The value of a text that is a JSON object, and any other as it is."""
+    try:
+        return json.loads(value) if isinstance(value, str) and value[:1] == "{" else value
+    except (ValueError, RecursionError):
+        return value
+
+
 def _texts(value: object) -> Iterator[str]:
-    """The texts in values of JSON."""
+    """The texts in values of JSON, names of entries among them."""
+    value = _json(value)
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        yield from _texts(value.values())
+        yield from _texts([*value, *value.values()])
     elif isinstance(value, Iterable):
         for one in value:
             yield from _texts(one)
-
-
-def check_library_builder(path: Path, builder: str, arguments: Mapping[str, Any]) -> None:
-    """Refuses a library's builder that would open or fetch something.
-
-    Args:
-      path: the file that names it.
-      builder: `library:NAME`.
-      arguments: of the builder.
-
-    Raises:
-      InputError: the entry or an argument is more than data.
-    """
-    if not _ENTRY.fullmatch(builder.partition(":")[2]):
-        raise InputError(
-            f"{path} names the builder {builder!r:.200}, which is more than a network's name; "
-            "export the weights again"
-        )
-    for name, value in arguments.items():
-        _check_argument(path, name, value)
-
-
-def _check_argument(path: Path, name: str, value: Any) -> None:
-    words = _words(name)
-    by_name = bool(words & _LOADING)
-    switched = bool(value) and bool(words & _SWITCHES)
-    if isinstance(value, list) and not switched:
-        for part in value:
-            _check_argument(path, name, part)
-        return
-    if isinstance(value, dict) and not by_name:
-        for inner, part in value.items():
-            _check_argument(path, inner, part)
-        return
-    if isinstance(value, str):
-        refused = value != "" and (by_name or _is_path(value))
-    else:
-        for_weights = isinstance(value, bool) and bool(words & _WEIGHTS)
-        refused = switched or for_weights or isinstance(value, dict)
-    if refused:
-        raise InputError(
-            f"{path} builds its network with {name}={value!r:.100}, which may open a file or fetch "
-            "one; where you trust it, name the network yourself: --model library:NAME "
-            f"--model-options JSON --weights {path}"
-        )
-
-
-def _words(name: str) -> frozenset[str]:
-    """The words of a name, be it snake_case, kebab-case or camelCase, and two words as one."""
-    parts = [part.lower() for part in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
-    return frozenset((*parts, *map("".join, itertools.pairwise(parts))))
-
-
-def _is_path(text: str) -> bool:
-    return bool(set(text) & set("/\\:~\0")) or (len(text) < 256 and Path(text).is_file())

@@ -21,7 +21,13 @@ from jaxsr.errors import InputError
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.models.build import LIBRARIES, build_network, import_attribute
 from jaxsr.models.claims import check_claims
-from jaxsr.models.named_code import check_library_builder, check_network_code, lies_in
+from jaxsr.models.library_arguments import check_library_arguments, check_library_entry
+from jaxsr.models.named_code import (
+    check_network_arguments,
+    check_network_code,
+    code_names,
+    lies_in,
+)
 from jaxsr.models.registry import Kind, LoadedModel, Weights
 from jaxsr.models.weight_files import load_weights
 
@@ -62,7 +68,11 @@ def load_own_network(
     claimed = {"builder_args": arguments}
     check_claims(claimed, tensors=len(weights), size=size, source=path, least=1024)
     if builder.partition(":")[0] in LIBRARIES:
-        check_library_builder(path, builder, arguments)
+        way_out = (
+            f"name the network yourself: --model library:NAME --model-options JSON --weights {path}"
+        )
+        check_library_entry(path, builder, way_out=way_out)
+        check_library_arguments(path, arguments, way_out=way_out)
     else:
         _check_builder(path, builder, arguments, trusted=trust_builder)
     network = build_network(builder, arguments)
@@ -122,10 +132,11 @@ def _check_builder(
     options = f" --model-options {shlex.quote(json.dumps(arguments))}" if arguments else ""
     by_name = f"--model {builder}{options} --weights {shlex.quote(str(path))}"
     what = f"{path} names the builder {builder}"
-    if lies_in(builder, path.parent):
+    names = (builder, *code_names(arguments))  # a task's options may name its network
+    if inside := next((name for name in names if lies_in(name, path.parent)), None):
         raise InputError(
-            f"{what}, whose code lies in the same folder, and a weights file runs no code of its "
-            f"choice; where you trust it, name the class: {by_name}"
+            f"{path} names the builder {inside}, whose code lies in the same folder, and a weights "
+            f"file runs no code of its choice; where you trust it, name the class: {by_name}"
         )
     if not trusted:
         # A task has all options of its run.
@@ -134,6 +145,7 @@ def _check_builder(
             f"{what}, and a weights file runs no code of its choice; where you trust it, add "
             f"--trust-builder{named}"
         )
+    check_network_arguments(path, arguments, way_out=lambda _: f"name the class: {by_name}")
     try:
         check_network_code(import_attribute(builder, option="--model"), what)
     except InputError as error:

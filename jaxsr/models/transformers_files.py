@@ -16,10 +16,13 @@ from jaxsr.errors import InputError, UserError, one_line, printable
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.install import install_extra
 from jaxsr.models.libraries import import_transformers
+from jaxsr.models.library_arguments import check_library_arguments
 
 _CODE = ("auto_map", "custom_generate")
 _KERNELS = ("attn_implementation", "_attn_implementation", "experts_implementation")
 """Fields that may name a kernel of the hub, which is code."""
+_OF_TIMM = ("model_args", "backbone_kwargs")
+"""Fields with the arguments of a network that timm builds."""
 
 
 def transformers_library() -> Any:
@@ -50,8 +53,21 @@ def config_of(fields: JsonObject) -> Any:
     kind = fields.get("model_type")
     if kind not in transformers.CONFIG_MAPPING and "auto_map" in fields:
         raise _refused_code("config.json", fields["auto_map"])
+    _check_timm(fields)
     plain = {name: value for name, value in fields.items() if name not in (*_CODE, *_KERNELS)}
     return transformers.AutoConfig.for_model(**plain)
+
+
+def _check_timm(fields: JsonObject) -> None:
+    """Refuses arguments, also of an inner configuration, by which timm would unpickle a file."""
+    inner: list[JsonObject] = [fields]
+    for part in inner:
+        for name, value in part.items():
+            if not isinstance(value, dict):
+                continue
+            if name in _OF_TIMM:
+                check_library_arguments(Path("config.json"), value, way_out="remove that entry")
+            inner.append(value)
 
 
 def check_field(fields: JsonObject, make: Callable[[JsonObject], object], error: Exception) -> None:

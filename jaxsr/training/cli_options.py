@@ -88,7 +88,9 @@ def _name_and_config(
         _check_family(name, file, other)
         task = kind or find_options(file.family)
         default = file.run_config(task.Config, base=_preset_below(task, file, rest))
-        return file.family, _parse(task, file.family, rest, default, other)
+        config = _parse(task, file.family, rest, default, other)
+        _check_arguments(other, config, rest)
+        return file.family, config
     name = name or next(iter(TASKS))
     task = kind or find_options(name)
     return name, _parse_preset(task, name, rest, sources.preset)
@@ -111,6 +113,18 @@ def _check_run_names(source: Path, run: ConfigFile, words: list[str]) -> None:
     check_run_names(source, (run.family, *values), words)
 
 
+def _check_arguments(source: Path, config: RunConfig, rest: list[str]) -> None:
+    """Refuses arguments of a library's network that a file gives, and that open or fetch one."""
+    from jaxsr.models.named_code import check_network_arguments
+
+    given = {word[2:].partition("=")[0].replace("-", "_") for word in rest if word[:2] == "--"}
+
+    def way_out(name: str) -> str:
+        return f"give --{name.replace('_', '-')} in the command as well"
+
+    check_network_arguments(source, vars(config), of_command=given, way_out=way_out)
+
+
 def _resumed(
     out: Path,
     run: ConfigFile,
@@ -124,6 +138,7 @@ def _resumed(
     task = kind or find_options(run.family)
     default = run.run_config(task.Config, without=(*PER_RUN, *MACHINE_CODE))
     config = _parse(task, run.family, rest, default, out)
+    _check_arguments(out, config, rest)
     if sources.preset is not None:
         check_changes(out, run, _parse_preset(task, run.family, rest, sources.preset))
     elif sources.config is not None:

@@ -11,8 +11,9 @@ from jaxsr.errors import InputError
 from jaxsr.interop.sealed_json import seal
 from jaxsr.interop.weights import export_weights
 from jaxsr.models.build import build_network
+from jaxsr.models.library_arguments import check_library_arguments, check_library_entry
 from jaxsr.models.load import load_model
-from jaxsr.models.named_code import check_library_builder
+from jaxsr.models.transformers_files import config_of
 
 SOURCE = """
 import torch
@@ -170,7 +171,32 @@ def test_arguments_that_are_data_pass(tmp_path):
                  "use_checkpoint": True, "encoder_weights": None, "weight_init": "jax",
                  "dropPath": 0.1, "profile": "x", "pathological": "x", "weightInit": "jax",
                  "widths": [1, 2], "norm": {"name": "batch", "eps": 1e-5}}  # fmt: skip
-    check_library_builder(tmp_path / "w.safetensors", "timm:vit_base.augreg_in1k", arguments)
+    check_library_entry(tmp_path / "w.safetensors", "timm:vit_base.augreg_in1k", way_out="-")
+    check_library_arguments(tmp_path / "w.safetensors", arguments, way_out="-")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"network": "runs.own.evil:Net"}, r"runs\.own\.evil:Net, whose code lies in the same"),
+        ({"loss": "l1=1,runs.own.evil:Net=2"}, "whose code lies in the same folder"),
+        ({"network": "timm:a", "network_args": '{"checkpoint_path": "x"}'}, "may open a file"),
+        ({"network": "timm:hf-hub:a/b", "network_args": "{}"}, "more than a network's name"),
+    ],
+)
+def test_options_of_a_users_task_name_no_code_either(run, arguments, message):
+    folder, _ = run({**SR, "builder_args": arguments})
+    (folder / "evil.py").write_text("raise SystemExit")
+    with pytest.raises(InputError, match=message):
+        load_model(folder, trust_builder=True)
+
+
+@pytest.mark.parametrize("inner", [lambda part: part, lambda part: {"backbone_config": part}])
+def test_a_model_folders_configuration_has_timm_unpickle_nothing(inner):
+    part = {"model_args": {"checkpoint_path": "w.pth"}}
+    fields = {"model_type": "timm_wrapper", "architecture": "resnet18", **inner(part)}
+    with pytest.raises(InputError, match=r"config\.json builds .*checkpoint_path="):
+        config_of(fields)
 
 
 def test_a_run_folder_from_others_calls_no_function_of_the_system(run, tmp_path):

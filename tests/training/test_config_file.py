@@ -8,9 +8,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from jaxsr import train
 from jaxsr.errors import InputError
 from jaxsr.field_values import checked, from_values
 from jaxsr.interop.bounded_read import MOST_BYTES
+from jaxsr.interop.sealed_json import seal
+from jaxsr.models.named_code import check_run_names
 from jaxsr.training.cli_options import parse_command_line
 from jaxsr.training.config_file import read_config, summarize, to_json
 from jaxsr.training.find_task import find_task
@@ -271,7 +274,7 @@ def test_a_preset_changes_with_a_line_alone(capsys, words, preset, line):
     assert said.startswith(line) and bool(said) == bool(line)
 
 
-def parsed(tmp_path, text, *words):
+def parsed(tmp_path, text, *words) -> Any:
     (tmp_path / "mine.yaml").write_text(text)
     return parse_command_line(["--config", str(tmp_path / "mine.yaml"), *words])[2]
 
@@ -293,6 +296,79 @@ def test_names_of_optax_and_of_the_hub_are_not_code(tmp_path):
     for text in ("optimizer: evil:Rule", "network: hf:org", "logger: ['optax.evil:Rule']"):
         with pytest.raises(InputError, match="runs no code of its choice"):
             parsed(tmp_path, f"family: super-resolution\n{text}\n")
+
+
+NETWORK = "family: super-resolution\nnetwork: {}\nnetwork_args: {}\n"
+
+
+@pytest.mark.parametrize(
+    ("network", "arguments"),
+    [
+        ("timm:resnet18", "{checkpoint_path: w.pth}"),
+        ("timm:resnet18", """'{"pretrained": true}'"""),
+        ("torchvision:resnet18", "{weights: DEFAULT}"),
+        ("timm:hf-hub:org/net", "{}"),
+        ("json:JSONDecoder", "{file: w.pth}"),
+    ],
+)
+def test_files_give_networks_of_libraries_data_alone(network, arguments, tmp_path):
+    text, named = NETWORK.format(network, arguments), ["--logger", network]
+    message = r"may open a file or fetch|more than a network's name"
+    with pytest.raises(InputError, match=rf"({message}).*give --network(-args)? in the command"):
+        parsed(tmp_path, text, *named)
+    config = read_config(tmp_path / "mine.yaml").run_config(
+        find_task("super-resolution").Config,
+        base=find_task("super-resolution").presets["quick"],
+    )
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.json").write_text(seal(to_json("super-resolution", config)))
+    for source in (["--resume", "--out"], ["--branch-from"], ["--config"]):
+        with pytest.raises(InputError, match=message):
+            parse_command_line(["super-resolution", *source, str(run), *named])
+    own = ["--network", network, "--network-args", config.network_args]
+    for source in (["--resume", "--out"], ["--branch-from"]):
+        parse_command_line(["super-resolution", *source, str(run), *own])
+    words = ["--network-args={}", "--network=timm:resnet18"]
+    assert parsed(tmp_path, text, *words, *named).network_args == "{}"
+
+
+def test_arguments_that_a_file_gives_the_users_own_network_are_free(tmp_path, monkeypatch):
+    (tmp_path / "my_nets.py").touch()
+    monkeypatch.chdir(tmp_path)
+    text = NETWORK.format("my_nets:Net", "{weights_path: w.pth}")
+    assert parsed(tmp_path, text, "--network", "my_nets:Net").network_args
+
+
+@pytest.mark.parametrize(
+    "name", ["evil-:T", "evil", "evil:", "evil-", "a b.evil:T", "evil:.T", "evil.py", "1/evil:T"]
+)
+@pytest.mark.parametrize("option", ["network", "logger", "loss"])
+def test_names_that_are_not_seen_in_a_file_are_not_imported(name, option, tmp_path, monkeypatch):
+    for stem in ("evil", "evil-", "a b/evil", "1/evil"):
+        place = tmp_path / f"{stem}.py"
+        place.parent.mkdir(exist_ok=True)
+        place.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    (tmp_path / "nets.py").write_text("from torch.nn import Identity as Net\n")
+    monkeypatch.chdir(tmp_path)
+    options = {"network": "nets:Net", "scale": 1, "tensorboard": False, "check": False}
+    options[option] = [name] if option == "logger" else f"l1=1,{name}" if option == "loss" else name
+    file = tmp_path / "c.json"
+    file.write_text(json.dumps({"family": "super-resolution", "options": options}))
+    words = [] if option == "network" else ["--network", "nets:Net"]
+    assert train.main(["--config", "c.json", "--out", "run", *words]) == 2
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ['{"body": "evil:T"}', {"body": ["evil:T"]}, {"evil:T": 1}, '{"body": "evil\\u003aT"}'],
+)
+def test_names_in_arguments_are_seen(arguments):
+    with pytest.raises(InputError, match="names the code evil:T"):
+        check_run_names(Path("run"), [{"network_args": arguments}], ["--network", "my:Net"])
+    words = ['--network-args={"body": "evil:T"}']
+    check_run_names(Path("run"), [{"network_args": arguments}], words)
 
 
 @pytest.mark.parametrize(
