@@ -176,8 +176,7 @@ def test_an_output_replaces_nothing_that_the_command_reads(tmp_path):
 def test_what_only_mentions_a_mark_is_not_replaced(option, content, tmp_path):
     path = tmp_path / "mine"
     path.write_text(content)
-    kind, others = (CheckConfig, {}) if option == "html" else (GenerateConfig, {"aot": "v5e:2x2"})
-    if option == "save_cache":
-        others = {}
+    kind: Any = CheckConfig if option == "html" else GenerateConfig
+    others: dict[str, Any] = {"aot": "v5e:2x2"} if option == "aot_json" else {}
     with pytest.raises(InputError, match=f"{option}=.*mine is a file that jaxsr did not write"):
-        kind(model="m", **{option: path}, **others)
+        kind(model="m", **others | {option: path})

@@ -317,7 +317,7 @@ def test_files_give_networks_of_libraries_data_alone(network, arguments, tmp_pat
     message = r"may open a file or fetch|more than a network's name"
     with pytest.raises(InputError, match=rf"({message}).*give --network(-args)? in the command"):
         parsed(tmp_path, text, *named)
-    config = read_config(tmp_path / "mine.yaml").run_config(
+    config: Any = read_config(tmp_path / "mine.yaml").run_config(
         find_task("super-resolution").Config,
         base=find_task("super-resolution").presets["quick"],
     )
@@ -342,13 +342,14 @@ def test_arguments_that_a_file_gives_the_users_own_network_are_free(tmp_path, mo
 
 
 @pytest.mark.parametrize(
-    "name", ["evil-:T", "evil", "evil:", "evil-", "a b.evil:T", "evil:.T", "evil.py", "1/evil:T"]
+    "name",
+    ["evil-:T", "evil", "evil:", "evil-", "a b.evil:T", "evil:.T", "evil.py", "1/evil:T", "smp:T"],
 )
 @pytest.mark.parametrize("option", ["network", "logger", "loss"])
 def test_names_that_are_not_seen_in_a_file_are_not_imported(name, option, tmp_path, monkeypatch):
-    for module in ("evil", "evil-", "a b.evil", "1/evil", "plain_nets"):
+    for module in ("evil", "evil-", "a b.evil", "1/evil", "smp", "plain_nets"):
         monkeypatch.delitem(sys.modules, module, raising=False)
-    for stem in ("evil", "evil-", "a b/evil", "1/evil"):
+    for stem in ("evil", "evil-", "a b/evil", "1/evil", "smp"):
         place = tmp_path / f"{stem}.py"
         place.parent.mkdir(exist_ok=True)
         place.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
