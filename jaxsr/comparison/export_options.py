@@ -5,10 +5,17 @@ from pathlib import Path
 from typing import Literal
 
 from jaxsr.errors import InputError
-from jaxsr.runtime.options import ModelOptions, check_replaceable
+from jaxsr.runtime.options import Mark, ModelOptions, check_replaceable
 
-_MARKS = {"stablehlo": b"StableHLO_v", "onnx": b"pytorch"}
-"""Text near the beginning of a file."""
+PRODUCER = "jaxsr"
+"""ONNX's `producer_name`, which follows the version of the format."""
+LAST = b"\0jaxsr.export\0"
+"""Ends the file of a program of jax.export, which reads what its tables point to, from the first
+byte on."""
+_MARKS = {
+    "stablehlo": Mark(end=LAST),
+    "onnx": Mark(rb"\x08.\x12" + bytes([len(PRODUCER)]) + PRODUCER.encode() + rb"\x1a"),
+}
 
 Device = Literal["cpu", "cuda", "rocm", "tpu"]
 

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import jax
 import numpy as np
@@ -25,10 +25,11 @@ import torch
 from jax import export
 from torch import nn
 
+import jaxsr
 from jaxsr.comparison.arguments import Arguments
 from jaxsr.comparison.check_command import load
 from jaxsr.comparison.check_modes import TorchRuns
-from jaxsr.comparison.export_options import Device, ExportConfig
+from jaxsr.comparison.export_options import LAST, PRODUCER, Device, ExportConfig
 from jaxsr.comparison.jax_runs import JaxRuns
 from jaxsr.comparison.measures import ArrayError
 from jaxsr.errors import InputError, MissingKeyError, UserError, one_line
@@ -239,7 +240,7 @@ def _write_stablehlo(
     program = export_stablehlo(
         module, *args, kwargs=kwargs, platforms=config.platforms, fixed_batch=config.fixed_batch
     )
-    path.write_bytes(program.serialize())
+    path.write_bytes(program.serialize() + LAST)
     names = (
         f"{n} {a.str_short()}" for n, a in zip(arguments.tensors, program.in_avals, strict=True)
     )
@@ -280,11 +281,13 @@ def _write_onnx(module: nn.Module, arguments: Arguments, config: ExportConfig, p
     try:
         silent = io.StringIO()
         with redirect_stdout(silent), redirect_stderr(silent), evaluated(module):
-            torch.onnx.export(
-                in_mode(module), args, str(path), kwargs=kwargs, dynamo=True, external_data=False,
+            program: Any = torch.onnx.export(
+                in_mode(module), args, kwargs=kwargs, dynamo=True, verbose=False,
                 dynamic_shapes=None if config.fixed_batch else (*dynamic, *keywords.values()),
-                verbose=False,
             )  # fmt: skip
+            program.model.producer_name = PRODUCER
+            program.model.producer_version = jaxsr.__version__
+            program.save(str(path), external_data=False)
     except Exception as error:
         if isinstance(error, UserError):
             raise
@@ -298,7 +301,13 @@ def _write_onnx(module: nn.Module, arguments: Arguments, config: ExportConfig, p
 def _run_onnx(path: Path, batches: Sequence[Arguments]) -> list[Outputs]:
     import onnxruntime  # pyright: ignore[reportMissingImports]
 
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    names = [one.name for one in session.get_inputs()]
-    feeds = [dict(zip(names, a.arrays.values(), strict=True)) for a in batches]
-    return [[np.asarray(value) for value in session.run(None, feed)] for feed in feeds]
+    try:
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        names = [one.name for one in session.get_inputs()]
+        feeds = [dict(zip(names, a.arrays.values(), strict=True)) for a in batches]
+        return [[np.asarray(value) for value in session.run(None, feed)] for feed in feeds]
+    except Exception as error:  # onnxruntime's have no class in common
+        raise InputError(
+            f"onnxruntime cannot run the file, which was not kept ({one_line(error)[:300]}); let "
+            "the network compute in float32, or give --format stablehlo"
+        ) from error

@@ -159,7 +159,7 @@ def import_attribute(name: str, *, option: str) -> Any:
       InputError: this is not such a name, the module cannot be imported, or it lacks the attribute.
     """
     module_name, _, attribute = name.partition(":")
-    if not CODE_NAME.fullmatch(name):
+    if module_name in LIBRARIES or not CODE_NAME.fullmatch(name):
         raise InputError(f"{option} {name} {_misnamed(name)}")
     if not {"", str(Path.cwd())} & {*sys.path}:  # the console script leaves it out
         sys.path.insert(0, "")
@@ -196,6 +196,8 @@ def import_attribute(name: str, *, option: str) -> Any:
 def _misnamed(name: str) -> str:
     """The end of a sentence about a name that is not `package.module:attribute`."""
     module, _, attribute = name.partition(":")
+    if module in LIBRARIES:
+        return "is a network; name it where one is asked for"
     if module.endswith(".py"):
         return f"is a file; {_of_file(module, attribute)}"
     if not attribute:

@@ -123,10 +123,9 @@ def check_network_arguments(
 
 def _is_of_library(builder: str) -> bool:
     """Whether a library builds this network: jaxsr knows it, or it is installed."""
-    library, colon, _ = builder.partition(":")
-    if library in LIBRARIES or not colon:
-        return bool(colon)
-    source = source_path(builder)
+    if builder.partition(":")[0] in LIBRARIES:
+        return ":" in builder
+    source = source_path(builder) if CODE_NAME.fullmatch(builder) else None
     return source is not None and not is_users_file(str(source))
 
 

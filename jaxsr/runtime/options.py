@@ -5,11 +5,12 @@ A configuration calls `super().__post_init__()` once, which runs the checks of a
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from jaxsr.errors import InputError
 from jaxsr.interop.annotations import JsonObject
@@ -53,8 +54,24 @@ _OUTPUTS = ("out", "save_cache", "html", "aot_json")
 """Options that name a file to write, replacing an old one."""
 _OF_MODELS = ("*.safetensors", "*.gguf", "*config.json", "tokenizer*", "*.index.json")
 """Files of a model's folder that outputs may not replace."""
-_MARKS = {"save_cache": b"jaxsr-kv-cache", "html": b'content="jaxsr"', "aot_json": b'"programs"'}
-"""Text near the beginning of the files that jaxsr writes, by option."""
+
+
+class Mark(NamedTuple):
+    """What jaxsr alone writes into files of a format, at its place there."""
+
+    begin: bytes = b""
+    """Regular expression of the first MiB, from the first byte on."""
+    end: bytes = b""
+    """The last bytes."""
+
+
+_MARKS = {
+    "save_cache": Mark(rb'.{8}\{"__metadata__":\{(.*?,)?"format":"\\"jaxsr-kv-cache-'),
+    "html": Mark(rb'<!doctype html>\n<html[^>]*>\n<head>\n(<meta[^>]*>\n)*?'
+                 rb'<meta name="generator" content="jaxsr">'),
+    "aot_json": Mark(rb'\{\n  "programs": \[\n    \{\n      "name": [^\n]*\n      "topology": '),
+}  # fmt: skip
+"""Marks of files by the option that names them."""
 
 
 def _check_outputs(options: Mapping[str, Any]) -> None:
@@ -79,13 +96,13 @@ def _check_outputs(options: Mapping[str, Any]) -> None:
             check_replaceable(name, Path(text), _MARKS[name])
 
 
-def check_replaceable(option: str, path: Path, mark: bytes) -> None:
+def check_replaceable(option: str, path: Path, mark: Mark) -> None:
     """Refuses to replace a file that jaxsr did not write.
 
     Args:
       option: that names the file.
       path: of the file, which may be absent.
-      mark: text that is near the beginning of the files that jaxsr writes there.
+      mark: of the files that jaxsr writes there.
 
     Raises:
       InputError: there is a file without the mark.
@@ -94,7 +111,9 @@ def check_replaceable(option: str, path: Path, mark: bytes) -> None:
         return
     with path.open("rb") as file:
         start = file.read(2**20)
-    if start and mark not in start:
+        file.seek(max(path.stat().st_size - len(mark.end), 0))
+        is_own = re.match(mark.begin, start, re.DOTALL) and file.read() == mark.end
+    if start and not is_own:
         raise InputError(
             f"{option}={path} is a file that jaxsr did not write; name another, or remove it"
         )

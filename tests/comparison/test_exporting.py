@@ -58,6 +58,11 @@ class Spectrum(nn.Module):
         return torch.fft.rfft(x)
 
 
+class Half(nn.Module):
+    def forward(self, x):
+        return (x.bfloat16() * 2).float()
+
+
 class Rows(nn.Module):
     def forward(self, ids, scale):
         return nn.functional.one_hot(ids, 5).float() * scale
@@ -149,6 +154,22 @@ def test_onnx_equals_torch(tmp_path, capfd):
     assert logits[0].shape == (5, 4)
     assert main([*words, "--fixed-batch", "--out", "two.onnx"]) == 0
     assert "float32[2,3,8,8]" in capfd.readouterr().out
+    assert main([*words, "--fixed-batch", "--out", "two.onnx"]) == 0  # replaces its own
+    torch.onnx.export(nn.Linear(8, 8), (torch.ones(1, 8),), "own.onnx", dynamo=True, verbose=False)
+    own = (tmp_path / "own.onnx").read_bytes()
+    assert main([*words, "--out", "own.onnx"]) == 2
+    assert (tmp_path / "own.onnx").read_bytes() == own
+    assert "out=own.onnx is a file that jaxsr did not write; name another" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_what_onnxruntime_refuses_is_one_line(tmp_path, capfd):
+    pytest.importorskip("onnxruntime")
+    words = ["--model", "exported_nets:Half", "--input", "2,4", "--out"]
+    assert main([*words, "half.onnx"]) == 2
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if line[:6] == "jaxsr:"]
+    assert "onnxruntime cannot run the file" in line and "--format stablehlo" in line
+    assert not (tmp_path / "half.onnx").exists()
 
 
 @pytest.mark.parametrize(
@@ -175,6 +196,22 @@ def test_only_programs_are_replaced(tmp_path):
     for name in ("net.stablehlo", "net.ONNX"):
         (tmp_path / name).touch()
         ExportConfig(model="x", out=tmp_path / name)
-    (tmp_path / "photo.jpg").write_bytes(b"pixels")
-    with pytest.raises(InputError, match=r"photo.jpg is a file that jaxsr did not write"):
-        ExportConfig(model="x", out=tmp_path / "photo.jpg")
+    own = jaxsr.export_stablehlo(nn.Linear(2, 2), torch.zeros(1, 2)).serialize()
+    others = {
+        "photo.jpg": b"pixels",
+        "notes.md": b"about StableHLO_v1 and jaxsr.export",
+        "own.stablehlo": own,
+        "torch.onnx": b"\x08\x0a\x12\x07pytorch\x1a\x012:\x05jaxsr",
+        "notes.onnx": b"made by jaxsr from pytorch",
+    }
+    for name, content in others.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(InputError, match=rf"{name} is a file that jaxsr did not write"):
+            ExportConfig(model="x", out=tmp_path / name)
+
+
+def test_a_program_replaces_an_earlier_one(tmp_path):
+    words = ["--model", "exported_nets:Total", "--fixed-batch", "--out", "net.stablehlo"]
+    assert [main([*words, "--input", size]) for size in ("2,4", "3,4")] == [0, 0]
+    (shape,) = export.deserialize((tmp_path / "net.stablehlo").read_bytes()).in_avals
+    assert shape.shape == (3, 4)

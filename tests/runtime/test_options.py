@@ -2,10 +2,12 @@
 
 import dataclasses
 import inspect
+import json
 import typing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jaxsr.comparison.check_options import CheckConfig
@@ -13,8 +15,10 @@ from jaxsr.comparison.export_options import ExportConfig
 from jaxsr.comparison.ops_options import OpsOptions
 from jaxsr.detection.config import DetectConfig, EvaluateConfig
 from jaxsr.errors import InputError
+from jaxsr.generation.cache_file import FORMAT
 from jaxsr.generation.config import GenerateConfig
 from jaxsr.interop.train.step import StepConfig
+from jaxsr.interop.weights import export_weights
 from jaxsr.restoration.config import RestoreConfig
 from jaxsr.runtime.options import AotOptions, ComputeOptions, LaneFoldingOptions
 from jaxsr.training.config import RunConfig
@@ -150,8 +154,29 @@ def test_an_output_replaces_nothing_that_the_command_reads(tmp_path):
     for kind, option in ((CheckConfig, "html"), (ExportConfig, "out")):
         with pytest.raises(InputError, match="is a file that jaxsr did not write; name another"):
             kind(model=str(weights), **{option: prompts})
-    (folder / "notes.json").write_text('{"programs": []}')
+    notes = json.dumps({"programs": [{"name": "step", "topology": "v5e:2x2"}]}, indent=2)
+    (folder / "notes.json").write_text(notes)
     GenerateConfig(**generate, out=out, aot="v5e:2x2", aot_json=folder / "notes.json")
-    prompts.write_bytes(b"header of jaxsr-kv-cache-4")
+    export_weights(prompts, {"done": np.zeros(1)}, metadata={"prompts": ["a"], "format": FORMAT})
     GenerateConfig(model=folder, resume=prompts, save_cache=prompts)
     RestoreConfig(inputs=(str(tmp_path),), out=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("option", "content"),
+    [
+        ("save_cache", "notes on jaxsr-kv-cache"),
+        ("save_cache", f'12345678{{"__metadata__":{{"a":"\\"format\\":\\"{FORMAT}\\""}}}}'),
+        ("html", '<!doctype html>\n<html>\n<head>\n<meta name="x" content="jaxsr">'),
+        ("html", '<p>pages begin with <meta name="generator" content="jaxsr">'),
+        ("aot_json", '{"programs": ["mine"]}'),
+        ("aot_json", json.dumps({"programs": [{"name": "mine"}]}, indent=2)),
+    ],
+)
+def test_what_only_mentions_a_mark_is_not_replaced(option, content, tmp_path):
+    path = tmp_path / "mine"
+    path.write_text(content)
+    kind: Any = CheckConfig if option == "html" else GenerateConfig
+    others: dict[str, Any] = {"aot": "v5e:2x2"} if option == "aot_json" else {}
+    with pytest.raises(InputError, match=f"{option}=.*mine is a file that jaxsr did not write"):
+        kind(model="m", **others | {option: path})

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -316,7 +317,7 @@ def test_files_give_networks_of_libraries_data_alone(network, arguments, tmp_pat
     message = r"may open a file or fetch|more than a network's name"
     with pytest.raises(InputError, match=rf"({message}).*give --network(-args)? in the command"):
         parsed(tmp_path, text, *named)
-    config = read_config(tmp_path / "mine.yaml").run_config(
+    config: Any = read_config(tmp_path / "mine.yaml").run_config(
         find_task("super-resolution").Config,
         base=find_task("super-resolution").presets["quick"],
     )
@@ -341,21 +342,26 @@ def test_arguments_that_a_file_gives_the_users_own_network_are_free(tmp_path, mo
 
 
 @pytest.mark.parametrize(
-    "name", ["evil-:T", "evil", "evil:", "evil-", "a b.evil:T", "evil:.T", "evil.py", "1/evil:T"]
+    "name",
+    ["evil-:T", "evil", "evil:", "evil-", "a b.evil:T", "evil:.T", "evil.py", "1/evil:T", "smp:T"],
 )
 @pytest.mark.parametrize("option", ["network", "logger", "loss"])
 def test_names_that_are_not_seen_in_a_file_are_not_imported(name, option, tmp_path, monkeypatch):
-    for stem in ("evil", "evil-", "a b/evil", "1/evil"):
+    for module in ("evil", "evil-", "a b.evil", "1/evil", "smp", "plain_nets"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    for stem in ("evil", "evil-", "a b/evil", "1/evil", "smp"):
         place = tmp_path / f"{stem}.py"
         place.parent.mkdir(exist_ok=True)
         place.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
-    (tmp_path / "nets.py").write_text("from torch.nn import Identity as Net\n")
+    (tmp_path / "plain_nets.py").write_text(
+        "from torch import nn\ndef Net(): return nn.Conv2d(3, 3, 1)\n"
+    )
     monkeypatch.chdir(tmp_path)
-    options = {"network": "nets:Net", "scale": 1, "tensorboard": False, "check": False}
+    options = {"network": "plain_nets:Net", "scale": 1, "tensorboard": False, "check": False}
     options[option] = [name] if option == "logger" else f"l1=1,{name}" if option == "loss" else name
     file = tmp_path / "c.json"
     file.write_text(json.dumps({"family": "super-resolution", "options": options}))
-    words = [] if option == "network" else ["--network", "nets:Net"]
+    words = [] if option == "network" else ["--network", "plain_nets:Net"]
     assert train.main(["--config", "c.json", "--out", "run", *words]) == 2
     assert not (tmp_path / "ran").exists()
 
