@@ -8,6 +8,7 @@ import functools
 import hashlib
 import importlib.metadata
 import importlib.util
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -78,6 +79,13 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of the ids, special tokens left out."""
         return self.inner.decode(list(ids), skip_special_tokens=True)
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """16 hexadecimal digits of all that `decode` depends on."""
+        content = json.loads(self.inner.to_str())
+        parts = content["model"].get("vocab"), content["added_tokens"], content["decoder"]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
     def chat(
         self,
