@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from jaxsr.errors import InputError, MissingFileError
-from jaxsr.interop.bounded_read import read_bounded
+from jaxsr.interop.bounded_read import CONFIGURATION, read_bounded
 from jaxsr.interop.module_copy import copy_module
 from jaxsr.interop.torch_evaluation import in_mode, is_placed
 from jaxsr.interop.weights import read_metadata
@@ -192,7 +192,7 @@ def _is_language_checkpoint(path: Path, kind: Kind | None) -> bool:
     if kind == "language model" or path.suffix == ".gguf" or find_gguf(path) != path:
         return path.suffix not in READERS
     config = path / "config.json"
-    content = read_bounded(config) if config.is_file() else b""
+    content = read_bounded(config, most_bytes=CONFIGURATION) if config.is_file() else b""
     # A run of `jaxsr.train` has a config.json as well, which begins with its digest.
     return b"model_type" in content and not content.startswith(b'{"digest"')
 
