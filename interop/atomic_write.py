@@ -12,7 +12,7 @@ import itertools
 import logging
 import os
 import re
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,6 +20,9 @@ from jaxsr.interop.errors import FileAccessError
 
 _DIGEST_BYTES = 32
 _LOG = logging.getLogger(__name__)
+
+Note = Callable[[Path], object]
+"""Called with a complete file before it takes its name; where it raises, the file is abandoned."""
 
 
 def atomic_write(path: Path, *parts: bytes | memoryview) -> None:
@@ -63,13 +66,15 @@ class AtomicFile:
         with errors_of(path):
             self.stream: BinaryIO = self._partial.open("wb")
 
-    def finish(self) -> None:
+    def finish(self, note: Note | None = None) -> None:
         """Stores the content on the disk and renames the file; abandons it if that fails."""
         try:
             with errors_of(self.path):
                 self.stream.flush()
                 os.fsync(self.stream.fileno())
                 self.stream.close()
+                if note is not None:
+                    note(self._partial)
                 self._partial.replace(_target(self.path))
         except BaseException:
             self.abandon()
@@ -83,7 +88,7 @@ class AtomicFile:
 
 
 @contextlib.contextmanager
-def atomic_path(path: Path) -> Generator[Path]:
+def atomic_path(path: Path, note: Note | None = None) -> Generator[Path]:
     """A path for a library that opens files itself; renamed to `path` if the block ends well.
 
     It has the same ending, from which FFmpeg knows the format.
@@ -91,6 +96,8 @@ def atomic_path(path: Path) -> Generator[Path]:
     partial = _partial(path, path.suffix)
     try:
         yield partial
+        if note is not None:
+            note(partial)
         partial.replace(_target(path))
     finally:
         partial.unlink(missing_ok=True)

@@ -5,7 +5,9 @@ from pathlib import Path
 from jaxsr.interop.errors import InputError
 
 MOST_BYTES = 2**26
-"""More than any configuration, index or tokenizer has."""
+"""More than any index or tokenizer has."""
+CONFIGURATION = 2**22
+"""Bytes; more than any configuration has."""
 
 
 def read_bounded(path: Path, *, most_bytes: int = MOST_BYTES) -> bytes:

@@ -1,7 +1,9 @@
 """Torch modules run for their values alone."""
 
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -15,6 +17,63 @@ def in_mode(module: Module, train: bool = False) -> Module:
     with suppress(NotImplementedError):
         module.train(train)
     return module
+
+
+def is_placed(module: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> bool:
+    """Whether `module.to(device, dtype)` would leave all its tensors as they are."""
+    return all(
+        tensor.device.type == device.type
+        and (
+            dtype in (None, tensor.dtype) or not (tensor.is_floating_point() or tensor.is_complex())
+        )
+        for tensor in (*module.parameters(), *module.buffers())
+    )
+
+
+@dataclass
+class _Held:
+    module: nn.Module
+    mode: bool
+    """Before the first block began."""
+    blocks: int = 0
+
+
+_held: dict[int, _Held] = {}
+"""By id: modules that blocks of `evaluating` hold in evaluation mode, in any thread."""
+_held_lock = threading.RLock()
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Generator[None]:
+    """In this block a module is in evaluation mode; then each of its modules is as before.
+
+    Of several blocks that overlap, in threads for instance, the last one gives modules their modes
+    back.
+    """
+    modules = [*module.modules()]
+    with _held_lock:
+        for each in modules:
+            _held.setdefault(id(each), _Held(each, each.training)).blocks += 1
+    try:
+        with _held_lock:
+            in_mode(module)
+        yield
+    finally:
+        with _held_lock:
+            for each in modules:
+                held = _held[id(each)]
+                held.blocks -= 1
+                if not held.blocks:
+                    del _held[id(each)]
+                    _give_back(each, held.mode)
+
+
+def _give_back(module: nn.Module, mode: bool) -> None:
+    if module.training == mode:
+        return
+    if type(module).train is not nn.Module.train:  # it may do more, such as merging its weights
+        module.train(mode)
+    module.training = mode
 
 
 @contextmanager

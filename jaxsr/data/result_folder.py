@@ -14,6 +14,7 @@ import stat
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from jaxsr.data.sources import check_folder
 from jaxsr.errors import DamagedFileError, FileAccessError, InputError, counted, first_of
@@ -69,7 +70,7 @@ def result_folder(
             if results:
                 with errors_of(path):
                     # One that was not written is the user's if it is there later.
-                    file.write(_line({name: _digest(out / name) or "" for name in results}))
+                    file.write(_line({name: content_digest(out / name) or "" for name in results}))
         finally:
             if not is_ours:
                 _held.discard(identity)
@@ -97,7 +98,7 @@ def _new_lines(out: Path, names: list[str], record: bytes, option: str) -> bytes
             if isinstance(results, dict):
                 recorded |= results
             elif isinstance(name := content.get("result"), str):
-                recorded[name] = None
+                recorded[name] = written_digest(content)
     others = [
         str(out / name)
         for name in names
@@ -119,15 +120,21 @@ def _line(results: Mapping[str, str | None]) -> bytes:
     return seal({"results": results}).encode() + b"\n"
 
 
+def written_digest(line: Mapping[str, Any]) -> str | None:
+    """The digest in a line of `restore`; None before there is a result."""
+    written = line.get("written")
+    return str(written[-1]) if isinstance(written, list) and len(written) == 3 else None
+
+
 def _is_result(path: Path, digest: str | None) -> bool:
-    return digest is None or (digest != "" and digest == _digest(path))
+    return digest is None or (digest != "" and digest == content_digest(path))
 
 
-def _digest(path: Path) -> str | None:
+def content_digest(path: Path) -> str | None:
     """Tells contents of a file, or of a folder of files, apart; None for all else."""
     if path.is_dir():
         files = (file for file in sorted(path.rglob("*")) if not file.is_dir())
-        listed = {str(file.relative_to(path)): _digest(file) for file in files}
+        listed = {str(file.relative_to(path)): content_digest(file) for file in files}
         return short_digest(repr(listed).encode("utf-8", "surrogateescape"))
     if not path.is_file():  # reading a FIFO would wait
         return None

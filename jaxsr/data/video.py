@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxsr.data.picture_limits import MAX_PIXELS, too_large
 from jaxsr.errors import InputError, first_of, one_line
-from jaxsr.interop.atomic_write import atomic_path
+from jaxsr.interop.atomic_write import Note, atomic_path
 from jaxsr.interop.install import install_extra
 
 # Encoders of common codecs; a video of another codec is written as H.264.
@@ -188,7 +188,7 @@ class Reading:
 
 
 @contextlib.contextmanager
-def write_video(target: Path) -> Iterator[Any]:
+def write_video(target: Path, note: Note | None = None) -> Iterator[Any]:
     """A PyAV container to write to; the file appears once the block has ended well.
 
     Raises:
@@ -197,7 +197,7 @@ def write_video(target: Path) -> Iterator[Any]:
     import av
 
     target.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_path(target) as partial, av.open(str(partial), "w") as out:
+    with atomic_path(target, note) as partial, av.open(str(partial), "w") as out:
         yield out
 
 

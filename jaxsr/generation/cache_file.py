@@ -26,7 +26,13 @@ log = logging.getLogger(__name__)
 
 
 def save_snapshot(
-    path: Path, snapshot: BatchSnapshot, *, fingerprint: str, model: str, prompts: Sequence[str]
+    path: Path,
+    snapshot: BatchSnapshot,
+    *,
+    fingerprint: str,
+    model: str,
+    prompts: Sequence[str],
+    tokenizer: str,
 ) -> None:
     """Writes the snapshot; the file appears complete or not at all.
 
@@ -36,6 +42,7 @@ def save_snapshot(
       fingerprint: of the model, see `jaxsr.models.llama.loading.fingerprint`.
       model: its name, for messages.
       prompts: text of each row's prompt, for reports.
+      tokenizer: digest of the one that writes its tokens as text.
     """
     arrays = {name: getattr(snapshot, name) for name in BatchSnapshot.row_fields()}
     arrays["done"] = snapshot.done.astype(np.uint8)
@@ -44,6 +51,7 @@ def save_snapshot(
         "format": FORMAT,
         "fingerprint": fingerprint,
         "model": model,
+        "tokenizer": tokenizer,
         "versions": _versions(),
         "prompts": [*prompts],
     }
@@ -60,7 +68,7 @@ def _versions() -> dict[str, str]:
 
 
 def load_snapshot(
-    path: Path, *, fingerprint: str, model: str, network: Any
+    path: Path, *, fingerprint: str, model: str, network: Any, tokenizer: str
 ) -> tuple[BatchSnapshot, list[str]]:
     """The snapshot and its prompts' texts.
 
@@ -69,11 +77,12 @@ def load_snapshot(
       fingerprint: of the model that is to go on with it.
       model: that model's name, for messages.
       network: that model's, whose cache the arrays must fit.
+      tokenizer: digest of the one that is to write its tokens as text.
 
     Raises:
       FileNotFoundError: no such file.
-      ValueError: it is not such a file, is damaged, of another format or model, or its arrays do
-        not fit this model.
+      ValueError: it is not such a file, is damaged, of another format, model or tokenizer, or its
+        arrays do not fit this model.
     """
     arrays, notes = read_weights(Path(path))
     if notes.get("format") != FORMAT:
@@ -87,6 +96,15 @@ def load_snapshot(
         raise InputError(
             f"{path} belongs to the model {notes.get('model')!r}, {other}; resume it with the "
             "model, --dtype and --quantize that wrote it"
+        )
+    if "tokenizer" not in notes:
+        log.warning(
+            "%s is of a version that noted no tokenizer: its tokens are read by the one given", path
+        )
+    elif notes["tokenizer"] != tokenizer:
+        raise InputError(
+            f"{path} was written with another tokenizer, by which its tokens are other text; "
+            "resume it with the tokenizer files that were there then, or --tokenizer"
         )
     if (written := notes.get("versions")) != _versions():
         log.warning(

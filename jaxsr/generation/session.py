@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -126,7 +126,7 @@ class Session:
         config = self.config
         if config.continues:
             assert config.out is not None
-            settings = {**self._settings(), "run": self._digest(ids)}
+            settings = {**self._settings(), "run": self._digest(prompts, ids)}
             self._row_file = RowFile(config.out, settings)
             texts = [prompt.text for prompt in prompts]
             self._row_file.check(
@@ -161,8 +161,11 @@ class Session:
         skip: int,
         early: dict[int, dict[str, Any]],
     ) -> None:
-        texts = [prompt.text for prompt in prompts]
-        report = _InOrder(self, texts, [len(i) for i in ids], batch_size, skip, early)
+        asked = [
+            _Asked(p.text, len(i), self.options.seed if p.seed is None else p.seed)
+            for p, i in zip(prompts, ids, strict=True)
+        ]
+        report = _InOrder(self, asked, batch_size, skip, early)
         run = complete(
             self.engine,
             ids,
@@ -178,7 +181,7 @@ class Session:
             on_done=report,
             keep_snapshots=self.config.save_cache is not None,
         )
-        self.last = (run, texts)
+        self.last = (run, [prompt.text for prompt in prompts])
 
     def _settings(self) -> dict[str, Any]:
         """Columns that every row of this run has."""
@@ -197,9 +200,13 @@ class Session:
             "deterministic": config.deterministic,
         }
 
-    def _digest(self, ids: Sequence[Sequence[int]]) -> str:
-        """Digest of all else that decides the outputs: weights, the prompts' tokens, the seed."""
-        parts = (self.fingerprint, list(map(list, ids)), self.options.seed)
+    def _digest(self, prompts: Sequence[Prompt], ids: Sequence[Sequence[int]]) -> str:
+        """Digest of all else that decides the rows: weights, the prompts' tokens, seeds, end tokens
+        and the tokenizer that writes the texts.
+        """
+        seeds = [self.options.seed, *(prompt.seed for prompt in prompts)]
+        ends = sorted(self.stop_ids)
+        parts = (self.fingerprint, self.tokenizer.digest, list(map(list, ids)), seeds, ends)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
     def warm_up(self, lengths: Sequence[int]) -> None:
@@ -230,10 +237,12 @@ class Session:
             fingerprint=self.fingerprint,
             model=self.model.name,
             network=self.model.network,
+            tokenizer=self.tokenizer.digest,
         )
-        fed = snapshot.counts - 1
-        counts = [int(c) for c in snapshot.filled - fed]
-        report = _InOrder(self, texts, counts, len(texts), 0, {})
+        counts = snapshot.filled - snapshot.counts + 1
+        numbers = zip(counts.tolist(), snapshot.seeds.tolist(), strict=True)
+        asked = [_Asked(text, *of_row) for text, of_row in zip(texts, numbers, strict=True)]
+        report = _InOrder(self, asked, len(texts), 0, {})
         run = continue_from(
             self.engine,
             snapshot,
@@ -265,7 +274,7 @@ class Session:
         if self._row_file is not None:
             self._row_file.keep(row)
 
-    def row(self, done: Completion, text: str, count: int, batch_size: int) -> dict[str, Any]:
+    def row(self, done: Completion, asked: "_Asked", batch_size: int) -> dict[str, Any]:
         """The row of an output in a file."""
         settings = self._settings()
         if self._row_file is not None:
@@ -273,12 +282,12 @@ class Session:
         row = {
             "device": self.engine.device,
             **settings,
-            "seed": self.options.seed,
+            "seed": asked.seed,
             "batch_size": batch_size,
             "index": done.index,
             "row": done.row,
-            "prompt": text,
-            "prompt_tokens": count,
+            "prompt": asked.text,
+            "prompt_tokens": asked.tokens,
             "output": self._text(done.tokens),
             "output_tokens": len(done.tokens),
             "output_ids": done.tokens,
@@ -343,6 +352,7 @@ class Session:
                 fingerprint=self.fingerprint,
                 model=self.model.name,
                 prompts=texts,
+                tokenizer=self.tokenizer.digest,
             )
         rates = [row["decode_tokens_per_s"] for row in self.rows]
         rate = sum(rates) / max(len(rates), 1)
@@ -355,13 +365,21 @@ class Session:
         print(fitted(line, sys.stderr), file=sys.stderr)
 
 
+class _Asked(NamedTuple):
+    """A prompt as its row states it."""
+
+    text: str
+    tokens: int
+    seed: int
+    """Of its draws."""
+
+
 class _InOrder:
     """Receives outputs as they end, and hands them on in the prompts' order.
 
     Args:
       session: that receives them.
-      texts: of the prompts.
-      counts: tokens of the prompts.
+      asked: the prompts.
       batch_size: of the run.
       skip: the first prompts, which are left out.
       early: rows by number of later prompts, which are also left out.
@@ -370,13 +388,12 @@ class _InOrder:
     def __init__(
         self,
         session: Session,
-        texts: list[str],
-        counts: list[int],
+        asked: Sequence[_Asked],
         batch_size: int,
         skip: int,
         early: dict[int, dict[str, Any]],
     ) -> None:
-        self._session, self._texts, self._counts = session, texts, counts
+        self._session, self._asked = session, asked
         self._batch_size, self._next = batch_size, skip
         self._early = early
         self.printer = session.printer(batch_size)
@@ -386,7 +403,7 @@ class _InOrder:
         if self.printer is not None:
             self.printer.end()
         place = done.index
-        row = self._session.row(done, self._texts[place], self._counts[place], self._batch_size)
+        row = self._session.row(done, self._asked[place], self._batch_size)
         self._early[place] = row
         if place != self._next:
             self._session.keep(row)
@@ -399,7 +416,7 @@ class _InOrder:
             self._next += 1
 
     def _show_prompt(self) -> None:
-        several = len(self._texts) > 1 or len(self._session.config.batch_size) > 1
+        several = len(self._asked) > 1 or len(self._session.config.batch_size) > 1
         if several and self.printer is None:
-            text = for_output(self._texts[self._next])
+            text = for_output(self._asked[self._next].text)
             print(f"[{self._next}, batch size {self._batch_size}] {text}")

@@ -10,11 +10,12 @@ import copyreg
 import enum
 import functools
 import hashlib
+import mmap
 import sys
 import threading
 import uuid
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import (
     CodeType,
     FunctionType,
@@ -56,13 +57,30 @@ _THIS_PROCESS = uuid.uuid4().hex
 
 
 def tensor_digest(tensor: torch.Tensor) -> str:
-    """Tells values of a tensor apart."""
+    """Tells values of a tensor apart; those that cannot be read are unlike all others."""
+    try:
+        with torch._C.DisableTorchFunctionSubclass():
+            return _tensor_digest(tensor)
+    except Exception:  # nested, or of a class without values of its own: whatever that raises
+        return uuid.uuid4().hex
+
+
+def _tensor_digest(tensor: torch.Tensor) -> str:
     form = f"{tensor.dtype} {tuple(tensor.shape)} {tensor.requires_grad}"
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
-        return f"{form} {id(tensor)} {tensor._version}"
+        return f"{form} {_THIS_PROCESS} {id(tensor)} {tensor._version}"
     form += f" {tensor.stride()}"
-    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-    return f"{form} {hashlib.sha256(plain.view(torch.uint8).numpy().data).hexdigest()}"
+    once = tensor.detach()[tuple(slice(None if step else 1) for step in tensor.stride())]
+    plain = once.resolve_conj().resolve_neg().cpu().contiguous()
+    flat = plain.as_strided((plain.numel(),), (1,))  # `reshape` keeps the stride of one value
+    return f"{form} {hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()}"
+
+
+def _array_digest(array: np.ndarray) -> str:
+    # An axis of one value that is repeated has the stride 0.
+    once = array[tuple(slice(None if step else 1) for step in array.strides)]
+    content = np.ascontiguousarray(once).reshape(-1).view(np.uint8).data
+    return f"{array.dtype} {array.shape} {hashlib.sha256(content).hexdigest()}"
 
 
 def is_users(value: type | ModuleType) -> bool:
@@ -107,8 +125,15 @@ class Describer:
             self(value)
         while self._code:
             value = self._code.popleft()
-            described = self._class(value) if isinstance(value, type) else self._function(value)
-            yield f"{_name(value)} {described}"
+            describe = self._class if isinstance(value, type) else self._function
+            yield f"{_name(value)} {self.attempt(describe, value)}"
+
+    def attempt(self, describe: Callable[[Any], str], value: object) -> str:
+        """Describes a value; as one of unknown content, if that raises anything."""
+        try:
+            return describe(value)
+        except Exception:  # users' classes raise anything, and some cannot even be copied
+            return self._of_unknown(value)
 
     def _class(self, kind: type) -> str:
         members = {name: v for name, v in vars(kind).items() if name not in _OF_EVERY_CLASS}
@@ -125,6 +150,9 @@ class Describer:
         return f"{text} {self(notes)} {self._mapping(_named(names, here))}"
 
     def __call__(self, value: Any) -> str:
+        return self.attempt(self._described, value)
+
+    def _described(self, value: Any) -> str:
         if isinstance(value, (*_PLAIN, *_PLAIN_OF_TORCH)):
             return repr(value)
         if id(value) in self._numbers:
@@ -145,8 +173,9 @@ class Describer:
         if isinstance(value, torch.Tensor):
             return f"{_name(kind)} {tensor_digest(value)} {self._mapping(attributes_of(value))}"
         if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-            content = hashlib.sha256(np.ascontiguousarray(value).data).hexdigest()
-            return f"{value.dtype} {value.shape} {content}"
+            attributes = getattr(value, "__dict__", {})  # such as a mask
+            own = {name: v for name, v in attributes.items() if not isinstance(v, mmap.mmap)}
+            return f"{_name(kind)} {_array_digest(value.view(np.ndarray))} {self._mapping(own)}"
         if isinstance(value, Mapping) and kind in _MAPPINGS:
             return f"{_name(kind)} {self._mapping(value)}"
         if kind in (list, tuple, collections.deque):
@@ -174,11 +203,8 @@ class Describer:
     def _reduced(self, value: Any) -> str:
         """Describes an object as it is copied."""
         kind = type(value)
-        try:
-            special = copyreg.dispatch_table.get(kind)
-            reduced: Any = special(value) if special else value.__reduce_ex__(4)
-        except Exception:  # an object that cannot be copied; users' classes raise anything
-            return self._of_unknown(value)
+        special = copyreg.dispatch_table.get(kind)
+        reduced: Any = special(value) if special else value.__reduce_ex__(4)
         if isinstance(reduced, str):
             return f"{_name(kind)} {getattr(value, '__module__', '')} {reduced}"
         made, arguments, *more = reduced
@@ -188,7 +214,7 @@ class Describer:
 
     def _of_unknown(self, value: object) -> str:
         where = f" {_THIS_PROCESS} {id(value)}" if self._unknown == "unlike" else ""
-        return f"{_name(type(value))}{where}"
+        return f"{type.__repr__(type(value))}{where}"  # the class may raise when asked
 
     def _mapping(self, mapping: Mapping) -> str:
         return _listed(f"{self(key)}: {self(value)}" for key, value in mapping.items())

@@ -16,7 +16,7 @@ _ENTRY = re.compile(r"[\w.-]+")
 _SWITCHES = {"pretrained", "download"}
 """Words in names of arguments by which libraries open files or fetch them when merely true."""
 _WEIGHTS = {"weights"}
-"""Those that do so for true, torchvision's default, and for False, smp's."""
+"""Those that do so for true, torchvision's default, and for False and 0, smp's."""
 _LOADING = {
     *_SWITCHES, *_WEIGHTS, "checkpoint", "checkpoints", "ckpt", "url", "urls", "uri", "hub", "repo",
     "file", "files", "filename", "filenames", "filepath", "path", "paths", "dir", "directory",
@@ -63,6 +63,8 @@ def check_library_arguments(path: Path, arguments: Mapping[str, Any], *, way_out
 
 def _is_opened(name: str, value: Any) -> bool:
     words = _words(name)
+    if words & _WEIGHTS and value is not None:
+        return True
     by_name = bool(words & _LOADING)
     switched = bool(value) and bool(words & _SWITCHES)
     if isinstance(value, list | tuple) and not switched:
@@ -71,8 +73,7 @@ def _is_opened(name: str, value: Any) -> bool:
         return any(_is_opened(inner, part) for inner, part in value.items())
     if isinstance(value, str):
         return value != "" and (by_name or _is_path(value))
-    for_weights = isinstance(value, bool) and bool(words & _WEIGHTS)
-    return switched or for_weights or isinstance(value, dict)
+    return switched or isinstance(value, dict)
 
 
 def _words(name: str) -> frozenset[str]:

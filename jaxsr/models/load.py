@@ -19,8 +19,9 @@ import torch
 from torch import nn
 
 from jaxsr.errors import InputError, MissingFileError
-from jaxsr.interop.bounded_read import read_bounded
-from jaxsr.interop.torch_evaluation import in_mode
+from jaxsr.interop.bounded_read import CONFIGURATION, read_bounded
+from jaxsr.interop.module_copy import copy_module
+from jaxsr.interop.torch_evaluation import in_mode, is_placed
 from jaxsr.interop.weights import read_metadata
 from jaxsr.models.build import (
     LIBRARIES,
@@ -77,7 +78,9 @@ def load_model(
     """The model that a user names.
 
     Args:
-      model: see the module's docstring. None: `targets` for a detector, else `clean`.
+      model: see the module's docstring. None: `targets` for a detector, else `clean`. A torch
+        module on the CPU is put in evaluation mode; of one elsewhere, or with `weights`, a copy is
+        taken.
       kind: the kind that the caller needs; another is rejected. A user's class may be anything.
       weights: for `package.module:Class`, `library:NAME` or a module; see `weights_file`.
       options: keyword arguments of the class.
@@ -111,7 +114,8 @@ def load_model(
     built = isinstance(model, nn.Module) or (model is not None and is_class_name(name))
     if built or ((untrained or weights is not None) and is_configuration(name)):
         if isinstance(model, nn.Module):
-            network = model
+            is_copied = weights is not None or not is_placed(model, torch.device("cpu"))
+            network = copy_module(model) if is_copied else model
         elif weights is not None:
             network = build_network(name, options)
         elif untrained:
@@ -188,7 +192,7 @@ def _is_language_checkpoint(path: Path, kind: Kind | None) -> bool:
     if kind == "language model" or path.suffix == ".gguf" or find_gguf(path) != path:
         return path.suffix not in READERS
     config = path / "config.json"
-    content = read_bounded(config) if config.is_file() else b""
+    content = read_bounded(config, most_bytes=CONFIGURATION) if config.is_file() else b""
     # A run of `jaxsr.train` has a config.json as well, which begins with its digest.
     return b"model_type" in content and not content.startswith(b'{"digest"')
 

@@ -20,6 +20,10 @@ from jaxsr.interop.python_code import is_users_file
 from jaxsr.models.build import CODE_NAME, LIBRARIES
 from jaxsr.models.library_arguments import check_library_arguments, check_library_entry
 
+_BUILT = ("network", "discriminator", "model")
+"""Options of networks that `LIBRARIES` build; others have `NAME_args` beside them."""
+_RULES = ("optimizer", "schedule")
+"""Endings of options that call optax."""
 _OPTAX = ("optax", "optax.contrib")
 """Modules from which `--optimizer` and `--schedule` may call only rules and schedules."""
 
@@ -70,12 +74,18 @@ def check_network_code(attribute: Any, what: str) -> None:
         )
 
 
-def check_run_names(source: Path, named: Iterable[object], words: Iterable[str]) -> None:
+def check_run_names(
+    source: Path, family: str, options: Mapping[str, object], words: Iterable[str]
+) -> None:
     """Refuses to go on with a run whose code the command does not name.
+
+    Names of libraries that jaxsr knows are left out where jaxsr calls the library: as a task or a
+    logger they would be modules of the current folder.
 
     Args:
       source: the run's folder or configuration.
-      named: names in the configuration.
+      family: of the run.
+      options: in the configuration, without those that are paths.
       words: of the command line.
 
     Raises:
@@ -83,7 +93,12 @@ def check_run_names(source: Path, named: Iterable[object], words: Iterable[str])
     """
     words = [word.replace(".py:", ":") for word in words]
     of_command = {*code_names(words)}
-    for name in code_names(named):
+    named = [*code_names(family)]
+    for option, value in options.items():
+        is_built = option in _BUILT or f"{option}_args" in options
+        known = _OPTAX if option.endswith(_RULES) else LIBRARIES if is_built else ()
+        named += [name for name in code_names(value) if name.partition(":")[0] not in known]
+    for name in named:
         if name not in of_command:
             raise InputError(
                 f"{source} names the code {name}, and a configuration runs no code of its choice; "
@@ -130,15 +145,14 @@ def _is_of_library(builder: str) -> bool:
 
 
 def code_names(values: object) -> Iterator[str]:
-    """The names of code in values of JSON, without those of libraries that jaxsr knows."""
-    names = (match[0] for text in _texts(values) for match in CODE_NAME.finditer(text))
-    return (name for name in names if name.partition(":")[0] not in (*LIBRARIES, *_OPTAX))
+    """The names of code in values of JSON."""
+    return (match[0] for text in _texts(values) for match in CODE_NAME.finditer(text))
 
 
 def _json(value: object) -> object:
     """The value of a text that is a JSON object, and any other as it is."""
     try:
-        return json.loads(value) if isinstance(value, str) and value[:1] == "{" else value
+        return json.loads(value) if isinstance(value, str) and value.strip()[:1] in "{[" else value
     except (ValueError, RecursionError):
         return value
 

@@ -111,16 +111,22 @@ def _check_sizes(path: Path) -> None:
     """Rejects a file that asks for more memory than it has bytes.
 
     torch's reader of weights calls `bytearray`, whose argument is any number, and unpacks entries
-    of an archive, which torch itself stores as they are.
+    of an archive, which torch itself stores as they are. A name is not seen in packed ones.
     """
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         if content.find(b"\nbytearray\n") >= 0:  # how a pickle names it, in protocol 2
             raise pickle.UnpicklingError("a bytearray, which no state dict has")
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
-            unpacked = sum(entry.file_size for entry in archive.infolist())
+            entries = archive.infolist()
+        unpacked = sum(entry.file_size for entry in entries)
         if unpacked > path.stat().st_size:
             raise pickle.UnpicklingError(f"an archive of {unpacked:,} bytes when unpacked")
+        packed = [entry.filename for entry in entries if entry.compress_type != zipfile.ZIP_STORED]
+        if packed:
+            raise pickle.UnpicklingError(
+                f"its entry {printable(packed[0], 100)} is compressed, as torch.save writes none"
+            )
 
 
 TORCH_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar")  # model.pth.tar

@@ -220,7 +220,7 @@ class BatchRestorer:
         def write(bands: Iterator[np.ndarray]) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             self._made_by.begin(status, target)
-            write_picture(target, bands, encoding)
+            write_picture(target, bands, encoding, self._made_by.note(target))
 
         def done(error: Exception | None) -> None:
             if error is None:

@@ -13,7 +13,7 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image
 
-from jaxsr.interop.atomic_write import AtomicFile
+from jaxsr.interop.atomic_write import AtomicFile, Note
 from jaxsr.restoration.encoding import Bands, Encoding
 from jaxsr.restoration.notes import JPEG_SEGMENT, Notes, with_resolution
 from jaxsr.restoration.pictures import PictureError
@@ -21,13 +21,14 @@ from jaxsr.restoration.png import write_png
 from jaxsr.restoration.tiff import write_tiff
 
 
-def write_picture(path: Path, bands: Bands, encoding: Encoding) -> None:
+def write_picture(path: Path, bands: Bands, encoding: Encoding, note: Note | None = None) -> None:
     """Writes a file that appears at `path` when it is complete.
 
     Args:
       path: its folder must exist.
       bands: rows of `encoding.shape`.
       encoding: format of the rows.
+      note: called with the complete file before it has its name.
 
     Raises:
       OSError: the file cannot be written.
@@ -39,7 +40,7 @@ def write_picture(path: Path, bands: Bands, encoding: Encoding) -> None:
     except BaseException:
         file.abandon()
         raise
-    file.finish()
+    file.finish(note)
 
 
 def _gathered(bands: Bands, encoding: Encoding, *, reverse: bool = False) -> np.ndarray:

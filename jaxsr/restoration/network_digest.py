@@ -37,11 +37,15 @@ def _parts(network: nn.Module) -> Iterator[str]:
     describe = Describer()
     for name, module in network.named_modules():
         yield f"{name} {describe.module(module)}"
-        yield module.extra_repr()
-    for name, value in network.state_dict().items():
-        if not isinstance(value, torch.Tensor):  # a module may add any state
-            yield f"{name} {describe(value)}"
+        yield describe.attempt(lambda module: module.extra_repr(), module)
+    yield describe.attempt(lambda network: describe(_other_state(network)), network)
     yield from describe.code(kinds)
+
+
+def _other_state(network: nn.Module) -> dict[str, object]:
+    """State besides tensors, which a module may add."""
+    state = network.state_dict()
+    return {name: value for name, value in state.items() if not isinstance(value, torch.Tensor)}
 
 
 def _modules_of(kinds: Iterable[type]) -> set[str]:

@@ -15,12 +15,10 @@ depends on, and where it starts on a multiple of the network's period.
 Networks are NCHW torch modules on the CPU, in evaluation mode.
 """
 
-import contextlib
 import logging
 import math
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +27,7 @@ from torch import Tensor, nn
 
 from jaxsr.errors import InputError, UserError, first_line, printable
 from jaxsr.interop.module_copy import copy_module
+from jaxsr.interop.torch_evaluation import evaluating
 from jaxsr.models.outputs import answer_of
 from jaxsr.restoration.coverage import cover
 from jaxsr.restoration.covered_tensor import CoveredTensor, NotAnalysedError
@@ -92,21 +91,10 @@ def measure_reach(
     with (
         answering,
         torch.no_grad(),
-        _evaluating(network),
+        evaluating(network),
         torch.backends.nnpack.flags(enabled=False),
     ):
         return _Measurement(network, channels, least_side, side_multiple).reach()
-
-
-@contextlib.contextmanager
-def _evaluating(network: nn.Module) -> Iterator[None]:
-    modes = {module: module.training for module in network.modules()}
-    network.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 @dataclass(frozen=True, kw_only=True)

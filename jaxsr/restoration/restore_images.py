@@ -1,6 +1,7 @@
 """`jaxsr.restore`: images in memory through a network. Heavy imports wait for the call."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,9 +32,10 @@ def restore(
     Args:
       images: an image or several: uint8 or uint16 arrays (height, width) or (height, width, 1 to 4
         channels: gray, gray and alpha, RGB, RGB and alpha), Pillow images, or paths.
-      model: a torch module, a run folder, a weights file, `package.module:Class`, or weights that
-        come with jaxsr: `clean`, `photo` (for images saved as JPEG), `clean_x2`, `photo_x2`, or
-        None for those that suit each image. See `jaxsr.models.load`.
+      model: a torch module, which keeps its mode and device, a run folder, a weights file,
+        `package.module:Class`, or weights that come with jaxsr: `clean`, `photo` (for images saved
+        as JPEG), `clean_x2`, `photo_x2`, or None for those that suit each image. See
+        `jaxsr.models.load`.
       weights: file for a class or a module.
       scale: of the weights that are chosen for each image. Default: 4.
       outscale: size of the result relative to the source. Default: the network's own scale.
@@ -55,7 +57,10 @@ def restore(
       InputTypeError: something that is not an image.
       InputError: an image or the model is not usable; the message says which and why.
     """
+    from torch import nn
+
     from jaxsr.interop.fork_guard import check_not_forked
+    from jaxsr.interop.torch_evaluation import evaluating
     from jaxsr.restoration.config import (
         AUTO,
         RestoreConfig,
@@ -86,13 +91,15 @@ def restore(
     ]
     words = [choose(picture, included_enlargers(scale)) if chooses else "" for picture in pictures]
     results: list = [None] * len(pictures)
-    for word in dict.fromkeys(words):
-        places = [place for place, chosen in enumerate(words) if chosen == word]
-        network = find_model(
-            word or model, weights=weights, channels=channels, value_range=value_range
-        )
-        runner = kept_runner(network, config, is_module=network.network is model)
-        restored = restore_arrays([pictures[place] for place in places], network, config, runner)
-        for place, result in zip(places, restored, strict=True):
-            results[place] = result
+    with evaluating(model) if isinstance(model, nn.Module) else nullcontext():
+        for word in dict.fromkeys(words):
+            places = [place for place, chosen in enumerate(words) if chosen == word]
+            network = find_model(
+                word or model, weights=weights, channels=channels, value_range=value_range
+            )
+            runner = kept_runner(network, config, is_module=network.network is model)
+            own = [pictures[place] for place in places]
+            restored = restore_arrays(own, network, config, runner)
+            for place, result in zip(places, restored, strict=True):
+                results[place] = result
     return results if several else results[0]

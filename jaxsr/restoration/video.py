@@ -27,6 +27,7 @@ from jaxsr.data.video import (
     write_video,
 )
 from jaxsr.errors import one_line
+from jaxsr.interop.atomic_write import Note
 from jaxsr.restoration.batch import Outcome, is_source
 from jaxsr.restoration.config import RestoreConfig
 from jaxsr.restoration.made_by import MadeBy
@@ -76,11 +77,12 @@ def restore_videos(
             try:
                 status = source.path.stat()
                 made_by.begin(status, target)
-                remarks = restore_video(source.path, target, model, config)
+                note = made_by.note(target)
+                remarks = restore_video(source.path, target, model, config, note)
                 outcome.restored.append((source.path, target))
                 outcome.remarks += [(str(source.path), remark) for remark in remarks]
             except ShortVideo as error:
-                made_by.begin(status, target, lack=one_line(error))
+                made_by.note_lack(target, one_line(error))
                 outcome.restored.append((source.path, target))
                 outcome.failed.append((str(source.path), one_line(error)))
             except (ValueError, OSError) as error:
@@ -93,9 +95,20 @@ class ShortVideo(PictureError):
 
 
 def restore_video(
-    source: Path, target: Path, model: RestorationModel, config: RestoreConfig
+    source: Path,
+    target: Path,
+    model: RestorationModel,
+    config: RestoreConfig,
+    note: Note | None = None,
 ) -> list[str]:
     """Restores one video; the file appears whole or not at all.
+
+    Args:
+      source: the video.
+      target: the result.
+      model: the network.
+      config: options.
+      note: called with the complete file before it has its name.
 
     Returns:
       Changes and losses in the video other than its frames.
@@ -113,7 +126,7 @@ def restore_video(
             raise UnreadableVideo("no frames")
         with (
             open_video(source, max_pixels=config.max_pixels) as container,
-            write_video(target) as out,
+            write_video(target, note) as out,
         ):
             reading = Reading(container)
             remarks = _transcode(reading, container, out, first, model, config)

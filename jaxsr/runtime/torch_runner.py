@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.module_copy import copy_module
-from jaxsr.interop.torch_evaluation import in_mode
+from jaxsr.interop.torch_evaluation import in_mode, is_placed
 from jaxsr.models.outputs import answer_of
 from jaxsr.runtime.runner import Around, Collect, only_network
 
@@ -56,8 +56,7 @@ class TorchRunner:
         self._call: Any = network
         if evaluating is not None:
             return
-        plain = self.platform == "cpu" and dtype == "float32" and not channels_last
-        if not plain:  # `to` works in place
+        if channels_last or not is_placed(network, self._device, self._dtype):  # `to` is in place
             network = copy_module(network)
         network = in_mode(network.to(self._device, self._dtype))
         if channels_last:

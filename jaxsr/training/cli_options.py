@@ -109,8 +109,8 @@ def _check_run_names(source: Path, run: ConfigFile, words: list[str]) -> None:
     """Refuses a run whose code the command does not name, before any of that code is imported."""
     from jaxsr.models.named_code import check_run_names
 
-    values = (value for name, value in run.options.items() if name not in _PATHS)
-    check_run_names(source, (run.family, *values), words)
+    options = {name: value for name, value in run.options.items() if name not in _PATHS}
+    check_run_names(source, run.family, options, words)
 
 
 def _check_arguments(source: Path, config: RunConfig, rest: list[str]) -> None:

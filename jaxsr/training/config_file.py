@@ -21,7 +21,8 @@ import dataclasses
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -29,7 +30,7 @@ from typing import Any, ClassVar
 from jaxsr.errors import DamagedFileError, InputError, MissingFileError, one_line, printable
 from jaxsr.field_values import from_values
 from jaxsr.interop.annotations import JsonObject
-from jaxsr.interop.bounded_read import read_bounded
+from jaxsr.interop.bounded_read import CONFIGURATION, read_bounded
 from jaxsr.interop.sealed_json import short_digest, unseal
 from jaxsr.runtime.activity import wrapped
 from jaxsr.training.config import RunConfig
@@ -151,8 +152,8 @@ def read_config(path: Path, *, sealed: bool = False) -> ConfigFile:
         raise MissingFileError(
             f"no configuration at {path}; give a run folder, its config.json, or YAML or TOML"
         )
-    raw = read_bounded(path)
     by_hand = _PARSERS.get(path.suffix.lower())
+    raw = read_bounded(path, most_bytes=_BY_HAND if by_hand else CONFIGURATION)
     try:
         content = (by_hand or _parse_json)(raw.decode())
         if not isinstance(content, dict):
@@ -227,11 +228,18 @@ _YAML_NUMBERS = {
 """Forms of numbers by their tag in YAML 1.2; 1_000 is one as in YAML 1.1."""
 
 
+_BY_HAND = 2**18
+"""Bytes of a YAML or TOML file, which take a hundred times as long to read as those of JSON."""
+
+
+def _check_once(names: Iterable[str]) -> None:
+    if twice := [name for name, times in Counter(names).items() if times > 1]:
+        raise ValueError(f"{min(twice)} appears twice")
+
+
 def _parse_json(text: str) -> Any:
     def once(pairs: list[tuple[str, Any]]) -> JsonObject:
-        names = [name for name, _ in pairs]
-        if twice := {name for name in names if names.count(name) > 1}:
-            raise ValueError(f"{min(twice)} appears twice")
+        _check_once(name for name, _ in pairs)
         return dict(pairs)
 
     return json.loads(text, object_pairs_hook=once)
@@ -258,9 +266,7 @@ def _parse_yaml(text: str) -> Any:
             return super().compose_node(parent, index)
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict:
-            names = [key.value for key, _ in node.value]
-            if twice := {str(name) for name in names if names.count(name) > 1}:
-                raise yaml.YAMLError(f"{min(twice)} appears twice")
+            _check_once(k.value for k, _ in node.value if isinstance(k, yaml.ScalarNode))
             return super().construct_mapping(node, deep)
 
     for tag, form in _YAML_NUMBERS.items():
@@ -276,7 +282,16 @@ def _parse_yaml(text: str) -> Any:
         raise ValueError(f"a tag does not suit its value: {error}") from error
 
 
-_PARSERS = {".toml": tomllib.loads, ".yaml": _parse_yaml, ".yml": _parse_yaml}
+_LONG_KEY = re.compile(r"""(?:(?:"[^"\n]*+"|'[^'\n]*+'|(?<![\w-])[\w-]++)[ \t]*+\.[ \t]*+){50}""")
+
+
+def _parse_toml(text: str) -> Any:
+    if long := _LONG_KEY.search(text):  # tomllib takes the square of its parts, in bytes too
+        raise ValueError(f"a key of more than 50 parts: {long[0]:.20}…")
+    return tomllib.loads(text)
+
+
+_PARSERS = {".toml": _parse_toml, ".yaml": _parse_yaml, ".yml": _parse_yaml}
 """Formats of files written by hand, in addition to JSON."""
 
 

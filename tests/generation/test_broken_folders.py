@@ -52,6 +52,27 @@ def test_broken_folders_are_named(how, error, message, model_folder, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("name", "entries", "message"),
+    [
+        ("config.json", 1_500_000, "has more than 4,194,304 bytes"),
+        ("generation_config.json", 1_500_000, "has more than 4,194,304 bytes"),
+        ("model.safetensors.index.json", 2_200_000, "has more than 2,097,152 lists and objects"),
+        ("tokenizer_config.json", 2_200_000, "has more than 2,097,152 lists and objects"),
+        ("tokenizer.json", 2_200_000, "has more than 2,097,152 lists and objects"),
+    ],
+)
+def test_files_of_millions_of_entries_are_refused(name, entries, message, model_folder, tmp_path):
+    """Three bytes take 90 in memory, and more in what is made of them."""
+    folder = shutil.copytree(model_folder("llama"), tmp_path / "m")
+    text = (folder / name).read_text(encoding="utf-8").rstrip()
+    many = ",".join(["{}"] * entries)
+    (folder / name).write_text(f'{text[:-1]}, "x": [{many}]}}', encoding="utf-8")
+    with pytest.raises(InputError, match=message) as caught:
+        load_tokenizer(folder) if name.startswith("tokenizer") else load_model(folder)
+    assert name in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("field", "value"),
     [
         ("layer_types", ["garbage"]),

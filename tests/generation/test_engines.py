@@ -19,6 +19,7 @@ from jaxsr.generation.sharding import tensor_mesh
 from jaxsr.generation.torch_decoder import TorchDecoder
 from jaxsr.interop import out_of_memory
 from jaxsr.interop.cpu_kernels import panel_product
+from jaxsr.interop.weights import read_weights
 from jaxsr.models.hugging_face.network import LibraryLM
 from jaxsr.models.llama.config import LlamaConfig
 from jaxsr.models.llama.loading import build, fingerprint
@@ -317,8 +318,9 @@ def test_saved_cache_goes_on_elsewhere(first, second, options, engines, network,
     )
     mark, path = fingerprint(network("llama")), tmp_path / "cache.safetensors"
     names = ["a", "b", "c", "d"]
-    save_snapshot(path, merged(run.snapshots), fingerprint=mark, model="small", prompts=names)
-    snapshot, kept = load_snapshot(path, fingerprint=mark, model="small", network=network("llama"))
+    of_model = {"fingerprint": mark, "model": "small", "tokenizer": "t"}
+    save_snapshot(path, merged(run.snapshots), prompts=names, **of_model)
+    snapshot, kept = load_snapshot(path, network=network("llama"), **of_model)
     assert kept == names
     assert tokens(continue_from(engines(second), snapshot, options)) == whole
 
@@ -331,9 +333,9 @@ def saved(engines, network, prompts, tmp_path):
     path, mark = tmp_path / "cache.safetensors", fingerprint(network("llama"))
 
     def store_and_load(snapshot=run.snapshots[0], model="small", **found):
-        names = ["a", "b"]
-        save_snapshot(path, snapshot, fingerprint=mark, model="small", prompts=names)
-        found = {"fingerprint": mark, "network": network("llama")} | found
+        of_model = {"fingerprint": mark, "tokenizer": "t"}
+        save_snapshot(path, snapshot, model="small", prompts=["a", "b"], **of_model)
+        found = {"network": network("llama")} | of_model | found
         return load_snapshot(path, model=model, **found)[0]
 
     return run.snapshots[0], store_and_load
@@ -405,6 +407,18 @@ def test_a_cache_that_cannot_be_this_model_s_is_refused(saved, change, message):
     snapshot, store_and_load = saved
     with pytest.raises(ValueError, match=message):
         store_and_load(change(snapshot))
+
+
+def test_a_cache_that_notes_no_tokenizer_is_read_with_a_line(saved, monkeypatch, caplog):
+    _, store_and_load = saved
+
+    def read_without(path):
+        arrays, notes = read_weights(path)
+        return arrays, {name: value for name, value in notes.items() if name != "tokenizer"}
+
+    monkeypatch.setattr("jaxsr.generation.cache_file.read_weights", read_without)
+    store_and_load()
+    assert "is of a version that noted no tokenizer" in caplog.text
 
 
 def test_a_cache_of_other_versions_is_named(saved, monkeypatch, caplog):

@@ -183,8 +183,9 @@ def test_a_saved_cache_goes_on_in_either_engine(family, second, models, engines,
     begun = dataclasses.replace(GREEDY, max_new_tokens=9)
     run = complete(engines(family), PROMPTS, begun, batch_size=2, keep_snapshots=True)
     path, mark = tmp_path / "cache.safetensors", fingerprint(network)
-    save_snapshot(path, run.snapshots[0], fingerprint=mark, model="tiny", prompts=["a", "b"])
-    snapshot, _ = load_snapshot(path, fingerprint=mark, model="tiny", network=network)
+    of_model = {"fingerprint": mark, "model": "tiny", "tokenizer": "t"}
+    save_snapshot(path, run.snapshots[0], prompts=["a", "b"], **of_model)
+    snapshot, _ = load_snapshot(path, network=network, **of_model)
     engine = engines(family) if second is JaxDecoder else second(network)
     assert tokens_of(continue_from(engine, snapshot, GREEDY)) == reference
 

@@ -288,10 +288,9 @@ def test_penalties_go_on_after_a_resume(family, second, engines, models, prompts
         engines("jax", family), few, begun, batch_size=2, seeds=[None, 2, None], keep_snapshots=True
     )
     path, mark = tmp_path / "cache.safetensors", fingerprint(network)
-    save_snapshot(
-        path, merged(run.snapshots), fingerprint=mark, model="tiny", prompts=["a", "b", "c"]
-    )
-    snapshot, _ = load_snapshot(path, fingerprint=mark, model="tiny", network=network)
+    of_model = {"fingerprint": mark, "model": "tiny", "tokenizer": "t"}
+    save_snapshot(path, merged(run.snapshots), prompts=["a", "b", "c"], **of_model)
+    snapshot, _ = load_snapshot(path, network=network, **of_model)
     other = dataclasses.replace(options, seed=0)  # rows draw with the seeds they began with
     assert tokens(continue_from(engines(second, family), snapshot, other)) == tokens(whole)
 

@@ -187,6 +187,20 @@ def test_an_archive_that_unpacks_to_more_than_its_size_is_refused(tmp_path):
         read_weights(packed)
 
 
+def test_a_packed_entry_is_refused(tmp_path):
+    """In its bytes no name is seen; the file is larger than what it unpacks to."""
+    stored, packed = tmp_path / "stored.pt", tmp_path / "packed.pt"
+    torch.save({"x": Allocation()}, stored)
+    with zipfile.ZipFile(stored) as old, zipfile.ZipFile(packed, "w") as new:
+        for entry in old.infolist():
+            is_packed = entry.filename.endswith("data.pkl")
+            kind = zipfile.ZIP_DEFLATED if is_packed else zipfile.ZIP_STORED
+            new.writestr(entry.filename, old.read(entry), kind)
+    assert b"bytearray" not in packed.read_bytes()
+    with pytest.raises(InputError, match=r"data\.pkl is compressed, as torch\.save writes none"):
+        read_weights(packed)
+
+
 def test_a_shape_larger_than_the_file_is_refused(tmp_path):
     torch.save({"w": torch.zeros(1).expand(10**6, 10**6)}, tmp_path / "expanded.pt")
     with pytest.raises(InputError, match="claims 4,000,000,000,000 bytes for w, more than the"):

@@ -15,6 +15,7 @@ from PIL import Image
 
 from jaxsr.data.sources import Source
 from jaxsr.errors import InputError
+from jaxsr.interop.sealed_json import seal, unseal
 from jaxsr.restoration import batch
 from jaxsr.restoration.config import RestoreConfig
 from jaxsr.restoration.made_by import RECORD, MadeBy
@@ -70,9 +71,9 @@ def test_what_is_stale_is_not_left_alone(pictures, capsys, change):
         Image.open("in/a.png").transpose(Image.Transpose.FLIP_TOP_BOTTOM).save("in/a.png")
     elif change == "record":
         os.remove(f"out/{RECORD}")
-    else:  # an older file than the line that another run wrote before it was killed
-        long_ago = time.time() - 1000
-        os.utime("out/a.png", (long_ago, long_ago))
+    else:  # of another program, newer than the line
+        shutil.copy("out/b.png", "out/a.png")
+        before = contents(pictures)
     capsys.readouterr()
     assert run(*options, weights=weights) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -80,7 +81,63 @@ def test_what_is_stale_is_not_left_alone(pictures, capsys, change):
     assert contents(pictures) == before
     assert run(*options, "--overwrite", weights=weights) == 0
     assert run(*options, weights=weights) == 0
-    assert (contents(pictures) != before) == (change in ("weights", "option", "source"))
+    assert (contents(pictures) != before) == (change != "record")
+
+
+@pytest.mark.parametrize("time_s", [1_000_000_000, 1_900_000_000, None])
+def test_results_are_known_by_content_after_a_copy(pictures, capsys, time_s):
+    """`tar` keeps whole seconds, and `cp` no time."""
+    assert run() == 0
+    for path in Path("out").glob("*.png"):
+        status = path.stat()
+        whole = int(status.st_mtime) if time_s is None else time_s
+        os.utime(path, (whole, whole))
+    assert run() == 0
+    assert "left alone: 2 results" in capsys.readouterr().out
+
+
+def test_a_report_measures_no_picture_of_another_program(pictures, capsys):
+    os.mkdir("truth")
+    for name in ("a.png", "b.png"):
+        Image.new("RGB", (28, 24)).save(f"truth/{name}")
+    assert run("--truth", "truth") == 0
+    Image.new("RGB", (28, 24)).save("out/a.png")  # equal to the truth
+    capsys.readouterr()
+    assert run("--truth", "truth") == 2
+    assert "that this model with these options did not make" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("moment", ["begun", "noted"])
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_run_goes_on_after_a_kill_at_any_time(pictures, capsys, moment, is_cut):
+    """Also where the results of the run before are still there, and a line was cut."""
+    assert run() == 0
+    config = RestoreConfig(inputs=("in",), out=Path("out"))
+    model = find_model("tests.restoration.networks:Small", weights=Path("a.pth"))
+    made_by, source = MadeBy(config, [model]), Path("in/a.png").stat()
+    made_by.begin(source, Path("out/a.png"))
+    if moment == "noted":  # under another name yet, without the one of the run before
+        shutil.copyfile("out/a.png", "out/.a.partial")
+        made_by.note(Path("out/a.png"))(Path("out/.a.partial"))
+        os.remove("out/a.png")
+    if is_cut:
+        os.remove("out/b.png")
+        with open(f"out/{RECORD}", "ab") as file:
+            file.write(b'{"digest": "0123')
+    for left_alone in (2 - (moment == "noted") - is_cut, 2):
+        capsys.readouterr()
+        assert run() == 0
+        out = capsys.readouterr().out
+        assert (f"left alone: {left_alone} result" in out) == (left_alone > 0)
+
+
+@pytest.mark.parametrize("written", [[], [1], ["x"] * 3, [None, 2, "a"], 5, {"a": 1}])
+def test_lines_of_other_content_cover_nothing(pictures, written):
+    assert run() == 0
+    record = Path("out", RECORD)
+    lines = [unseal(line, source=record) for line in record.read_bytes().splitlines()]
+    record.write_text("".join(seal(line | {"written": written}) + "\n" for line in lines))
+    assert run() == 2
 
 
 def test_a_name_by_which_the_format_is_not_known(pictures, capsys):

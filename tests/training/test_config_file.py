@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import sys
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ import pytest
 from jaxsr import train
 from jaxsr.errors import InputError
 from jaxsr.field_values import checked, from_values
-from jaxsr.interop.bounded_read import MOST_BYTES
+from jaxsr.interop.bounded_read import CONFIGURATION
 from jaxsr.interop.sealed_json import seal
 from jaxsr.models.named_code import check_run_names
 from jaxsr.training.cli_options import parse_command_line
@@ -49,7 +50,7 @@ def test_every_preset_comes_back_equal(preset, tmp_path):
         ('{"family": "span", "options": 3}', "is not the configuration of a run"),
         (f'{{"family": "span", "options": {"1" * 5000}}}', "is not the configuration of a run"),
         ("[" * 100_000, "is not the configuration of a run"),
-        (" " * (MOST_BYTES + 1), "has more than"),
+        (" " * (CONFIGURATION + 1), "has more than"),
     ],
 )
 def test_other_files_are_refused(content, message, tmp_path):
@@ -59,6 +60,37 @@ def test_other_files_are_refused(content, message, tmp_path):
         read_config(path)
     with pytest.raises(FileNotFoundError, match="no configuration at"):
         read_config(tmp_path / "other.json")
+
+
+@pytest.mark.parametrize("suffix", ["json", "yaml", "toml"])
+def test_many_names_are_read_in_seconds(suffix, tmp_path):
+    """A search for names that come twice was quadratic: a minute for as many."""
+    count = 60_000 if suffix == "json" else 12_000
+    names = [f"a{number}" for number in range(count)]
+    form = {"json": '"{}": 1,\n', "yaml": "{}: 1\n", "toml": "{} = 1\n"}[suffix]
+    text = "".join(map(form.format, names))
+    start = {"json": '{"family": "span", "options": {', "yaml": "", "toml": "family = 'span'\n"}
+    end = {"json": '"z": 1}}', "yaml": "family: span\n", "toml": ""}[suffix]
+    path = tmp_path / f"many.{suffix}"
+    path.write_text(start[suffix] + text + end)
+    began = time.process_time()
+    assert names[-1] in read_config(path).options
+    assert time.process_time() - began < 10
+    path.write_text(start[suffix] + text + form.format("a7") + end)
+    with pytest.raises(ValueError, match=r"a7|overwrite"):
+        read_config(path)
+
+
+@pytest.mark.parametrize("start", ["", "["])
+@pytest.mark.parametrize("part", ["a", '"a b"', "'c'"])
+def test_a_key_of_many_parts_is_refused(part, start, tmp_path):
+    """TOML's reader takes the square of their number, in memory too."""
+    path = tmp_path / "deep.toml"
+    path.write_text(start + " . ".join([part] * 10_000) + "]" * bool(start) + " = 1" * (not start))
+    with pytest.raises(ValueError, match="a key of more than 50 parts"):
+        read_config(path)
+    path.write_text("family = 'span'\n" + ".".join(["a"] * 40) + " = 1\n")
+    assert read_config(path).options["a"]["a"]
 
 
 @pytest.mark.parametrize(
@@ -372,9 +404,9 @@ def test_names_that_are_not_seen_in_a_file_are_not_imported(name, option, tmp_pa
 )
 def test_names_in_arguments_are_seen(arguments):
     with pytest.raises(InputError, match="names the code evil:T"):
-        check_run_names(Path("run"), [{"network_args": arguments}], ["--network", "my:Net"])
+        check_run_names(Path("run"), "span", {"network_args": arguments}, ["--network", "my:Net"])
     words = ['--network-args={"body": "evil:T"}']
-    check_run_names(Path("run"), [{"network_args": arguments}], words)
+    check_run_names(Path("run"), "span", {"network_args": arguments}, words)
 
 
 @pytest.mark.parametrize(

@@ -113,9 +113,9 @@ def test_other_names_are_refused():
         make_logger("own_logs:Absent")
     for words in (["--resume"], ["devil:Log"], ["--logger=an.evil:Log"], ["evil:Logger"]):
         with pytest.raises(InputError, match="names the code evil:Log"):
-            check_run_names("run", ({"logger": ["wandb", "evil:Log"]},), words)  # pyright: ignore
+            check_run_names(Path("run"), "span", {"logger": ["wandb", "evil:Log"]}, words)
     for words in (["--logger=evil:Log"], ['["evil:Log"]'], ["evil.py:Log"]):
-        check_run_names("run", ({"logger": ["evil:Log"]},), words)  # pyright: ignore
+        check_run_names(Path("run"), "span", {"logger": ["evil:Log"]}, words)
 
 
 def read_mlflow():

@@ -15,7 +15,7 @@ from torch import Tensor
 from jaxsr.errors import InputError, MissingFileError, one_line, printable
 from jaxsr.field_values import from_values
 from jaxsr.interop.annotations import JsonObject
-from jaxsr.interop.bounded_read import read_bounded
+from jaxsr.interop.bounded_read import CONFIGURATION, MOST_BYTES, read_bounded
 from jaxsr.interop.fields import check_fields, number
 from jaxsr.interop.weights import LFS_POINTER, open_safetensors
 
@@ -68,19 +68,27 @@ def read_config(path: Path) -> JsonObject:
     return content
 
 
-def read_json(path: Path) -> JsonObject:
+_MOST_CONTAINERS = 2**21
+"""More lists and objects than any file has; tokenizers have one for each pair of tokens."""
+
+
+def read_json(path: Path, *, most_bytes: int = CONFIGURATION) -> JsonObject:
     """One JSON object.
 
     Raises:
       FileNotFoundError: no such file.
-      ValueError: it is not a JSON object.
+      ValueError: it is not a JSON object, or larger than its writers make it.
     """
     if not path.is_file():
         hint = "get it from where the model came from"
         if path.name == "config.json" and (path.parent / _ADAPTER).is_file():
             hint = f"{_ADAPTER} is of an adapter: merge that into its model, and give the result"
         raise MissingFileError(f"no {path.name} in {path.parent}; a model folder needs one: {hint}")
-    content = read_bounded(path)
+    content = read_bounded(path, most_bytes=most_bytes)
+    if content.count(b"{") + content.count(b"[") > _MOST_CONTAINERS:
+        raise InputError(
+            f"{path} has more than {_MOST_CONTAINERS:,} lists and objects; get it again"
+        )
     try:
         value = json.loads(content, object_hook=_number)
     except (ValueError, RecursionError) as error:
@@ -147,7 +155,7 @@ def _named_weights(folder: Path) -> tuple[str, str]:
 
 def _places(index: Path) -> dict[str, str]:
     """The files of an index's tensors, which lie in its folder."""
-    weight_map = read_json(index).get("weight_map")
+    weight_map = read_json(index, most_bytes=MOST_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise InputError(f"{index} has no weight_map that names files; fetch it again")
     places = {tensor: str(name) for tensor, name in weight_map.items()}

@@ -8,6 +8,7 @@ import functools
 import hashlib
 import importlib.metadata
 import importlib.util
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from jaxsr.errors import InputError, MissingFileError, UserError, one_line
 from jaxsr.folders import cache_folder
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.atomic_write import atomic_write
-from jaxsr.interop.bounded_read import read_bounded
+from jaxsr.interop.bounded_read import CONFIGURATION, MOST_BYTES, read_bounded
 from jaxsr.interop.sealed_json import seal, unseal
 from jaxsr.models.gguf_names import find_gguf
 from jaxsr.models.hub import fetched
@@ -78,6 +79,13 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of the ids, special tokens left out."""
         return self.inner.decode(list(ids), skip_special_tokens=True)
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """16 hexadecimal digits of all that `decode` depends on."""
+        content = json.loads(self.inner.to_str())
+        parts = content["model"].get("vocab"), content["added_tokens"], content["decoder"]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
     def chat(
         self,
@@ -144,17 +152,17 @@ def _from_gguf(file: GGUFFile) -> Tokenizer:
 
 def _from_folder(folder: Path, path: Path) -> Tokenizer:
     config_path = folder / "tokenizer_config.json"
-    config = read_json(config_path) if config_path.is_file() else {}
+    config = _listing_tokens(config_path) if config_path.is_file() else {}
     template = config.get("chat_template")
     beside = folder / "chat_template.jinja"
     map_path = folder / "special_tokens_map.json"
-    older = read_json(map_path) if map_path.is_file() else {}
+    older = _listing_tokens(map_path) if map_path.is_file() else {}
     try:
         if isinstance(template, list):
             named = {entry["name"]: entry["template"] for entry in template}
             template = named.get("default")
         if beside.is_file():
-            template = read_bounded(beside).decode()
+            template = read_bounded(beside, most_bytes=CONFIGURATION).decode()
         if not isinstance(template, str | None):
             raise TypeError(f"a chat template that is a {type(template).__name__}")
         named = {name: config.get(name) or older.get(name) for name in _SPECIAL}
@@ -180,6 +188,11 @@ def _with_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return message
 
 
+def _listing_tokens(path: Path) -> JsonObject:
+    """A JSON file that may describe each token; those of speech are tens of thousands."""
+    return read_json(path, most_bytes=MOST_BYTES)
+
+
 def _text(token: Any) -> Any:
     """A special token's text, or the texts of several."""
     if isinstance(token, list):
@@ -195,7 +208,7 @@ def _inner(folder: Path, path: Path) -> Any:
     result is stored in the cache folder.
     """
     config_path = folder / "tokenizer_config.json"
-    config = read_json(config_path) if config_path.is_file() else {}
+    config = _listing_tokens(config_path) if config_path.is_file() else {}
     older = [name for name in _OLDER if (folder / name).is_file()]
     if not path.is_file() and not older:
         raise MissingFileError(
@@ -300,7 +313,7 @@ def _store(entry: Path, text: str | None, *, split: bool) -> None:
 
 
 def _check_growth(path: Path) -> None:
-    content = read_json(path)
+    content = _listing_tokens(path)
     for part in ("normalizer", "decoder"):
         if (growth := _growth(content.get(part))) > _MOST_GROWTH:
             raise InputError(
