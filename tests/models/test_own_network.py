@@ -147,6 +147,8 @@ LOADING = [
     ("torchvision:resnet18", {"weights": {}, "pretrained": [[]]}),
     ("smp:Unet", {"encoder_weights": "imagenet"}),
     ("smp:Unet", {"encoder_name": "tu-resnet10t", "encoder_weights": False}),
+    *[("smp:Unet", {"encoder_weights": value}) for value in (0, 1, 1.5, [], [1], {}, "")],
+    ("torchvision:resnet18", {"weights": 1}),
     ("smp:Unet", {"encoder_name": "tu-hf-hub:someone/model"}),
     ("spandrel:SPAN", {"model_path": "x"}),
     *[("spandrel:SPAN", {name: "x"}) for name in
@@ -181,6 +183,7 @@ def test_arguments_that_are_data_pass(tmp_path):
         ({"network": "runs.own.evil:Net"}, r"runs\.own\.evil:Net, whose code lies in the same"),
         ({"loss": "l1=1,runs.own.evil:Net=2"}, "whose code lies in the same folder"),
         ({"network": "timm:a", "network_args": '{"checkpoint_path": "x"}'}, "may open a file"),
+        ({"network": "timm:a", "network_args": ' {"checkpoint_path": "x"}'}, "may open a file"),
         ({"network": "timm:hf-hub:a/b", "network_args": "{}"}, "more than a network's name"),
     ],
 )

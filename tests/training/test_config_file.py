@@ -400,7 +400,14 @@ def test_names_that_are_not_seen_in_a_file_are_not_imported(name, option, tmp_pa
 
 @pytest.mark.parametrize(
     "arguments",
-    ['{"body": "evil:T"}', {"body": ["evil:T"]}, {"evil:T": 1}, '{"body": "evil\\u003aT"}'],
+    [
+        '{"body": "evil:T"}',
+        {"body": ["evil:T"]},
+        {"evil:T": 1},
+        '{"body": "evil\\u003aT"}',
+        '\n\t {"body": "evil\\u003aT"}',
+        '["evil\\u003aT"]',
+    ],
 )
 def test_names_in_arguments_are_seen(arguments):
     with pytest.raises(InputError, match="names the code evil:T"):

@@ -114,6 +114,15 @@ def test_other_names_are_refused():
     for words in (["--resume"], ["devil:Log"], ["--logger=an.evil:Log"], ["evil:Logger"]):
         with pytest.raises(InputError, match="names the code evil:Log"):
             check_run_names(Path("run"), "span", {"logger": ["wandb", "evil:Log"]}, words)
+    for option, name in (("logger", "smp:Log"), ("loss", "timm:f"), ("optimizer", "timm:f"),
+                         ("metrics", "optax:f"), ("task", "spandrel:T")):  # fmt: skip
+        with pytest.raises(InputError, match=f"names the code {name}"):
+            check_run_names(Path("run"), "span", {option: name}, [])
+    with pytest.raises(InputError, match="names the code smp:T"):
+        check_run_names(Path("run"), "smp:T", {}, [])
+    known = {"network": "timm:a", "optimizer": "optax:lion", "schedule": "optax.contrib:x",
+             "body": "smp:Unet", "body_args": "{}"}  # fmt: skip
+    check_run_names(Path("run"), "span", known, [])
     for words in (["--logger=evil:Log"], ['["evil:Log"]'], ["evil.py:Log"]):
         check_run_names(Path("run"), "span", {"logger": ["evil:Log"]}, words)
 
