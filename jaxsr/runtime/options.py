@@ -57,7 +57,7 @@ _OF_MODELS = ("*.safetensors", "*.gguf", "*config.json", "tokenizer*", "*.index.
 
 
 class Mark(NamedTuple):
-    """What jaxsr alone writes into files of a format, at its place there."""
+    """Bytes that jaxsr alone writes into files of a format, at their place there."""
 
     begin: bytes = b""
     """Regular expression of the first MiB, from the first byte on."""
