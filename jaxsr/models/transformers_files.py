@@ -18,11 +18,13 @@ from jaxsr.interop.install import install_extra
 from jaxsr.models.libraries import import_transformers
 from jaxsr.models.library_arguments import check_library_arguments
 
+_ADAPTER = "adapter_config.json"
 _CODE = ("auto_map", "custom_generate")
 _KERNELS = ("attn_implementation", "_attn_implementation", "experts_implementation")
 """Fields that may name a kernel of the hub, which is code."""
 _OF_TIMM = ("model_args", "backbone_kwargs")
 """Fields with the arguments of a network that timm builds."""
+_OWN_NAME = "name the network yourself: --model timm:NAME --model-options JSON"
 
 
 def transformers_library() -> Any:
@@ -66,7 +68,7 @@ def _check_timm(fields: JsonObject) -> None:
             if not isinstance(value, dict):
                 continue
             if name in _OF_TIMM:
-                check_library_arguments(Path("config.json"), value, way_out="remove that entry")
+                check_library_arguments(Path("config.json"), value, way_out=_OWN_NAME)
             inner.append(value)
 
 
@@ -129,7 +131,16 @@ def model_of(kind: str, config: Any, **options: Any) -> Any:
 
 
 def model_from_folder(kind: str, folder: Path, fields: JsonObject, **options: Any) -> Any:
-    """A model with the safetensors of a folder, see `model_of`; `fields` are its `config.json`."""
+    """A model with the safetensors of a folder, see `model_of`; `fields` are its `config.json`.
+
+    Raises:
+      InputError: the folder has an adapter, with which peft imports the modules that it names.
+    """
+    if (adapter := folder / _ADAPTER).is_file():
+        raise InputError(
+            f"{adapter} is of an adapter, which is not applied: merge it into the model, or move "
+            "the file away"
+        )
     return getattr(transformers_library(), kind).from_pretrained(
         str(folder),
         config=config_of(fields),

@@ -12,7 +12,7 @@ from unittest import mock
 import torch
 from torch import nn
 
-from jaxsr.errors import InputError, first_of, one_line
+from jaxsr.errors import InputError, UserError, first_of, one_line
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.models.hugging_face.direct_weights import directly_read
 from jaxsr.models.hugging_face.network import LibraryLM
@@ -72,6 +72,8 @@ def load_folder(
         inner, report = model_from_folder(
             "AutoModelForCausalLM", folder, fields, dtype=dtype, output_loading_info=True
         )
+    except UserError:
+        raise
     except Exception as error:  # whatever a family's code raises on weights that do not fit
         raise InputError(
             f"{folder} cannot be loaded by transformers ({type(error).__name__}: "
