@@ -16,7 +16,7 @@ from jaxsr.errors import InputError, UserError, one_line, printable
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.install import install_extra
 from jaxsr.models.libraries import import_transformers
-from jaxsr.models.library_arguments import check_library_arguments
+from jaxsr.models.library_arguments import check_library_arguments, check_library_entry
 
 _ADAPTER = "adapter_config.json"
 _CODE = ("auto_map", "custom_generate")
@@ -25,6 +25,8 @@ _KERNELS = ("attn_implementation", "_attn_implementation", "experts_implementati
 _OF_TIMM = ("model_args", "backbone_kwargs")
 """Fields with the arguments of a network that timm builds."""
 _OWN_NAME = "name the network yourself: --model timm:NAME --model-options JSON"
+_TIMM_NAMES = ("architecture", "backbone")
+"""Fields with its name."""
 
 
 def transformers_library() -> Any:
@@ -56,19 +58,31 @@ def config_of(fields: JsonObject) -> Any:
     if kind not in transformers.CONFIG_MAPPING and "auto_map" in fields:
         raise _refused_code("config.json", fields["auto_map"])
     _check_timm(fields)
-    plain = {name: value for name, value in fields.items() if name not in (*_CODE, *_KERNELS)}
-    return transformers.AutoConfig.for_model(**plain)
+    return transformers.AutoConfig.for_model(**_without_code(fields))
+
+
+def _without_code(value: Any) -> Any:
+    """The fields of a configuration, inner ones among them, without those that name code."""
+    if isinstance(value, list):
+        return [_without_code(part) for part in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {name: part for name, part in value.items() if name not in (*_CODE, *_KERNELS)}
+    return {name: _without_code(part) for name, part in kept.items()}
 
 
 def _check_timm(fields: JsonObject) -> None:
-    """Refuses arguments, also of an inner configuration, by which timm would unpickle a file."""
-    inner: list[JsonObject] = [fields]
+    """Refuses entries, also of an inner configuration, by which timm would open or fetch a file."""
+    source = Path("config.json")
+    inner: list[Any] = [fields]
     for part in inner:
-        for name, value in part.items():
-            if not isinstance(value, dict):
-                continue
-            if name in _OF_TIMM:
-                check_library_arguments(Path("config.json"), value, way_out=_OWN_NAME)
+        if isinstance(part, list):
+            inner += part
+        for name, value in part.items() if isinstance(part, dict) else ():
+            if name in _OF_TIMM and isinstance(value, dict):
+                check_library_arguments(source, value, way_out=_OWN_NAME)
+            if name in _TIMM_NAMES and isinstance(value, str):
+                check_library_entry(source, f"timm:{value}", way_out=_OWN_NAME)
             inner.append(value)
 
 

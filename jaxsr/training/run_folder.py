@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxsr.errors import FileAccessError, InputError, MissingFileError, check_utf8_path, first_of
+from jaxsr.errors import (
+    FileAccessError,
+    InputError,
+    MissingFileError,
+    check_utf8_path,
+    first_of,
+    printable,
+)
 from jaxsr.interop.atomic_write import atomic_write, set_aside
 from jaxsr.interop.sealed_json import seal
 from jaxsr.training.config import RunConfig
@@ -228,11 +235,18 @@ def check_entries(out: Path, exported: str) -> None:
       exported: stem of the exported weights.
 
     Raises:
-      FileAccessError: a file stands for a folder or a folder for a file, or a link leads nowhere.
+      FileAccessError: a file stands for a folder or a folder for a file, or a link leads nowhere
+        or out of the folder: a run may be a stranger's, and its links lead where he wants.
     """
+    inside = out.resolve()
     weights = _weights_of(exported)
     for names, kind in ((_FOLDERS, "a folder"), ((*_FILES, *weights), "a regular file")):
         for path in (out / name for name in names):
+            if path.is_symlink() and path.exists() and not path.resolve().is_relative_to(inside):
+                raise FileAccessError(
+                    f"{path} is a link out of the run's folder, where the run would write; put "
+                    "what it leads to in its place, or choose another --out"
+                )
             fits = path.is_dir() if kind == "a folder" else path.is_file()
             if not fits and os.path.lexists(path):
                 is_lost = path.is_symlink() and not path.exists()
@@ -335,7 +349,7 @@ def claim_folder(
                 "differ in the last bits from those of an uninterrupted run"
             )
     remarks += _other_computation(run.computed_by or {}, computed_by or {})
-    return RunRecord(out=out, content=content, remarks=tuple(remarks))
+    return RunRecord(out=out, content=content, remarks=tuple(map(printable, remarks)))
 
 
 def _is_unused(out: Path) -> bool:

@@ -12,6 +12,7 @@ from jaxsr import check, generate
 from jaxsr.errors import InputError
 from jaxsr.models.build import build_network
 from jaxsr.models.load import load_model
+from jaxsr.models.transformers_files import config_of
 
 ROOT = Path(__file__).parents[2]
 CODE = """
@@ -74,6 +75,30 @@ def test_families_of_transformers_that_bring_code_too_are_computed_without_it(fo
     assert type(loaded.network.inner).__name__ == "LlamaForCausalLM"
     build_network(str(folder))
     assert not (tmp_path / "ran").exists()
+
+
+def test_code_of_inner_configurations_is_left_out(folder, tmp_path):
+    inner = {"model_type": "align_text_model", "auto_map": {"AutoModel": "evil.Network"}}
+    fields = {"model_type": "llava", "vision_config": inner, "text_config": {"model_type": "llama"}}
+    config = config_of(fields)
+    assert not hasattr(config.vision_config, "auto_map")
+    (folder / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(InputError):  # transformers has no model of that kind
+        build_network(str(folder))
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model_type": "timm_wrapper", "architecture": "hf-hub:evil/net"},
+        {"model_type": "timm_backbone", "backbone": "local-dir:here"},
+        {"model_type": "x", "parts": [{"architecture": "timm/../x"}]},
+    ],
+)
+def test_timm_fetches_no_network_that_a_configuration_names(fields):
+    with pytest.raises(InputError, match="more than a network's name"):
+        config_of(fields)
 
 
 def test_code_of_a_tokenizer(folder, tmp_path, capsys):
