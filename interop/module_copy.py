@@ -1,16 +1,17 @@
 """Copies modules, also those that torch refuses to copy."""
 
+import collections
 import copy
 import functools
 import threading
 import types
 from collections import OrderedDict
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeGuard, TypeVar
 
+import numpy as np
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from jaxsr.interop._core.shared_memory import copy_registered
 from jaxsr.interop.errors import UnsupportedTorchError
@@ -44,13 +45,16 @@ def copy_module(module: Module, memo: dict[int, object] | None = None) -> Module
     reached = Snapshot(module)
     copy_registered(registered, reached.tensors, reached.arrays, memo)
     for sub in module.modules():
-        for value in pytree.tree_leaves([v for k, v in vars(sub).items() if k != "_modules"]):
+        for value in _leaves([v for k, v in vars(sub).items() if k != "_modules"]):
             if isinstance(value, torch.Tensor) and id(value) not in memo and not value.is_leaf:
                 memo[id(value)] = value.detach().clone()
             elif isinstance(value, _LOCKS):
                 memo[id(value)] = value
             elif isinstance(value, types.MappingProxyType):
                 memo[id(value)] = types.MappingProxyType(copy.deepcopy(dict(value), memo))
+            elif _is_repeated(value) and id(value) not in memo:
+                once = value[tuple(slice(None if step else 1) for step in value.strides)]
+                memo[id(value)] = np.broadcast_to(copy.deepcopy(once, memo), value.shape)
     twin = _deep_copy(module, memo)
     for parameter in module.parameters():
         _copy_hooks(parameter, memo)
@@ -64,6 +68,24 @@ def copy_module(module: Module, memo: dict[int, object] | None = None) -> Module
                 if function is not value:
                     table[key] = function
     return twin
+
+
+def _is_repeated(value: object) -> TypeGuard[np.ndarray]:
+    """Whether it is an array of few values many times, of which a copy may have gigabytes."""
+    return type(value) is np.ndarray and 0 in value.strides and not value.flags.writeable
+
+
+def _leaves(containers: list[Any]) -> Iterator[Any]:
+    """What containers hold that is none itself; they may hold themselves."""
+    seen = set[int]()
+    waiting = [containers]
+    while waiting:
+        for value in waiting.pop():
+            if not isinstance(value, (list, tuple, dict, collections.deque)):
+                yield value
+            elif id(value) not in seen:
+                seen.add(id(value))
+                waiting.append([*(value.values() if isinstance(value, dict) else value)])
 
 
 def _deep_copy(module: Module, memo: dict[int, object]) -> Module:

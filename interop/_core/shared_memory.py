@@ -28,10 +28,12 @@ class ByteRange(NamedTuple):
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "ByteRange | None":
         """From the first byte of a tensor to its last; None where it has no memory."""
-        if tensor.layout != torch.strided or tensor.device.type == "meta" or not tensor.numel():
-            return None
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
             return None  # a subclass may have no storage
+        if tensor.is_nested or tensor.layout != torch.strided or tensor.device.type == "meta":
+            return None
+        if not tensor.numel():
+            return None
         last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
         size, offset = tensor.element_size(), tensor.storage_offset()
         storage = tensor.untyped_storage()

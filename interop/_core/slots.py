@@ -93,15 +93,16 @@ def matching(names: list[str], patterns: tuple[str, ...], kind: str) -> list[str
     return matched
 
 
-def mentions(value: object, known: Mapping[int, object]) -> bool:
-    """Whether it is one of the known tensors, or a container of some."""
+def mentions(
+    value: object, known: Mapping[int, object], within: frozenset[int] = frozenset()
+) -> bool:
+    """Whether it is one of the known tensors, or a container of some, which may hold itself."""
     if isinstance(value, torch.Tensor):
         return id(value) in known
-    if isinstance(value, (list, tuple)):
-        return any(mentions(v, known) for v in value)
-    if type(value) is dict:
-        return any(mentions(v, known) for v in value.values())
-    return False
+    if id(value) in within or not (isinstance(value, (list, tuple)) or type(value) is dict):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return any(mentions(v, known, within | {id(value)}) for v in inner)
 
 
 def replaced_mentions(value: Any, new: Mapping[int, torch.Tensor]) -> Any:

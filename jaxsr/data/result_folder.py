@@ -98,7 +98,7 @@ def _new_lines(out: Path, names: list[str], record: bytes, option: str) -> bytes
             if isinstance(results, dict):
                 recorded |= results
             elif isinstance(name := content.get("result"), str):
-                recorded[name] = written_digest(content)
+                recorded[name] = written_digest(content) or ""
     others = [
         str(out / name)
         for name in names

@@ -55,13 +55,20 @@ def _modules_of(kinds: Iterable[type]) -> set[str]:
     while waiting:
         module = waiting.pop()
         for value in list(vars(module).values()) if is_users(module) else ():
-            of_code = isinstance(value, type | FunctionType)
-            name = (value if of_code else type(value)).__module__
-            other = value if isinstance(value, ModuleType) else sys.modules.get(str(name))
+            other = value if issubclass(type(value), ModuleType) else _home(value)
             if other and is_users(other) and other.__name__ not in names:
                 names.add(other.__name__)
                 waiting.append(other)
     return names
+
+
+def _home(value: object) -> ModuleType | None:
+    """The module of a function, a class or an object's class, without asking users' classes."""
+    kind = type(value)
+    if issubclass(kind, FunctionType):
+        return sys.modules.get(str(value.__module__))
+    name = vars(value if issubclass(kind, type) else kind).get("__module__")
+    return sys.modules.get(str(name))
 
 
 @functools.cache

@@ -7,7 +7,7 @@ import pytest
 
 from jaxsr.errors import InputError
 from jaxsr.models.llama import chat_renderer
-from jaxsr.models.llama.tokenizer import load_tokenizer
+from jaxsr.models.llama.tokenizer import Tokenizer, load_tokenizer
 
 
 def test_ids_text_and_chat_match_transformers(model_folder, hf_tokenizer, texts):
@@ -222,3 +222,33 @@ def test_a_tokenizer_that_multiplies_texts_is_refused(model_folder, tmp_path, pa
     (folder / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(InputError, match=f"a {part} that makes texts .* times as long"):
         load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("kind", ["BPE", "Unigram", "WordLevel"])
+def test_the_digest_is_of_what_decoding_depends_on(kind, texts):
+    """It stays through a file, and tells tokens, their ids and the decoder apart."""
+    tokenizers = pytest.importorskip("tokenizers")
+
+    def trained():
+        inner = tokenizers.Tokenizer(getattr(tokenizers.models, kind)())
+        options = {"unk_token": "<unk>"} if kind == "Unigram" else {}
+        trainer = getattr(tokenizers.trainers, f"{kind.replace('BPE', 'Bpe')}Trainer")(
+            vocab_size=120, special_tokens=["<unk>"], show_progress=False, **options
+        )
+        inner.train_from_iterator(texts * 4, trainer)
+        return inner
+
+    inner = trained()
+    digest = Tokenizer(inner=inner).digest
+    read = tokenizers.Tokenizer.from_str(inner.to_str())
+    assert Tokenizer(inner=read).digest == digest
+    read.normalizer = tokenizers.normalizers.Lowercase()
+    read.encode_special_tokens = True
+    assert Tokenizer(inner=read).digest == digest
+    read.decoder = tokenizers.decoders.ByteLevel()
+    others = {Tokenizer(inner=read).digest}
+    inner.add_tokens(["unheard"])
+    others.add(Tokenizer(inner=inner).digest)
+    inner.add_special_tokens(["unheard"])  # which the text then lacks
+    others.add(Tokenizer(inner=inner).digest)
+    assert len(others) == 3 and digest not in others

@@ -1,5 +1,6 @@
 """Copies of modules against what the original computes."""
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -21,6 +22,12 @@ class Hooked(nn.Module):
         return self.doubled(x) + self.features["layer"]
 
 
+class Holding(nn.Module):
+    def __init__(self, held: list):
+        super().__init__()
+        self.held = held
+
+
 def test_functions_over_the_module_are_over_its_copy():
     module, x = Hooked(), torch.ones(1, 2)
     copied = copy_module(module)
@@ -30,3 +37,18 @@ def test_functions_over_the_module_are_over_its_copy():
     fresh.load_state_dict(copied.state_dict())
     assert torch.equal(copied(x), fresh(x))
     assert copied.layer.weight.any()
+
+
+def test_a_list_in_itself_is_copied():
+    network = Holding([torch.ones(2)])
+    network.held.append(network.held)
+    twin = copy_module(network)
+    assert twin.held[1] is twin.held is not network.held
+
+
+def test_an_array_of_repeated_values_stays_small():
+    table = np.broadcast_to(np.arange(2.0)[:, None], (2, 10**12))
+    first, second = copy_module(Holding([table, table])).held
+    assert first.shape == (2, 10**12) and first.strides == (8, 0)
+    assert first[:, -1].tolist() == [0, 1] and first is second
+    assert not np.shares_memory(first[:, :1], table[:, :1])

@@ -84,7 +84,10 @@ class Tokenizer:
     def digest(self) -> str:
         """16 hexadecimal digits of all that `decode` depends on."""
         content = json.loads(self.inner.to_str())
-        parts = content["model"].get("vocab"), content["added_tokens"], content["decoder"]
+        vocabulary = content["model"].get("vocab")
+        if isinstance(vocabulary, list):  # with scores, which differ after a file in the last bits
+            vocabulary = [token for token, _ in vocabulary]
+        parts = vocabulary, content["added_tokens"], content["decoder"]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
     def chat(
