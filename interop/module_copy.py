@@ -76,7 +76,7 @@ def _is_repeated(value: object) -> TypeGuard[np.ndarray]:
 
 
 def _leaves(containers: list[Any]) -> Iterator[Any]:
-    """What containers hold that is none itself; they may hold themselves."""
+    """Values in containers that are not containers; these may hold themselves."""
     seen = set[int]()
     waiting = [containers]
     while waiting:

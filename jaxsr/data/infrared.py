@@ -459,13 +459,11 @@ def _find_subfolder(folder: Path, names: Iterable[str]) -> Path | None:
     folders = {path.name.lower(): path for path in sorted(folder.iterdir()) if path.is_dir()}
     same = [folders[name] for name in names if name in folders]
     if len(same) > 1:
-        _log.warning(
-            "%s has %s; %s is taken", folder, " and ".join(p.name for p in same), same[0].name
-        )
+        listed = " and ".join(path.name for path in same)
+        _log.warning("%s has %s; %s is taken", folder, listed, same[0].name)
     if same:
         return same[0]
-    ends = tuple(f"_{name}" for name in names)
-    ending = [path for name, path in folders.items() if name.endswith(ends)]
+    ending = [p for name, p in folders.items() if name.endswith(tuple(f"_{n}" for n in names))]
     return ending[0] if len(ending) == 1 else None
 
 

@@ -371,7 +371,7 @@ class _Asked(NamedTuple):
     text: str
     tokens: int
     seed: int
-    """Of its draws."""
+    """Seed of its draws."""
 
 
 class _InOrder:

@@ -87,7 +87,7 @@ class MadeBy:
         self._append(earlier if _facts(earlier) == line else line)
 
     def note(self, result: Path) -> Note:
-        """What is to be called with the complete file of a result before it has its name."""
+        """Notes size and digest of a result: for its complete file, before that has its name."""
 
         def note(file: Path) -> None:
             status, digest = file.stat(), content_digest(file)

@@ -106,7 +106,7 @@ class Grids(Kept):
 
 
 class Size(Kept):
-    """Of this call alone."""
+    """Keeps the size of this call alone."""
 
     def extra(self, y, rows):
         self.rows = rows
