@@ -18,6 +18,7 @@ from jaxsr.interop.errors import UnsupportedTorchError
 from jaxsr.interop.python_state import Snapshot
 
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
+_CONTAINERS = (list, dict, OrderedDict, collections.defaultdict, collections.deque)
 _PARTS = ("_parameters", "_buffers", "_modules")
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -81,8 +82,8 @@ def _leaves(containers: list[Any]) -> Iterator[Any]:
     waiting = [containers]
     while waiting:
         for value in waiting.pop():
-            if not isinstance(value, (list, tuple, dict, collections.deque)):
-                yield value
+            if not (type(value) in _CONTAINERS or isinstance(value, tuple)):
+                yield value  # a user's own container may load its values when asked
             elif id(value) not in seen:
                 seen.add(id(value))
                 waiting.append([*(value.values() if isinstance(value, dict) else value)])
