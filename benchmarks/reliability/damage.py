@@ -180,10 +180,14 @@ def cache_kind(folder: Path) -> Kind:
     )  # fmt: skip
     folder.mkdir()
     file = "cache.safetensors"
-    save_snapshot(folder / file, snapshot, fingerprint="f", model="m", prompts=["a", "b"])
+    save_snapshot(
+        folder / file, snapshot, fingerprint="f", model="m", prompts=["a", "b"], tokenizer="t"
+    )
 
     def read(path: Path) -> Any:
-        loaded, prompts = load_snapshot(path / file, fingerprint="f", model="m", network=network)
+        loaded, prompts = load_snapshot(
+            path / file, fingerprint="f", model="m", network=network, tokenizer="t"
+        )
         return bits(vars(loaded)), prompts
 
     return Kind(folder, read, (read(folder),))

@@ -99,10 +99,15 @@ def _new_lines(out: Path, names: list[str], record: bytes, option: str) -> bytes
                 recorded |= results
             elif isinstance(name := content.get("result"), str):
                 recorded[name] = written_digest(content) or ""
+    inside = out.resolve()
     others = [
         str(out / name)
         for name in names
-        if os.path.lexists(out / name) and not _is_result(out / name, recorded.get(name, ""))
+        if os.path.lexists(out / name)
+        and not (
+            (out / name).resolve().is_relative_to(inside)  # a link would lead elsewhere
+            and _is_result(out / name, recorded.get(name, ""))
+        )
     ]
     if others:
         raise InputError(

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import numpy as np
 
@@ -83,7 +84,11 @@ def run_sentinels(
     Yields:
       A verdict for each name, in order.
     """
-    command = [sys.executable, "-m", "jaxsr.doctor.compiler", platform]
+    # -P: no module of the current folder, in which a stranger's numpy.py may lie.
+    command = [sys.executable, "-P", "-m", "jaxsr.doctor.compiler", platform]
+    environment = dict(os.environ if environment is None else environment)
+    places = [str(Path(__file__).parents[2]), environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, places))
     names = list(SENTINELS if names is None else names)
     return run_in_children(command, names, environment=environment, timeout_s=timeout_s)
 

@@ -40,7 +40,7 @@ def probe(platform: str) -> tuple[JsonObject | None, str]:
       Platform, count, kind and memory of its devices, or None; and why not.
     """
     try:
-        command = [sys.executable, "-c", _PROBE.format(platform=platform)]
+        command = [sys.executable, "-P", "-c", _PROBE.format(platform=platform)]
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
         )

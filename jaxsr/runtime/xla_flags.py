@@ -88,7 +88,8 @@ def flags_error(flags: str) -> str | None:
     if all(set_here.fullmatch(word) for word in _flag_text(flags).split()):
         return None
     asked = subprocess.run(
-        [sys.executable, "-c", "from jaxlib import xla_client; xla_client.CompileOptions()"],
+        # Not from the current folder, in which a stranger's jaxlib.py may lie.
+        [sys.executable, "-P", "-c", "from jaxlib import xla_client; xla_client.CompileOptions()"],
         env={**os.environ, "XLA_FLAGS": flags},
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -103,6 +103,18 @@ def test_a_record_that_a_kill_cut_short_goes_on(tmp_path: Path) -> None:
             (tmp_path / "b").write_text("2")
 
 
+def test_links_out_of_the_folder_are_not_results(tmp_path: Path) -> None:
+    """A folder of results may be a stranger's."""
+    mine, out = tmp_path / "mine", tmp_path / "out"
+    mine.mkdir()
+    out.mkdir()
+    (mine / "a.png").write_text("mine")
+    (out / "masks").symlink_to(mine)
+    (out / RECORD).write_text(seal({"results": {"masks/a.png": None}}) + "\n")
+    with pytest.raises(InputError, match="did not write"), result_folder(out, ["masks/a.png"]):
+        pass
+
+
 @pytest.mark.parametrize("content", [{"results": 5}, {"results": ["a"]}, {"result": 5}, {}])
 def test_lines_of_other_content_say_nothing(tmp_path: Path, content: dict) -> None:
     (tmp_path / RECORD).write_text(seal(content) + "\n")

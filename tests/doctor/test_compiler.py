@@ -9,8 +9,9 @@ import pytest
 
 from jaxsr.doctor import compiler
 from jaxsr.doctor.compiler import check_compiler, difference, run_sentinels
+from jaxsr.doctor.devices import probe
 from jaxsr.doctor.sentinels import SENTINELS
-from jaxsr.runtime.xla_flags import YNN_FUSION
+from jaxsr.runtime.xla_flags import YNN_FUSION, flags_error
 
 YNN = [program.name for program in SENTINELS.values() if YNN_FUSION in program.workaround]
 
@@ -127,3 +128,16 @@ def test_an_error_is_a_problem_and_missing_devices_are_none(monkeypatch):
 )
 def test_results_are_judged_in_units_of_the_largest(result, reference, problem):
     assert difference(result, reference, 1e-5) == problem
+
+
+def test_children_take_no_module_of_the_current_folder(tmp_path, monkeypatch):
+    """A model's or run's folder may be a stranger's, and have a `numpy.py`."""
+    for name in ("jaxlib", "jax", "numpy", "json"):
+        (tmp_path / f"{name}.py").write_text("open('ran', 'w')")
+    monkeypatch.chdir(tmp_path)
+    name = next(iter(SENTINELS))
+    (verdict,) = run_sentinels("cpu", [name])
+    assert verdict.name == name and verdict.ran
+    assert probe("cpu")[0] is not None
+    assert flags_error("--xla_cpu_enable_fast_math=false") is None
+    assert not (tmp_path / "ran").exists()
