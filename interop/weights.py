@@ -86,6 +86,13 @@ def check_digest(path: Path) -> None:
         )
 
 
+def has_digest(path: Path) -> bool:
+    """Whether a file is one of `export_weights`, which may be damaged."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        return length <= _LONGEST_HEADER and f'"{DIGEST}"'.encode() in file.read(length)
+
+
 @contextmanager
 def open_safetensors(path: Path, *, framework: str = "numpy") -> Generator[Any]:
     """Opens a file as `safetensors.safe_open` does: its tensors are read when they are asked for.

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from jaxsr import train
 from jaxsr.errors import InputError
@@ -269,6 +270,16 @@ def test_a_resume_takes_no_folder_of_programs_from_the_run(finished, tmp_path):
     (out / "config.json").write_text(seal(content))
     assert run("--resume", "--out", out, "--steps", 5) == 0
     assert not (tmp_path / "gift").exists()
+
+
+def test_weights_that_the_user_put_into_a_run_stay(capsys, finished, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    path = next(out.glob("*.safetensors"))
+    save_file({"a": torch.ones(1)}, path)
+    line = refused(capsys, "--resume", "--out", out, "--steps", 5)
+    assert f"{path} is not a file that the run wrote" in line
+    assert list(load_file(path)) == ["a"]
 
 
 def test_resume_without_a_folder_takes_the_newest_run_and_no_copy(monkeypatch, tmp_path):

@@ -156,7 +156,7 @@ class _Constants:
         array = np.asarray(value)
         like = self._like.setdefault((array.shape, array.dtype.str), [])
         for number in like:
-            if np.allclose(self._values[number], array, rtol=1e-5, atol=1e-6, equal_nan=True):
+            if _is_close(self._values[number], array):
                 return number
         like.append(next_number)
         self._values[next_number] = array
@@ -173,6 +173,13 @@ class _Constants:
         alone = jaxpr.replace(constvars=[], invars=[*values], outvars=eqn.outvars, eqns=[eqn])
         with jax.ensure_compile_time_eval():
             return [*map(np.asarray, jaxpr_as_fun(ClosedJaxpr(alone, []))(*values.values()))]
+
+
+def _is_close(one: np.ndarray, other: np.ndarray) -> bool:
+    if one.dtype.kind not in "fc":
+        return np.array_equal(one, other)
+    bound = 1e-6 * float(np.abs(one[np.isfinite(one)]).max(initial=0))
+    return np.allclose(one, other, rtol=1e-5, atol=bound, equal_nan=True)
 
 
 class _Computed:

@@ -308,7 +308,7 @@ def summarize(config: RunConfig, presets: Mapping[str, RunConfig]) -> str:
         changes[name] = {n: v for n, v in options.items() if plain.get(n) != v and n not in PER_RUN}
     nearest = min(changes, key=lambda name: len(changes[name]))
     words = [f"preset {nearest}"] if len(presets) > 1 else []
-    words += [f"{n}={v}" for n, v in changes[nearest].items()]
+    words += [f"{n}={printable(v)}" for n, v in changes[nearest].items()]
     return wrapped(f"options: {'  '.join(words) or 'the defaults'}; config.json lists all", 100)
 
 

@@ -24,6 +24,7 @@ from jaxsr.errors import (
 )
 from jaxsr.interop.atomic_write import atomic_write, set_aside
 from jaxsr.interop.sealed_json import seal
+from jaxsr.interop.weights import has_digest
 from jaxsr.training.config import RunConfig
 from jaxsr.training.config_file import (
     PER_RUN,
@@ -331,6 +332,11 @@ def claim_folder(
         )
     check_changes(out, run, config)
     _check_checkpoints(out, run, config)
+    for path in (out / name for name in _weights_of(exported)):
+        if path.is_file() and not has_digest(path):
+            raise InputError(
+                f"{path} is not a file that the run wrote, and the run would replace it; move it"
+            )
     if run.data is not None and run.data != data:
         raise InputError(
             f"the run in {out} was trained on other data: {_counted(run.data)} then, "

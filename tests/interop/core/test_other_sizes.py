@@ -48,6 +48,13 @@ class FirstScale(Kept):
         return y * self.table
 
 
+class FirstCount(Kept):
+    def extra(self, y, rows):
+        if self.table is None:
+            self.table = torch.tensor(100_000 + rows)
+        return y * (self.table - 100_000)
+
+
 class Greatest(Kept):
     def extra(self, y, rows):
         self.seen.append(rows)
@@ -116,7 +123,7 @@ class Size(Kept):
 @pytest.mark.parametrize("jitted", [False, True])
 @pytest.mark.parametrize("sizes", [(300, 100), (100, 300)])
 @pytest.mark.parametrize(
-    "kind", [FirstSize, FirstScale, Greatest, Order, RelativeTable, LearnedTable]
+    "kind", [FirstSize, FirstScale, FirstCount, Greatest, Order, RelativeTable, LearnedTable]
 )
 def test_state_that_another_size_reads_is_refused(kind, sizes, jitted):
     jm = to_jax(kind())
