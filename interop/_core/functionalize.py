@@ -311,11 +311,11 @@ class FunctionalModule:
                 calls = [as_inputs(each) for each in ((inputs, kwargs), other.zeros())]
                 with session(trace, compiling=compiling):
                     for first in (0, 1):
-                        tensors = wrapped(trace, 0)
+                        tensors = wrapped(trace)  # the same in both calls
                         with self._swapped(tensors, train, repeated=True):
                             for number, which in enumerate((first, 1 - first)):
                                 if number:
-                                    tensors = self._place(wrapped(trace, number), tensors)
+                                    tensors = self._place(wrapped(trace), tensors)
                                 trace.draws = 0
                                 with stating_results(self.module), self.attributes.guarded():
                                     result = called(trace, calls[which])

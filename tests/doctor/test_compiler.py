@@ -66,7 +66,7 @@ def test_a_death_or_a_hang_is_attributed_and_the_rest_is_run(monkeypatch, tmp_pa
     start = compiler.subprocess.Popen
 
     def replaced(command, **options):
-        return start([sys.executable, str(tmp_path / "child.py"), *command[4:]], **options)
+        return start([sys.executable, str(tmp_path / "child.py"), *command[5:]], **options)
 
     monkeypatch.setattr(compiler.subprocess, "Popen", replaced)
     names = ["a", "dies", "b", "hangs", "leaves", "c"]
