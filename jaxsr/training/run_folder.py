@@ -24,7 +24,6 @@ from jaxsr.errors import (
 )
 from jaxsr.interop.atomic_write import atomic_write, set_aside
 from jaxsr.interop.sealed_json import seal
-from jaxsr.interop.weights import has_digest
 from jaxsr.training.config import RunConfig
 from jaxsr.training.config_file import (
     PER_RUN,
@@ -332,6 +331,8 @@ def claim_folder(
         )
     check_changes(out, run, config)
     _check_checkpoints(out, run, config)
+    from jaxsr.interop.weights import has_digest  # imports NumPy, which --help does not need
+
     for path in (out / name for name in _weights_of(exported)):
         if path.is_file() and not has_digest(path):
             raise InputError(
