@@ -31,16 +31,16 @@ def is_placed(module: nn.Module, device: torch.device, dtype: torch.dtype | None
 
 
 @dataclass
-class _Held:
+class _EvaluatedModule:
     module: nn.Module
     mode: bool
     """Before the first block began."""
     blocks: int = 0
 
 
-_held: dict[int, _Held] = {}
+_evaluated_modules: dict[int, _EvaluatedModule] = {}
 """By id: modules that blocks of `evaluating` hold in evaluation mode, in any thread."""
-_held_lock = threading.RLock()
+_modes_lock = threading.RLock()
 
 
 @contextmanager
@@ -51,21 +51,23 @@ def evaluating(module: nn.Module) -> Generator[None]:
     back.
     """
     modules = [*module.modules()]
-    with _held_lock:
+    with _modes_lock:
         for each in modules:
-            _held.setdefault(id(each), _Held(each, each.training)).blocks += 1
+            _evaluated_modules.setdefault(
+                id(each), _EvaluatedModule(each, each.training)
+            ).blocks += 1
     try:
-        with _held_lock:
+        with _modes_lock:
             in_mode(module)
         yield
     finally:
-        with _held_lock:
+        with _modes_lock:
             for each in modules:
-                held = _held[id(each)]
-                held.blocks -= 1
-                if not held.blocks:
-                    del _held[id(each)]
-                    _give_back(each, held.mode)
+                evaluated = _evaluated_modules[id(each)]
+                evaluated.blocks -= 1
+                if not evaluated.blocks:
+                    del _evaluated_modules[id(each)]
+                    _give_back(each, evaluated.mode)
 
 
 def _give_back(module: nn.Module, mode: bool) -> None:

@@ -166,8 +166,8 @@ class Attributes:
     def carried(self, changes: Iterable[Change]) -> str:
         """Describes the first change that another call may read; "" if there is none."""
         names = {id(sub): name for name, sub in self._module.named_modules()}
-        kept = (c for c in changes if (names.get(id(c.owner)), c.key) not in self._guarded)
-        return next(map(describe_change, kept), "")
+        readable = (c for c in changes if (names.get(id(c.owner)), c.key) not in self._guarded)
+        return next(map(describe_change, readable), "")
 
     def unjudged(self, changes: list[Change], trace: Trace, written: Set[str]) -> list[Change]:
         """Changes that `check` does not judge: attributes, and caches of constants.

@@ -146,6 +146,7 @@ class _Context:
 
 def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict) -> Any:
     """`cls.apply(*args)` with `cls.backward` as its derivative."""
+    trace.has_functions = True
     has_setup = cls.setup_context is not Function.setup_context
     if has_setup:  # as torch does
         bound = inspect.signature(cls.forward).bind(*args, **kwargs)

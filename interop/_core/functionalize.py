@@ -37,13 +37,7 @@ from jaxsr.interop._core.host_draws import DRAWN, calls_by_draws, refusing_host_
 from jaxsr.interop._core.index_bounds import collecting_indices
 from jaxsr.interop._core.located_errors import located
 from jaxsr.interop._core.recipes import Recipe
-from jaxsr.interop._core.repeated_calls import (
-    Calls,
-    OtherCall,
-    as_inputs,
-    equal_calls,
-    of_call,
-)
+from jaxsr.interop._core.repeated_calls import Calls, OtherCall, as_inputs, equal_calls, of_call
 from jaxsr.interop._core.shared_memory import Originals, SharedMemory, Window
 from jaxsr.interop._core.slots import Slot, find_slots, matching, mentions, replaced_mentions
 from jaxsr.interop._core.tensor import JaxTensor
@@ -238,7 +232,8 @@ class FunctionalModule:
                         settled = self.attributes.check(before, trace, tensors)
                         after = self._collect(trace, tensors, buffers)
                         changes = state.changes()
-                        trace.left = self.attributes.plain()
+                        if trace.has_functions:
+                            trace.left = self.attributes.plain()
                         carried = self.attributes.carried(changes)
                         changes = self.attributes.unjudged(changes, trace, self.buffers_written)
                     except Exception as e:  # perhaps because of a refused operation whose error was

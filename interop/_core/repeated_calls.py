@@ -87,8 +87,8 @@ class Calls:
 
     def add(self, key: Hashable, inputs: PyTree, reason: str) -> None:
         """Remembers a call; see `others`."""
-        words, kept = _abstract(inputs)
-        self._seen.setdefault(key, {})[words] = OtherCall(kept, reason)
+        words, shapes = _abstract(inputs)
+        self._seen.setdefault(key, {})[words] = OtherCall(shapes, reason)
 
 
 def _abstract(inputs: PyTree) -> tuple[tuple, PyTree]:
@@ -102,8 +102,8 @@ def _abstract(inputs: PyTree) -> tuple[tuple, PyTree]:
         words.append(repr(x) if isinstance(x, (bool, int, float, str, type(None))) else type(x))
         return x
 
-    kept = map_leaves(abstract, inputs)
-    return tuple(words), kept
+    shapes = map_leaves(abstract, inputs)
+    return tuple(words), shapes
 
 
 def of_call(array: ArrayLike, number: int) -> jax.Array:

@@ -66,9 +66,10 @@ class Trace(ABC):
         self.placeholders: Mapping[int, str] = {}
         """Names of parameters and buffers by the id of the stand-in in the module's copy."""
 
+        self.has_functions = False
+        """Whether code has called an `autograd.Function`."""
         self.left: dict[nn.Module, dict[str, Any]] = {}
-        """Attributes of modules after the call, but tensors, where a Function's backward may read
-        them."""
+        """Attributes of modules after the call, but tensors, which a Function's backward reads."""
 
     @contextmanager
     def as_left(self) -> Generator[None]:

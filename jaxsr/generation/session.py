@@ -161,11 +161,11 @@ class Session:
         skip: int,
         early: dict[int, dict[str, Any]],
     ) -> None:
-        asked = [
-            _Asked(p.text, len(i), self.options.seed if p.seed is None else p.seed)
+        row_prompts = [
+            _RowPrompt(p.text, len(i), self.options.seed if p.seed is None else p.seed)
             for p, i in zip(prompts, ids, strict=True)
         ]
-        report = _InOrder(self, asked, batch_size, skip, early)
+        report = _InOrder(self, row_prompts, batch_size, skip, early)
         run = complete(
             self.engine,
             ids,
@@ -241,8 +241,10 @@ class Session:
         )
         counts = snapshot.filled - snapshot.counts + 1
         numbers = zip(counts.tolist(), snapshot.seeds.tolist(), strict=True)
-        asked = [_Asked(text, *of_row) for text, of_row in zip(texts, numbers, strict=True)]
-        report = _InOrder(self, asked, len(texts), 0, {})
+        row_prompts = [
+            _RowPrompt(text, *of_row) for text, of_row in zip(texts, numbers, strict=True)
+        ]
+        report = _InOrder(self, row_prompts, len(texts), 0, {})
         run = continue_from(
             self.engine,
             snapshot,
@@ -274,7 +276,7 @@ class Session:
         if self._row_file is not None:
             self._row_file.keep(row)
 
-    def row(self, done: Completion, asked: "_Asked", batch_size: int) -> dict[str, Any]:
+    def row(self, done: Completion, prompt: "_RowPrompt", batch_size: int) -> dict[str, Any]:
         """The row of an output in a file."""
         settings = self._settings()
         if self._row_file is not None:
@@ -282,12 +284,12 @@ class Session:
         row = {
             "device": self.engine.device,
             **settings,
-            "seed": asked.seed,
+            "seed": prompt.seed,
             "batch_size": batch_size,
             "index": done.index,
             "row": done.row,
-            "prompt": asked.text,
-            "prompt_tokens": asked.tokens,
+            "prompt": prompt.text,
+            "prompt_tokens": prompt.tokens,
             "output": self._text(done.tokens),
             "output_tokens": len(done.tokens),
             "output_ids": done.tokens,
@@ -365,7 +367,7 @@ class Session:
         print(fitted(line, sys.stderr), file=sys.stderr)
 
 
-class _Asked(NamedTuple):
+class _RowPrompt(NamedTuple):
     """A prompt as its row states it."""
 
     text: str
@@ -379,7 +381,7 @@ class _InOrder:
 
     Args:
       session: that receives them.
-      asked: the prompts.
+      prompts: with what their rows state.
       batch_size: of the run.
       skip: the first prompts, which are left out.
       early: rows by number of later prompts, which are also left out.
@@ -388,12 +390,12 @@ class _InOrder:
     def __init__(
         self,
         session: Session,
-        asked: Sequence[_Asked],
+        prompts: Sequence[_RowPrompt],
         batch_size: int,
         skip: int,
         early: dict[int, dict[str, Any]],
     ) -> None:
-        self._session, self._asked = session, asked
+        self._session, self._prompts = session, prompts
         self._batch_size, self._next = batch_size, skip
         self._early = early
         self.printer = session.printer(batch_size)
@@ -403,7 +405,7 @@ class _InOrder:
         if self.printer is not None:
             self.printer.end()
         place = done.index
-        row = self._session.row(done, self._asked[place], self._batch_size)
+        row = self._session.row(done, self._prompts[place], self._batch_size)
         self._early[place] = row
         if place != self._next:
             self._session.keep(row)
@@ -416,7 +418,7 @@ class _InOrder:
             self._next += 1
 
     def _show_prompt(self) -> None:
-        several = len(self._asked) > 1 or len(self._session.config.batch_size) > 1
+        several = len(self._prompts) > 1 or len(self._session.config.batch_size) > 1
         if several and self.printer is None:
-            text = for_output(self._asked[self._next].text)
+            text = for_output(self._prompts[self._next].text)
             print(f"[{self._next}, batch size {self._batch_size}] {text}")

@@ -18,7 +18,7 @@ from torch import nn
 from jaxsr.errors import InputError
 from jaxsr.interop.python_code import is_users_file
 from jaxsr.models.build import CODE_NAME, LIBRARIES
-from jaxsr.models.library_arguments import check_library_arguments, check_library_entry
+from jaxsr.models.builder_arguments import check_library_arguments, check_library_entry
 
 _BUILT = ("network", "discriminator", "model")
 """Options of networks that `LIBRARIES` build; others have `NAME_args` beside them."""

@@ -20,8 +20,8 @@ from typing import Any
 from jaxsr.errors import InputError
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.models.build import LIBRARIES, build_network, import_attribute
+from jaxsr.models.builder_arguments import check_library_arguments, check_library_entry
 from jaxsr.models.claims import check_claims
-from jaxsr.models.library_arguments import check_library_arguments, check_library_entry
 from jaxsr.models.named_code import (
     check_network_arguments,
     check_network_code,

@@ -15,8 +15,8 @@ from typing import Any
 from jaxsr.errors import InputError, UserError, one_line, printable
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.install import install_extra
+from jaxsr.models.builder_arguments import check_library_arguments, check_library_entry
 from jaxsr.models.libraries import import_transformers
-from jaxsr.models.library_arguments import check_library_arguments, check_library_entry
 
 _ADAPTER = "adapter_config.json"
 _CODE = ("auto_map", "custom_generate")
@@ -67,8 +67,8 @@ def _without_code(value: Any) -> Any:
         return [_without_code(part) for part in value]
     if not isinstance(value, dict):
         return value
-    kept = {name: part for name, part in value.items() if name not in (*_CODE, *_KERNELS)}
-    return {name: _without_code(part) for name, part in kept.items()}
+    names = [name for name in value if name not in (*_CODE, *_KERNELS)]
+    return {name: _without_code(value[name]) for name in names}
 
 
 def _check_timm(fields: JsonObject) -> None:

@@ -98,8 +98,8 @@ def restore(
                 word or model, weights=weights, channels=channels, value_range=value_range
             )
             runner = kept_runner(network, config, is_module=network.network is model)
-            own = [pictures[place] for place in places]
-            restored = restore_arrays(own, network, config, runner)
+            chosen_pictures = [pictures[place] for place in places]
+            restored = restore_arrays(chosen_pictures, network, config, runner)
             for place, result in zip(places, restored, strict=True):
                 results[place] = result
     return results if several else results[0]

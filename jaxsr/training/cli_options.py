@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn, get_args, get_type_hints
 
 from jaxsr.errors import InputError
 from jaxsr.runtime.activity import is_quiet
-from jaxsr.runtime.cli import parse_options
+from jaxsr.runtime.cli import named_options, parse_options
 from jaxsr.training.config import RunConfig
 from jaxsr.training.config_file import MACHINE_CODE, PER_RUN, ConfigFile, read_config
 from jaxsr.training.find_task import TASKS, find_options, find_task, presets_of
@@ -117,12 +117,10 @@ def _check_arguments(source: Path, config: RunConfig, rest: list[str]) -> None:
     """Refuses arguments of a library's network that a file gives, and that open or fetch one."""
     from jaxsr.models.named_code import check_network_arguments
 
-    given = {word[2:].partition("=")[0].replace("-", "_") for word in rest if word[:2] == "--"}
-
     def way_out(name: str) -> str:
         return f"give --{name.replace('_', '-')} in the command as well"
 
-    check_network_arguments(source, vars(config), of_command=given, way_out=way_out)
+    check_network_arguments(source, vars(config), of_command=named_options(rest), way_out=way_out)
 
 
 def _resumed(

@@ -401,10 +401,10 @@ class TaskRun:
         """
         if self.task.defines("files"):
             return {}
-        own = {path.resolve() for path in without}
+        left_out = {path.resolve() for path in without}
         paths = {name: getattr(self.config, name) for name in ("data", "val")}
         return {
-            name: files_digest(path, left_out=lambda folder: folder.resolve() in own)
+            name: files_digest(path, left_out=lambda folder: folder.resolve() in left_out)
             for name, path in paths.items()
             if path is not None and (path.is_dir() or path.is_file())
         }

@@ -1,10 +1,13 @@
 """Small random models made by `transformers`, the oracle of these tests, and their folders."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
+import jax
 import pytest
+import torch
 from safetensors.torch import load_file
 
 
@@ -173,3 +176,21 @@ def single_file(model_folder, family, tmp_path):
         path.unlink()
     (folder / "model.safetensors.index.json").unlink()
     return folder, tensors
+
+
+@pytest.fixture
+def settings_restored(tmp_path, monkeypatch):
+    """The command changes JAX's configuration and the environment; tests after it must not see."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    names = (
+        "jax_default_matmul_precision",
+        "jax_compilation_cache_dir",
+        "jax_persistent_cache_min_compile_time_secs",
+    )
+    before = {name: getattr(jax.config, name) for name in names}
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    torch.use_deterministic_algorithms(False)

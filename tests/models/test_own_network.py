@@ -11,7 +11,7 @@ from jaxsr.errors import InputError
 from jaxsr.interop.sealed_json import seal
 from jaxsr.interop.weights import export_weights
 from jaxsr.models.build import build_network
-from jaxsr.models.library_arguments import check_library_arguments, check_library_entry
+from jaxsr.models.builder_arguments import check_library_arguments, check_library_entry
 from jaxsr.models.load import load_model
 from jaxsr.models.transformers_files import config_of
 
