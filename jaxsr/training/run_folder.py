@@ -9,7 +9,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -238,15 +238,14 @@ def check_entries(out: Path, exported: str) -> None:
       FileAccessError: a file stands for a folder or a folder for a file, or a link leads nowhere
         or out of the folder: a run may be a stranger's, and its links lead where he wants.
     """
-    inside = out.resolve()
+    for path in _links_out(out, (*_FOLDERS, *_FILES, *_weights_of(exported))):
+        raise FileAccessError(
+            f"{path} is a link out of the run's folder, where the run would write; put what it "
+            "leads to in its place, or choose another --out"
+        )
     weights = _weights_of(exported)
     for names, kind in ((_FOLDERS, "a folder"), ((*_FILES, *weights), "a regular file")):
         for path in (out / name for name in names):
-            if path.is_symlink() and path.exists() and not path.resolve().is_relative_to(inside):
-                raise FileAccessError(
-                    f"{path} is a link out of the run's folder, where the run would write; put "
-                    "what it leads to in its place, or choose another --out"
-                )
             fits = path.is_dir() if kind == "a folder" else path.is_file()
             if not fits and os.path.lexists(path):
                 is_lost = path.is_symlink() and not path.exists()
@@ -255,6 +254,14 @@ def check_entries(out: Path, exported: str) -> None:
                     f"{path} {what}; the run keeps {kind} there: remove or rename it, or choose "
                     "another --out"
                 )
+
+
+def _links_out(out: Path, names: Iterable[str]) -> Iterator[Path]:
+    """Links to places outside the folder among its entries of these names, and at any depth."""
+    for name in names:
+        for path in (out / name, *(out / name).rglob("*")):
+            if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(out.resolve()):
+                yield path
 
 
 def _weights_of(exported: str) -> tuple[str, str]:

@@ -44,12 +44,13 @@ def test_entries_of_the_right_kind_pass_links_too(tmp_path):
     check_entries(tmp_path, "net")
 
 
-@pytest.mark.parametrize("name", ["log.txt", "net.safetensors", "checkpoints"])
+@pytest.mark.parametrize("name", ["log.txt", "net.safetensors", "checkpoints", "validation/step-0000009.png",
+                                  "checkpoints/3/notes"])  # fmt: skip
 def test_a_link_out_of_the_folder_is_refused(tmp_path, name):
     """A run's folder may be a stranger's, and its links lead where he wants."""
     mine, out = tmp_path / "mine", tmp_path / "run"
     mine.mkdir() if name == "checkpoints" else mine.write_text("mine")
-    out.mkdir()
+    (out / name).parent.mkdir(parents=True)
     (out / name).symlink_to(mine)
     with pytest.raises(FileAccessError, match=f"{name} is a link out of the run's folder"):
         check_entries(out, "net")
