@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 import torch
 
-from jaxsr.errors import InputError, MissingFileError
+from jaxsr.errors import InputError, MissingFileError, printable
 from jaxsr.models.claims import check_claims, check_folder_claims
 from jaxsr.models.gguf_names import find_gguf
 from jaxsr.models.hub import fetched, hub_hint
 from jaxsr.models.llama import loading
-from jaxsr.models.llama.config import ARCHITECTURES, LlamaConfig
+from jaxsr.models.llama.config import ARCHITECTURES, LlamaConfig, foreign_field
 from jaxsr.models.llama.gguf_architectures import read_config
 from jaxsr.models.llama.gguf_file import open_gguf
 from jaxsr.models.llama.hf_folder import read_config as read_folder
@@ -24,8 +24,6 @@ from jaxsr.models.llama.quantized import Scheme
 from jaxsr.models.weight_files import check_finite
 
 Implementation = Literal["auto", "own", "transformers"]
-
-_OWN_ROPE = (None, "default", "dynamic", "llama3")
 
 
 def load_language_model(
@@ -161,18 +159,13 @@ def choose(
       InputError: jaxsr is asked for a family that it lacks.
     """
     kind = fields.get("model_type")
-    rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
-    rope_type = rope.get("rope_type", rope.get("type")) if isinstance(rope, dict) else None
-    partial = isinstance(rope, dict) and "partial_rotary_factor" in rope
-    known = kind in ARCHITECTURES and rope_type in _OWN_ROPE and not partial
-    known = known and fields.get("hidden_act", "silu") == "silu"
-    known = known and not fields.get("use_sliding_window")
-    if implementation == "own" and not known:
+    field = foreign_field(fields) if kind in ARCHITECTURES else f"model_type {kind!r:.60}"
+    if implementation == "own" and field:
         raise InputError(
             f"jaxsr's own networks are {', '.join(ARCHITECTURES)} with plain, dynamic or llama3 "
             "rotary positions, silu and full attention, which this model is not "
-            f"(model_type {kind!r}); use --implementation transformers"
+            f"({printable(field)}); use --implementation transformers"
         )
     if implementation == "auto":
-        return "own" if known else "transformers"
+        return "transformers" if field else "own"
     return implementation

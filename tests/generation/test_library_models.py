@@ -411,6 +411,22 @@ def test_an_output_that_passes_longropes_short_context_is_refused():
         ("llama", {"hidden_act": "gelu"}),
         ("qwen3", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
         ("qwen3", {"head_dim": None}),
+        ("llama", {"sliding_window": 4}),
+        ("llama", {"rope_scaling": {"type": "linear", "factor": 4.0}}),
+        (
+            "llama",
+            {
+                "rope_parameters": {
+                    "rope_theta": 1e4,
+                    "rope_type": "llama3",
+                    "factor": 8.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": 8,
+                    "partial_rotary_factor": 1.0,
+                }
+            },
+        ),
     ],
 )
 def test_forms_of_llama_and_qwen3_that_jaxsrs_own_networks_lack(family, fields, tmp_path):
@@ -427,6 +443,7 @@ def test_forms_of_llama_and_qwen3_that_jaxsrs_own_networks_lack(family, fields, 
     model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False).eval()
     model.save_pretrained(tmp_path)
     stated = json.loads((tmp_path / "config.json").read_text())
+    stated |= fields
     for name in (name for name, value in fields.items() if value is None):
         del stated[name]
     (tmp_path / "config.json").write_text(json.dumps(stated))

@@ -166,7 +166,7 @@ def test_configuration_says_what_is_wrong():
         LlamaConfig.from_hf({"model_type": "gpt2", **sizes})
     with pytest.raises(ValueError, match="vocab_size is missing"):
         LlamaConfig.from_hf({"model_type": "llama"})
-    with pytest.raises(ValueError, match="rope type 'yarn'"):
+    with pytest.raises(ValueError, match="rope type 'yarn', which jaxsr's own network does not"):
         LlamaConfig.from_hf({"model_type": "llama", **sizes, "rope_scaling": {"type": "yarn"}})
     with pytest.raises(ValueError, match="multiple of num_key_value_heads=3"):
         LlamaConfig.from_hf({"model_type": "llama", **sizes, "num_key_value_heads": 3})

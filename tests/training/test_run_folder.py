@@ -44,8 +44,16 @@ def test_entries_of_the_right_kind_pass_links_too(tmp_path):
     check_entries(tmp_path, "net")
 
 
-@pytest.mark.parametrize("name", ["log.txt", "net.safetensors", "checkpoints", "validation/step-0000009.png",
-                                  "checkpoints/3/notes"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "log.txt",
+        "net.safetensors",
+        "checkpoints",
+        "validation/step-0000009.png",
+        "checkpoints/3/notes",
+    ],
+)
 def test_a_link_out_of_the_folder_is_refused(tmp_path, name):
     """A run's folder may be a stranger's, and its links lead where he wants."""
     mine, out = tmp_path / "mine", tmp_path / "run"
