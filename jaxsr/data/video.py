@@ -7,14 +7,14 @@ import collections
 import contextlib
 import heapq
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jaxsr.data.picture_limits import MAX_PIXELS, too_large
-from jaxsr.errors import InputError, first_of, one_line
+from jaxsr.errors import InputError, first_of, one_line, printable
 from jaxsr.interop.atomic_write import Note, atomic_path
 from jaxsr.interop.install import install_extra
 
@@ -41,6 +41,8 @@ _CONTAINERS = (
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,mpegvideo,h264,hevc,m4v,ogg,flv"
 )
 
+_WITHOUT_LENGTH = ("mpeg", "mpegts", "mpegvideo", "h264", "hevc", "ogg")
+"""Formats whose header lacks the length, which FFmpeg derives from the data present."""
 _REORDERED = 16
 """Frames that H.264 and H.265 hold back at most, to bring them into order."""
 _COVER = 0x400
@@ -70,8 +72,8 @@ class UnreadableVideo(InputError):
 
 
 @contextlib.contextmanager
-def open_video(path: Path, *, max_pixels: int = MAX_PIXELS) -> Iterator[Any]:
-    """A PyAV container to read from; FFmpeg's errors inside the block become `UnreadableVideo`.
+def open_video(path: Path, *, max_pixels: int = MAX_PIXELS) -> "Iterator[Reading]":
+    """A video to read from; FFmpeg's errors inside the block become `UnreadableVideo`.
 
     Raises:
       UnreadableVideo: no video in the file, frames of more than `max_pixels`, or PyAV is not
@@ -82,12 +84,16 @@ def open_video(path: Path, *, max_pixels: int = MAX_PIXELS) -> Iterator[Any]:
         import av
     except ImportError as error:
         raise UnreadableVideo(f"videos need PyAV: {install_extra('video')}") from error
-    logging.getLogger("libav").setLevel(logging.ERROR)
+    errors = av.logging.get_last_error()[0]
     # Titles that are not UTF-8 are not a fault of the video; from PyAV 19 on they never are.
     is_strict = int(av.__version__.partition(".")[0]) < 19
     options: dict[str, Any] = {"metadata_errors": "replace"} if is_strict else {}
     try:
-        with av.open(str(path), options={"format_whitelist": _CONTAINERS}, **options) as container:
+        with contextlib.ExitStack() as stack:
+            with _counting():
+                container = stack.enter_context(
+                    av.open(str(path), options={"format_whitelist": _CONTAINERS}, **options)
+                )
             stream = main_stream(container)
             coded = stream.codec_context
             if coded is None or coded.pix_fmt is None:
@@ -95,8 +101,9 @@ def open_video(path: Path, *, max_pixels: int = MAX_PIXELS) -> Iterator[Any]:
             if reason := too_large((coded.height, coded.width), max_pixels=max_pixels):
                 raise UnreadableVideo(reason)
             coded.options = {"max_pixels": str(max_pixels)}  # for frames of another size
-            stream.thread_type = "AUTO"
-            yield container
+            # A thread that logs waits for Python, which waits for it where it closes a decoder.
+            coded.thread_count = 1
+            yield Reading(container, errors)
     except av.FFmpegError as error:
         raise UnreadableVideo(error.strerror or one_line(error)) from error
 
@@ -106,9 +113,23 @@ def video_size(path: Path, *, max_pixels: int = MAX_PIXELS) -> tuple[tuple[int, 
 
     Raises: as `open_video`.
     """
-    with open_video(path, max_pixels=max_pixels) as container:
-        stream = main_stream(container)
+    with open_video(path, max_pixels=max_pixels) as reading:
+        stream = main_stream(reading.container)
         return (stream.codec_context.height, stream.codec_context.width), stream.frames
+
+
+@contextlib.contextmanager
+def _counting() -> Iterator[None]:
+    """PyAV counts FFmpeg's errors inside the block; FFmpeg goes on where it meets damage."""
+    from av import logging as libav
+
+    logging.getLogger("libav").setLevel(logging.CRITICAL + 1)
+    level = libav.get_level()
+    libav.set_level(libav.ERROR)  # it counts those that it would log
+    try:
+        yield
+    finally:
+        libav.set_level(level)
 
 
 def main_stream(container: Any) -> Any:
@@ -124,22 +145,26 @@ def main_stream(container: Any) -> Any:
 
 
 class Reading:
-    """A container's packets, and whether it holds as much as its header says.
+    """A container's packets, and whether it is damaged or holds less than its header says.
 
     Args:
-      container: of `open_video`.
+      container: PyAV's.
+      errors: of FFmpeg before the container was opened.
     """
 
-    def __init__(self, container: Any) -> None:
-        self._container = container
+    def __init__(self, container: Any, errors: int) -> None:
+        self.container = container
+        self._errors = errors
         self._stream = main_stream(container)
         self._end, self._is_corrupt = 0.0, False
+        self._raised: Exception | None = None
         self._late: collections.deque[Any] = collections.deque()
         self._times: list[int] = []
 
     def packets(self) -> Iterator[Any]:
-        """All packets, of every stream, in their order."""
-        for packet in self._container.demux():
+        """All packets, of every stream, in their order, as far as FFmpeg reads them."""
+        demuxed = self.container.demux()
+        while (packet := self._tried(lambda: next(demuxed, None))) is not None:
             if packet.pts is not None:
                 last = packet.pts + (packet.duration or 0)
                 self._end = max(self._end, float(last * packet.time_base))
@@ -158,10 +183,11 @@ class Reading:
         """
         if packet.stream.index != self._stream.index:
             return
-        if self._container.format.name != "avi":
-            yield from packet.decode()
+        frames = self._tried(packet.decode) or ()
+        if self.container.format.name != "avi":
+            yield from frames
             return
-        for frame in packet.decode():
+        for frame in frames:
             self._late.append(frame)
             if frame.pts is not None:
                 heapq.heappush(self._times, frame.pts)
@@ -172,19 +198,35 @@ class Reading:
                 frame.pts = heapq.heappop(self._times)
             yield frame
 
-    def shortage(self) -> str | None:
-        """The part missing at the file's end, after all was read; None if unknown."""
-        container, rate = self._container, self._stream.average_rate
-        # Formats whose header lacks the length derive it from the data present.
-        if container.format.name in ("mpeg", "mpegts", "mpegvideo", "h264", "hevc", "ogg"):
+    def _tried(self, read: Callable[[], Any]) -> Any:
+        """What is read; None where FFmpeg raises, which `shortage` tells of."""
+        import av
+
+        try:
+            with _counting():
+                return read()
+        except av.FFmpegError as error:
+            self._raised = error
             return None
+
+    def shortage(self) -> str | None:
+        """Damage of the file, after all of it was read; None if there is none, or nobody knows."""
+        import av
+
+        container, rate = self.container, self._stream.average_rate
         duration = container.duration or 0
         stated_s = (duration + max(container.start_time or 0, 0)) / 1e6
         missing = stated_s - self._end - (1.5 / float(rate) if rate else 0.1)
+        is_stated = container.format.name not in _WITHOUT_LENGTH
         # Sound may be told to end a frame later than it does.
-        if self._is_corrupt or missing > 0.1:
+        if is_stated and (self._is_corrupt or missing > 0.1):
             return f"cut short: {self._end:.2f} s of the {stated_s:.2f} s that its header states"
-        return None
+        errors, last = av.logging.get_last_error()
+        if errors > self._errors and last is not None:
+            return f"damaged ({printable(f'{last[1]}: {last[2]}', 100)})"
+        if self._raised is not None:
+            return f"damaged ({one_line(self._raised)})"
+        return "damaged: a packet lacks bytes" if self._is_corrupt else None
 
 
 @contextlib.contextmanager

@@ -23,7 +23,6 @@ from jaxsr.data.picture_file import UnreadablePicture
 from jaxsr.data.result_folder import result_folder
 from jaxsr.data.sources import Inputs, Source, find_sources
 from jaxsr.data.video import (
-    Reading,
     UnreadableVideo,
     add_encoder,
     display_matrix,
@@ -161,14 +160,13 @@ class _Session:
         masks = self.config.out / "masks" / source.relative.with_suffix("")
         decoded = 0
         try:
-            with open_video(source.path) as container:
-                reading = Reading(container)
-                frames = _UntilDamaged(reading.frames())
+            with open_video(source.path) as reading:
+                frames = reading.frames()
                 batches = iter(lambda: list(itertools.islice(frames, self.config.batch)), [])
                 first = next(batches, None)
                 if first is None:
-                    raise frames.damage or UnreadableVideo("no frames")
-                stream = main_stream(container)
+                    raise UnreadableVideo(reading.shortage() or "no frames")
+                stream = main_stream(reading.container)
                 size, rate = (first[0].height, first[0].width), stream.average_rate or 25
                 matrix = display_matrix(first[0])
                 with write_video(target) as out:
@@ -183,8 +181,6 @@ class _Session:
                             out.mux(encoder.encode(shown))
                         decoded += len(batch)
                     out.mux(encoder.encode(None))
-                if frames.damage is not None:
-                    raise frames.damage
                 if shortage := reading.shortage():
                     raise UnreadableVideo(shortage)
         except (UnreadableVideo, OSError) as error:
@@ -258,23 +254,6 @@ class _Session:
 
 def _rgb(frame: Any, size: tuple[int, int]) -> np.ndarray:
     return frame.to_ndarray(format="rgb24", height=size[0], width=size[1])
-
-
-class _UntilDamaged(Iterator):
-    """An iterator that ends where FFmpeg can decode no further, and keeps the reason."""
-
-    def __init__(self, frames: Iterable) -> None:
-        self._frames = iter(frames)
-        self.damage: Exception | None = None
-
-    def __next__(self) -> Any:
-        import av
-
-        try:
-            return next(self._frames)
-        except av.FFmpegError as error:
-            self.damage = error
-            raise StopIteration from None
 
 
 def _refuse_double_names(sources: list[Source]) -> None:

@@ -91,7 +91,7 @@ def restore_videos(
 
 
 class ShortVideo(PictureError):
-    """A video that was cut short; the frames present were restored."""
+    """A video that is damaged or cut short; the frames present were restored."""
 
 
 def restore_video(
@@ -114,22 +114,21 @@ def restore_video(
       Changes and losses in the video other than its frames.
 
     Raises:
-      ShortVideo: the video ends before its header says, and so does the result.
+      ShortVideo: the video is damaged, or ends before its header says, and so does the result.
       PictureError: no video in the file, PyAV is not installed, or a frame could not be restored.
       OSError: the file cannot be read or written.
     """
     try:
         # The first frame has facts that are needed before the first packet is written.
-        with open_video(source, max_pixels=config.max_pixels) as container:
-            first = next(Reading(container).frames(), None)
-        if first is None:
-            raise UnreadableVideo("no frames")
+        with open_video(source, max_pixels=config.max_pixels) as reading:
+            first = next(reading.frames(), None)
+            if first is None:
+                raise UnreadableVideo(reading.shortage() or "no frames")
         with (
-            open_video(source, max_pixels=config.max_pixels) as container,
+            open_video(source, max_pixels=config.max_pixels) as reading,
             write_video(target, note) as out,
         ):
-            reading = Reading(container)
-            remarks = _transcode(reading, container, out, first, model, config)
+            remarks = _transcode(reading, out, first, model, config)
             shortage = reading.shortage()
         if shortage:
             raise ShortVideo(f"{shortage}; the result holds what could be read")
@@ -140,13 +139,13 @@ def restore_video(
 
 def _transcode(
     reading: Reading,
-    container: Any,
     out: Any,
     first: Any,
     model: RestorationModel,
     config: RestoreConfig,
 ) -> list[str]:
     """Writes all frames and the rest of the video; returns a list of changes and losses."""
+    container = reading.container
     stream = main_stream(container)
     coded = stream.codec_context
     size = coded.height, coded.width

@@ -51,7 +51,7 @@ def pictures() -> list[np.ndarray]:
 
 @contextlib.contextmanager
 def film(path: Path, *, codec: str | None = None, pixels: str = "yuv420p", sound: bool = True,
-         options: dict | None = None) -> Iterator[Any]:  # fmt: skip
+         options: dict | None = None, rounds: int = 1) -> Iterator[Any]:  # fmt: skip
     """A film to which the block adds notes; frames and sound are written at its end."""
     ending = path.suffix[1:]
     with av.open(str(path), "w") as out:
@@ -60,7 +60,7 @@ def film(path: Path, *, codec: str | None = None, pixels: str = "yuv420p", sound
         video.width, video.height, video.pix_fmt = WIDTH, HEIGHT, pixels
         audio = out.add_stream(SOUND.get(ending, "aac"), rate=48000) if sound else None
         yield out, video, audio
-        for index, picture in enumerate(pictures()):
+        for index, picture in enumerate(pictures() * rounds):
             frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
             frame.pts, frame.time_base = index, Fraction(1, 30)
             out.mux(video.encode(frame))
@@ -438,6 +438,24 @@ def cut(tmp_path, ending, capsys):
     assert 0 < facts(result)["frames"] < whole["frames"]
 
 
+@case("MP4, MKV, AVI, MPEG-TS, WebM", "damage in the middle",
+      "the readable part, with a line and status 1")  # fmt: skip
+def damaged(tmp_path, ending, capsys):
+    path = tmp_path / f"a.{ending}"
+    codec = "mjpeg" if ending == "avi" else None
+    with film(path, codec=codec, pixels="yuvj420p" if codec else "yuv420p", sound=False,
+              options={} if codec else {"g": "1", "crf": "1"}, rounds=8):  # fmt: skip
+        pass
+    content = bytearray(path.read_bytes())
+    start, stop = len(content) * 2 // 5, len(content) * 11 // 20
+    noise = np.random.default_rng(0).integers(0, 256, stop - start, np.uint8)
+    content[start:stop] = noise.tobytes()
+    path.write_bytes(content)
+    result, said = restored(path, capsys, status=1)
+    assert re.search("damaged|cut short", said) and "the result holds what could be read" in said
+    assert facts(result)["frames"] > 0
+
+
 def _index_first(path: Path) -> bytes:
     """The MP4 with its index before the frames, as servers send it."""
     copy = path.with_name(f"first{path.suffix}")
@@ -478,8 +496,8 @@ def test_turned_is_what_a_player_shows(tmp_path, degrees, mirrored):
     path = tmp_path / "a.mkv"
     with film(path, codec="ffv1", sound=False) as (_, video, _):
         video.set_display_rotation(degrees, hflip=mirrored)
-    with open_video(path) as container:
-        frame = next(container.decode(video=0))
+    with open_video(path) as reading:
+        frame = next(reading.frames())
     pixels = frame.to_ndarray(format="rgb24")
     want = np.rot90(pixels, degrees // 90)
     want = want[:, ::-1] if mirrored else want

@@ -234,8 +234,8 @@ def read_video_file(path: Path) -> None:
     """Every frame, as RGB."""
     from jaxsr.data.video import open_video
 
-    with open_video(path) as container:
-        for frame in container.decode(video=0):
+    with open_video(path) as reading:
+        for frame in reading.frames():
             frame.to_ndarray(format="rgb24")
 
 
