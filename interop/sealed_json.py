@@ -59,7 +59,7 @@ def unseal(content: bytes, *, source: Path | str) -> JsonObject:
             values = json.loads(text)
             del values["digest"]
             return values
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, RecursionError):
         pass
     raise DamagedFileError(
         f"{source} is damaged: its content ({len(content)} bytes) does not agree with the digest "

@@ -12,9 +12,24 @@ Importing this package touches no device. It changes one thing outside: a flag i
 `XLA_FLAGS`, because XLA miscompiles CPU programs without it (`jaxsr.runtime.xla_flags`).
 """
 
-from typing import TYPE_CHECKING
+import sys
 
-from jaxsr.runtime.xla_flags import disable_ynn_fusion
+
+def _is_run_as_module() -> bool:
+    """Whether Python is at `python -m jaxsr.COMMAND`, or at `-mjaxsr.COMMAND`."""
+    words = sys.orig_argv
+    named = (word[2:] or after for word, after in zip(words, [*words[1:], ""]) if word[:2] == "-m")  # noqa: B905
+    return sys.argv[:1] == ["-m"] and next(named, "").partition(".")[0] == "jaxsr"
+
+
+if _is_run_as_module() and not sys.flags.safe_path:
+    # Python looks there first, and would run a stranger's json.py. Where a command names code of
+    # the current folder, `jaxsr.models.build.import_attribute` adds it again.
+    del sys.path[0]
+
+from typing import TYPE_CHECKING  # noqa: E402
+
+from jaxsr.runtime.xla_flags import disable_ynn_fusion  # noqa: E402
 
 if TYPE_CHECKING:
     from jaxsr.comparison.check_module import check as check

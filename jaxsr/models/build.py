@@ -9,6 +9,7 @@
 | a folder with transformers' `config.json`, or that file | its architecture |
 """
 
+import importlib.machinery
 import inspect
 import pkgutil
 import re
@@ -161,7 +162,9 @@ def import_attribute(name: str, *, option: str) -> Any:
     module_name, _, attribute = name.partition(":")
     if module_name in LIBRARIES or not CODE_NAME.fullmatch(name):
         raise InputError(f"{option} {name} {_misnamed(name)}")
-    if not {"", str(Path.cwd())} & {*sys.path}:  # the console script leaves it out
+    here = str(Path.cwd())
+    is_here = importlib.machinery.PathFinder.find_spec(module_name.partition(".")[0], [here])
+    if is_here and not {"", here} & {*sys.path}:  # commands leave it out
         sys.path.insert(0, "")
     try:
         module = import_beside_torch(module_name)
