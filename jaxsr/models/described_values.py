@@ -241,9 +241,12 @@ def _named(names: frozenset[str], here: Mapping[str, Any]) -> dict[str, Any]:
 def _values_of(module: ModuleType) -> dict[str, Any]:
     """A module's values: all of the user's, of a library those that the user's code replaced."""
     values = {name: value for name, value in vars(module).items() if not name.startswith("__")}
-    if is_users(module):
-        return values
-    return {name: value for name, value in values.items() if _is_replaced(value)}
+    return values if is_users(module) else replaced_values(module)
+
+
+def replaced_values(place: ModuleType | type) -> dict[str, Any]:
+    """The functions and classes of the user's in a library's module or class, by name."""
+    return {name: value for name, value in vars(place).items() if _is_replaced(value)}
 
 
 def _is_replaced(value: object) -> bool:

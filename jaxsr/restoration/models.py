@@ -105,10 +105,11 @@ def _input_channels(network: nn.Module) -> int:
     """Channels that the network accepts, from its first convolution or a trial."""
     first = next((m for m in network.modules() if isinstance(m, nn.Conv2d)), None)
     guesses = [first.in_channels] if first is not None else []
+    dtype = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
     for channels in dict.fromkeys([*guesses, 3, 1]):
         try:
             with torch.no_grad():
-                network.eval()(torch.zeros(1, channels, 64, 64))
+                network.eval()(torch.zeros(1, channels, 64, 64, dtype=dtype))
             return channels
         except (RuntimeError, ValueError):  # raised for a wrong number of channels
             continue

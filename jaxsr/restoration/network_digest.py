@@ -15,7 +15,7 @@ from types import FunctionType, ModuleType
 import torch
 from torch import nn
 
-from jaxsr.models.described_values import Describer, is_users
+from jaxsr.models.described_values import Describer, is_users, replaced_values
 
 
 def network_digest(network: nn.Module, *further: str) -> str:
@@ -39,7 +39,23 @@ def _parts(network: nn.Module) -> Iterator[str]:
         yield f"{name} {describe.module(module)}"
         yield describe.attempt(lambda module: module.extra_repr(), module)
     yield describe.attempt(lambda network: describe(_other_state(network)), network)
+    yield describe.attempt(lambda kinds: describe(_replaced(kinds)), kinds)
     yield from describe.code(kinds)
+
+
+def _replaced(kinds: Iterable[type]) -> list[object]:
+    """What the user's code put into torch: hooks of all modules, functions, methods, settings."""
+    everywhere = vars(torch.nn.modules.module)
+    bases = dict.fromkeys(base for kind in kinds for base in kind.__mro__ if not is_users(base))
+    return [
+        [
+            [*hooks.values()]
+            for name, hooks in everywhere.items()
+            if name.startswith("_global_") and hooks and isinstance(hooks, dict)
+        ],
+        [replaced_values(place) for place in (torch, torch.nn.functional, torch.Tensor, *bases)],
+        [torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()],
+    ]
 
 
 def _other_state(network: nn.Module) -> dict[str, object]:

@@ -172,7 +172,7 @@ def _identity(path: Path) -> str | None:
         return None
     try:
         return str(json.loads(path.read_bytes())["id"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
             f"{path} does not name a run ({one_line(error)}); delete it to begin another"
         ) from error

@@ -157,5 +157,5 @@ def _parsed(content: bytes) -> JsonObject:
     try:
         entry = json.loads(content)
         return {"process": int(entry["process"]), "host": str(entry["host"]), **entry}
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return {}

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from jaxsr.interop.errors import DamagedFileError
-from jaxsr.interop.sealed_json import seal, unseal
+from jaxsr.interop.sealed_json import seal, short_digest, unseal
 
 CONTENT = {"family": "span", "options": {"lr": 1e-3, "name": 'é"\\'}, "steps": [1, 2, None]}
 
@@ -33,3 +33,10 @@ def test_any_flipped_bit_cut_or_addition_is_damage():
     for other in (b"", b"{}", b"[]", b"\xff\xfe", sealed + b"}", json.dumps(CONTENT).encode()):
         with pytest.raises(DamagedFileError):
             unseal(other, source="x")
+
+
+def test_lists_in_lists_without_end_are_one_error():
+    body = '"a": ' + "[" * 200_000
+    text = f'{{"digest": "{short_digest(f" {body}".encode())}", {body}'
+    with pytest.raises(DamagedFileError, match="is damaged"):
+        unseal(text.encode(), source="trace.json")

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 import jaxsr
 from jaxsr.errors import DeviceError
@@ -72,7 +73,7 @@ def darker(scaled: Scaled, x: torch.Tensor) -> torch.Tensor:
 
 CHANGES = (
     "weights", "data", "attribute", "tensor", "global", "parameter", "buffer", "assigned state",
-    "method of the class",
+    "method of the class", "hook of all modules", "method of torch's class", "function of torch",
 )  # fmt: skip
 
 
@@ -99,6 +100,15 @@ def test_a_changed_network_is_not_taken_for_the_earlier_one(change, monkeypatch)
             network.load_state_dict(state, assign=True)
         elif change == "method of the class":
             monkeypatch.setattr(Scaled, "forward", darker)
+        elif change == "hook of all modules":
+            hooks = torch.nn.modules.module._global_forward_hooks
+            monkeypatch.setitem(hooks, -1, lambda module, args, output: output * 0.9)
+        elif change == "method of torch's class":
+            convolve = torch.nn.Conv2d.forward
+            monkeypatch.setattr(torch.nn.Conv2d, "forward", lambda self, x: convolve(self, x) * 0.9)
+        elif change == "function of torch":
+            conv2d = F.conv2d
+            monkeypatch.setattr(F, "conv2d", lambda *args: conv2d(*args) * 0.9)
         else:
             monkeypatch.setattr("tests.restoration.test_kept_runners.GAIN", [0.5])
     second = np.asarray(jaxsr.restore(PICTURE, network))
