@@ -6,9 +6,10 @@ such code is run: a class of transformers' own is used where there is one, else 
 refused in one line.
 """
 
+import contextlib
 import importlib.util
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,37 @@ def config_of(fields: JsonObject) -> Any:
     if kind not in transformers.CONFIG_MAPPING and "auto_map" in fields:
         raise _refused_code("config.json", fields["auto_map"])
     _check_timm(fields)
-    return transformers.AutoConfig.for_model(**_without_code(fields))
+    with _fields_alone():
+        return transformers.AutoConfig.for_model(**_without_code(fields))
+
+
+@contextlib.contextmanager
+def _fields_alone() -> Iterator[None]:
+    """Some families fetch the configuration of a backbone that is named, or open a folder's.
+
+    Raises:
+      InputError: one would.
+    """
+    from huggingface_hub import constants
+    from huggingface_hub.errors import OfflineModeIsEnabled
+    from transformers import PreTrainedConfig
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise InputError(
+            "config.json names a backbone by a word alone, which is neither fetched nor opened; "
+            "put that network's own fields into backbone_config"
+        )
+
+    is_offline, opened = constants.HF_HUB_OFFLINE, vars(PreTrainedConfig)["get_config_dict"]
+    constants.HF_HUB_OFFLINE = True
+    PreTrainedConfig.get_config_dict = refused
+    try:
+        yield
+    except OfflineModeIsEnabled:
+        refused()
+    finally:
+        constants.HF_HUB_OFFLINE = is_offline
+        PreTrainedConfig.get_config_dict = opened
 
 
 def _without_code(value: Any) -> Any:

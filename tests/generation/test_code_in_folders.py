@@ -12,7 +12,7 @@ from jaxsr import check, generate
 from jaxsr.errors import InputError
 from jaxsr.models.build import build_network
 from jaxsr.models.load import load_model
-from jaxsr.models.transformers_files import config_of
+from jaxsr.models.transformers_files import check_config, config_of
 
 ROOT = Path(__file__).parents[2]
 CODE = """
@@ -99,6 +99,17 @@ def test_code_of_inner_configurations_is_left_out(folder, tmp_path):
 def test_timm_fetches_no_network_that_a_configuration_names(fields):
     with pytest.raises(InputError, match="more than a network's name"):
         config_of(fields)
+
+
+@pytest.mark.parametrize("kind", ["detr", "dpt", "upernet", "vitmatte", "maskformer"])
+def test_a_backbone_that_a_configuration_names_is_not_looked_up(kind, tmp_path, monkeypatch):
+    (tmp_path / "bb").mkdir()
+    (tmp_path / "bb" / "config.json").write_text('{"model_type": "resnet"}')
+    monkeypatch.chdir(tmp_path)
+    for name in ("bb", "resnet18"):
+        fields = {"model_type": kind, "backbone": name, "use_timm_backbone": False}
+        with pytest.raises(InputError, match=r"names a backbone .* into backbone_config"):
+            check_config(fields)
 
 
 def test_code_of_a_tokenizer(folder, tmp_path, capsys):
