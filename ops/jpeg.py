@@ -231,12 +231,13 @@ def _enlarged(plane: jax.Array, step: tuple[int, int]) -> jax.Array:
     if down == 2:
         wide = pad_axis(plane, plane.ndim - 2, 1, 1, "edge")
         rows = [3 * plane + wide[..., k : k + plane.shape[-2], :] for k in (0, 2)]
-        plane = jnp.stack(rows, -2).reshape(*plane.shape[:-2], -1, plane.shape[-1])
+        height, width = plane.shape[-2:]
+        plane = jnp.stack(rows, -2).reshape(*plane.shape[:-2], 2 * height, width)
     wide = pad_axis(plane, plane.ndim - 1, 1, 1, "edge")
     before, behind = (3 * plane + wide[..., k : k + plane.shape[-1]] for k in (0, 2))
     bits, biases = (4, (8, 7)) if down == 2 else (2, (1, 2))
     columns = [_fraction(x, b, bits) for x, b in zip((before, behind), biases, strict=True)]
-    return jnp.stack(columns, -1).reshape(*plane.shape[:-1], -1)
+    return jnp.stack(columns, -1).reshape(*plane.shape[:-1], 2 * plane.shape[-1])
 
 
 def _fraction(total: jax.Array, bias: jax.Array | int, bits: int, offset: float = 0.0) -> jax.Array:

@@ -103,11 +103,13 @@ def map_by_rows(primitive: Any, *, shared: int | None = None) -> None:
                 return x
             x = x[None] if axis is None else jnp.moveaxis(x, axis, 0)
             rows = batch if place == shared else x.shape[1]
-            return jnp.broadcast_to(x, (size, rows, *x.shape[2:])).reshape(-1, *x.shape[2:])
+            return jnp.broadcast_to(x, (size, rows, *x.shape[2:])).reshape(
+                size * rows, *x.shape[2:]
+            )
 
         rows = [rows_of(i, *pair) for i, pair in enumerate(zip(operands, axes, strict=True))]
         results = primitive.bind(*rows, **options)
-        unmapped = jax.tree.map(lambda out: out.reshape(size, -1, *out.shape[1:]), results)
+        unmapped = jax.tree.map(lambda out: out.reshape(size, batch, *out.shape[1:]), results)
         return unmapped, jax.tree.map(lambda _: 0, results)
 
     batching.primitive_batchers[primitive] = batched

@@ -3,10 +3,12 @@
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxsr import ops
+from tests.oracles.images.every import ORACLES
 
 FRAMES, MASKS = (0, 12, 14, 3), (0, 12, 14, 1)
 
@@ -41,3 +43,14 @@ def test_empty_batch(function, shape, dtype):
 
 def test_no_masks_stand_for_the_whole_frame():
     np.testing.assert_array_equal(ops.mask_box(np.zeros(MASKS, np.float32)), [0, 0, 14, 12])
+
+
+@pytest.mark.parametrize("oracle", ORACLES, ids=lambda o: f"{o.function} {o.rule}")
+def test_every_function_takes_an_empty_batch(oracle):
+    """With arguments for each of no images."""
+    images = np.zeros((4, 34, 19, oracle.channels))
+    arguments = oracle.draw(np.random.default_rng(0), images)
+    none = [np.asarray(argument)[:0] for argument in arguments]
+    batch = np.zeros((0, *images.shape[1:]), jnp.dtype(oracle.dtypes[0]))
+    results = oracle.call(batch, *none)
+    assert all(0 in result.shape for result in jax.tree.leaves(results))
