@@ -169,43 +169,46 @@ class Attributes:
         readable = (c for c in changes if (names.get(id(c.owner)), c.key) not in self._guarded)
         return next(map(describe_change, readable), "")
 
-    def unjudged(self, changes: list[Change], trace: Trace, written: Set[str]) -> list[Change]:
-        """Changes that `check` does not judge: attributes, and caches of constants.
+    def unjudged(self, changes: list[Change]) -> list[Change]:
+        """Changes of a call that `check` does not judge, so that another call has to show them."""
+        names = {id(sub): name for name, sub in self._module.named_modules()}
+
+        def is_judged(change: Change) -> bool:
+            if not isinstance(change.owner, nn.Module):
+                return False
+            if (names.get(id(change.owner)), change.key) in self._guarded:
+                return True
+            is_made_here = change.is_new or change.before is None
+            if has_tensor(change.after):  # one of constants may be a cache, or a count
+                return not is_made_here or holds_inputs(change.after)
+            kind = type(change.owner)
+            return isinstance(getattr(kind, str(change.key), None), cached_property)
+
+        return [change for change in changes if not is_judged(change)]
+
+    def may_move(self, changes: Iterable[Change], trace: Trace, written: Set[str]) -> bool:
+        """Whether a call that comes after changes may have other parameters and buffers.
+
+        Not where all are caches of tensors that stay. Torch takes no second gradient through a
+        tensor that it kept, so one that has a gradient is made anew by whoever trains.
 
         Args:
-          changes: of the call.
+          changes: that the call made.
           trace: of the call.
           written: names of the buffers that calls write.
         """
-        names = {id(sub): name for name, sub in self._module.named_modules()}
+        trains = self._module.training
 
-        def is_made_once(value: object) -> bool:
-            """Whether torch may keep the old value, while parameters and buffers move.
-
-            Torch takes no second gradient through a tensor that it kept, so one that has a gradient
-            is made anew by whoever trains.
-            """
-            moves = self._module.training
-
-            def is_kept(tensor: JaxTensor) -> bool:
-                learned = moves and tensor.cell.is_learned and not tensor.needs_grad
-                return tensor.cell.input_free and (bool(written) or learned)
-
-            made = [t for t in _traced(value) if t.cell.const is None and t.cell not in trace.state]
-            return any(map(is_kept, made))
-
-        def is_judged(change: Change) -> bool:
-            holds_tensors = has_tensor(change.after)
-            if (change.is_new or change.before is None) and is_made_once(change.after):
+        def moves(tensor: JaxTensor) -> bool:
+            if tensor.cell.const is not None or tensor.cell in trace.state:
                 return False
-            if isinstance(change.owner, nn.Module):
-                if holds_tensors or (names.get(id(change.owner)), change.key) in self._guarded:
-                    return True
-                if isinstance(getattr(type(change.owner), str(change.key), None), cached_property):
-                    return True
-            return holds_tensors and not holds_inputs(change.after)
+            learned = trains and tensor.cell.is_learned and not tensor.needs_grad
+            return tensor.cell.input_free and (bool(written) or learned)
 
-        return [change for change in changes if not is_judged(change)]
+        def is_cache(change: Change) -> bool:
+            return (change.is_new or change.before is None) and has_tensor(change.after)
+
+        return not all(is_cache(c) and not any(map(moves, _traced(c.after))) for c in changes)
 
 
 def describe_change(change: Change, source: str = "forward") -> str:

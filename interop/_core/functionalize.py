@@ -217,7 +217,7 @@ class FunctionalModule:
                 gradients = recorded(partial(traced, compiling=compiling))
             gradients = gradients or Unrecorded()
             outputs, after, settled = None, dict[str, jax.Array](), False
-            changes, carried = list[Change](), ""
+            changes, carried, moves = list[Change](), "", True
             trace = self._new_trace(rng, rewriter, gradients)
             with session(trace, compiling=compiling), suppress(GradientRequested):
                 tensors = wrapped(trace)
@@ -235,7 +235,8 @@ class FunctionalModule:
                         if trace.has_functions:
                             trace.left = self.attributes.plain()
                         carried = self.attributes.carried(changes)
-                        changes = self.attributes.unjudged(changes, trace, self.buffers_written)
+                        changes = self.attributes.unjudged(changes)
+                        moves = self.attributes.may_move(changes, trace, self.buffers_written)
                     except Exception as e:  # perhaps because of a refused operation whose error was
                         # caught
                         error = trace.refusals[0] if trace.refusals else e
@@ -249,7 +250,7 @@ class FunctionalModule:
             others = self._calls.others(key, (inputs, kwargs), carried)
             if others is not None:
                 if changes or trace.host_draws:
-                    check_second_call(changes, trace.host_draws, compiling=compiling)
+                    check_second_call(changes, moves, trace.host_draws, compiling=compiling)
                 for other in others:
                     check_other_call(other, compiling=compiling)
                 self._calls.add(key, (inputs, kwargs), carried)
@@ -257,8 +258,11 @@ class FunctionalModule:
             trace.repeated_code.warn()
             return outputs, after
 
-        def check_second_call(changes: list[Change], drawn: list[str], *, compiling: bool) -> None:
+        def check_second_call(
+            changes: list[Change], moves: bool, drawn: list[str], *, compiling: bool
+        ) -> None:
             """Refuses Python state and draws that another call changes again, or shows."""
+            moves |= bool(drawn)  # otherwise both calls have the same parameters and buffers
             changed_again = list[Change]()
             reason = describe_change(changes[0]) if changes else DRAWN.format(drawn[0])
 
@@ -266,7 +270,7 @@ class FunctionalModule:
                 trace = self._new_trace(rng, rewriter, Sketched())
                 results = list[PyTree]()
                 with session(trace, compiling=compiling):
-                    tensors = wrapped(trace, 0)
+                    tensors = wrapped(trace, 0 if moves else None)
                     with self._swapped(tensors, train, repeated=True):
                         for number in calls_by_draws():
                             state, trace.draws = Snapshot(self.module), 0
@@ -274,12 +278,11 @@ class FunctionalModule:
                                 result = called(trace)
                                 results.append((result, self._collect(trace, tensors, buffers)))
                             if number == 1:
-                                changed_again[:] = self.attributes.unjudged(
-                                    state.changes(), trace, self.buffers_written
-                                )
+                                changed_again[:] = self.attributes.unjudged(state.changes())
                                 # Lists that grow in every call must not be read.
                                 lengthen(changed_again)
-                            tensors = self._place(wrapped(trace, number + 1), tensors)
+                            after = wrapped(trace, number + 1 if moves else None)
+                            tensors = self._place(after, tensors)
                 return results
 
             try:

@@ -258,6 +258,7 @@ def test_a_task_of_jaxsrs_may_be_extended():
         (["TakesOurName"], "TakesOurName.train_data has sample, a name that prepare gets the"),
         (["PrepareOfOne"], "PrepareOfOne.prepare takes other arguments than (self, batch, key)"),
         (["CountsInPrepare"], "CountsInPrepare.prepare changes self.calls, which a compiled step"),
+        (["CountsInArray"], "CountsInArray.prepare changes self.calls, which a compiled step"),
         (["NumpyInPrepare"], "NumpyInPrepare.prepare draws from random, numpy.random or torch"),
         (["FailingPreparation"], "KeyError: 'picture' (hooked_tasks.py:"),
         (

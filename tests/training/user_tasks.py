@@ -122,6 +122,12 @@ class CountsFromTheFirstLoss(Fit):
         return None
 
 
+class CountsInTensor(Fit):
+    def loss(self, network, batch):
+        self.scale = getattr(self, "scale", torch.zeros(1)) + 1
+        return F.mse_loss(network(batch["x"]), batch["y"]) * self.scale.mean()
+
+
 class KeepsList(Fit):
     def __init__(self, config):
         super().__init__(config)

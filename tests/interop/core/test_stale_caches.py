@@ -56,6 +56,28 @@ class OfCount(Anchored):
         return x * self.anchor * self.count
 
 
+class CountsInTensor(Anchored):
+    """A tensor of constants that each call moves on."""
+
+    def extra(self, x):
+        if self.anchor is None:
+            self.anchor = torch.zeros(1)
+        self.anchor += 1
+        return x * self.anchor
+
+
+class ReplacesTensor(Anchored):
+    def extra(self, x):
+        self.anchor = torch.ones(1) if self.anchor is None else self.anchor + 1
+        return x * self.anchor
+
+
+class CountsInTable(Anchored):
+    def extra(self, x):
+        self.table["count"] = self.table.get("count", torch.zeros(1)) + 1
+        return x * self.table["count"]
+
+
 class View(Anchored):
     """Follows the weight in torch as well."""
 
@@ -87,7 +109,15 @@ class OldWeightNorm(Anchored):
         return self.get_submodule("layer")(x)
 
 
-@pytest.mark.parametrize("kind", [OfWeight, InTable, OfCount])
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("kind", [OfCount, CountsInTensor, ReplacesTensor, CountsInTable])
+def test_counts_in_tensors_are_refused(kind, train):
+    model = to_jax(kind())
+    with pytest.raises(UnsupportedTorchError, match=r"changes `self\.(anchor|table)"):
+        model.apply(model.params, model.buffers, X, train=train)
+
+
+@pytest.mark.parametrize("kind", [OfWeight, InTable])
 def test_what_torch_would_keep_is_refused(kind):
     model = to_jax(kind())
     with pytest.raises(UnsupportedTorchError, match=r"changes `self\.(anchor|table)"):
