@@ -64,7 +64,7 @@ class AtomicFile:
     def __init__(self, path: Path) -> None:
         self.path, self._partial = path, _partial(path)
         with errors_of(path):
-            self.stream: BinaryIO = self._partial.open("wb")
+            self.stream: BinaryIO = self._partial.open("xb")
 
     def finish(self, note: Note | None = None) -> None:
         """Stores the content on the disk and renames the file; abandons it if that fails."""
@@ -145,12 +145,16 @@ def _target(path: Path) -> Path:
 
 
 def _partial(path: Path, ending: str = "") -> Path:
+    """The name of the half-written file, which is free."""
     target = _target(path)
     rest = f".{next(_numbers)}.{os.getpid()}.partial{ending}"
     name = target.name
     if len(os.fsencode(f".{name}{rest}")) > _LONGEST_NAME:
         name = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
-    return target.with_name(f".{name}{rest}")
+    partial = target.with_name(f".{name}{rest}")
+    # In a stranger's folder it may be there already, as a link to somebody's file.
+    partial.unlink(missing_ok=True)
+    return partial
 
 
 _numbers = itertools.count()

@@ -43,7 +43,8 @@ class RowFile:
         self._path, self._early_path = path, path.with_name(f"{path.name}.early")
         is_new = not path.is_file()
         for place in (path, self._early_path):
-            if place.exists() and not place.is_file():
+            is_link = place == self._early_path and place.is_symlink()
+            if is_link or (place.exists() and not place.is_file()):
                 raise InputError(f"{place} is not a regular file; give another --out")
         self._file = _locked(path)
         try:

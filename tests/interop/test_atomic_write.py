@@ -1,5 +1,6 @@
 """Files appear complete or not at all, whichever way they are written."""
 
+import itertools
 import os
 import subprocess
 
@@ -12,6 +13,11 @@ from jaxsr.interop.atomic_write import (
     check_file,
     clear_partials,
 )
+
+
+def write_by_path(path, content):
+    with atomic_path(path) as partial:
+        partial.write_bytes(content)
 
 
 def names(folder):
@@ -97,6 +103,22 @@ def test_a_link_stays_one(tmp_path):
     (tmp_path / "link").symlink_to("far/file")
     atomic_write(tmp_path / "link", b"new")
     assert (tmp_path / "link").is_symlink() and (tmp_path / "far" / "file").read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("write", [atomic_write, write_by_path])
+def test_nothing_is_written_through_a_link_in_the_half_written_files_place(
+    tmp_path, monkeypatch, write
+):
+    """A stranger's folder may have it for every number of a process."""
+    monkeypatch.setattr("jaxsr.interop.atomic_write._numbers", itertools.repeat(7))
+    other, name = tmp_path / "other", f".a.json.7.{os.getpid()}.partial"
+    other.write_bytes(b"somebody's")
+    for ending in ("", ".json"):
+        (tmp_path / f"{name}{ending}").symlink_to(other)
+    write(tmp_path / "a.json", b"new")
+    assert other.read_bytes() == b"somebody's"
+    assert (tmp_path / "a.json").read_bytes() == b"new"
+    assert not (tmp_path / "a.json").is_symlink()
 
 
 @pytest.mark.parametrize("length", [240, 244, 250, 255])
