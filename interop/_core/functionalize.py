@@ -38,7 +38,7 @@ from jaxsr.interop._core.index_bounds import collecting_indices
 from jaxsr.interop._core.located_errors import located
 from jaxsr.interop._core.recipes import Recipe
 from jaxsr.interop._core.repeated_calls import Calls, OtherCall, as_inputs, equal_calls, of_call
-from jaxsr.interop._core.shared_memory import Originals, SharedMemory, Window
+from jaxsr.interop._core.shared_memory import OfThisProcess, Originals, SharedMemory, Window
 from jaxsr.interop._core.slots import Slot, find_slots, matching, mentions, replaced_mentions
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.tensor_types import Globals, globals_of
@@ -104,7 +104,7 @@ def functionalize(
     return functional
 
 
-class FunctionalModule:
+class FunctionalModule(OfThisProcess):
     """The copy of a module, and how it is run on arrays."""
 
     def __init__(

@@ -9,13 +9,27 @@ forward writes.
 import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from jaxsr.interop.errors import UnsupportedTorchError
+from jaxsr.interop.errors import InputTypeError, UnsupportedTorchError
+
+
+class OfThisProcess:
+    """Knows tensors by their places in memory: copies share it, and no other process has it."""
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
+        del memo
+        return self
+
+    def __reduce__(self) -> Any:
+        raise InputTypeError(
+            "a module that to_jax converted cannot be pickled; pickle its arrays, and convert the "
+            "torch module where they are loaded"
+        )
 
 
 class ByteRange(NamedTuple):

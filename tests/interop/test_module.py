@@ -2,6 +2,8 @@
 # ruff: noqa: PLW0108  (lambdas put off what they name)
 
 import copy
+import gc
+import pickle
 import threading
 from typing import Any
 
@@ -74,6 +76,20 @@ def test_the_module_is_left_alone(net):
         assert vars(module).keys() == attributes[name].keys()
         assert module.training
     assert "body.0.weight" in jm.buffers
+
+
+def test_a_copy_computes_the_same_and_pickles_are_refused(net):
+    jm = to_jax(net)
+    want = jm.apply(jm.params, jm.buffers, IMAGE, train=False)[0]
+    for _ in range(5):
+        other = copy.deepcopy(jm)
+        assert other.params is not jm.params
+        got = other.apply(other.params, other.buffers, IMAGE, train=False)[0]
+        np.testing.assert_array_equal(got, want)
+        del other
+        gc.collect()
+    with pytest.raises(InputTypeError, match="cannot be pickled; pickle its arrays"):
+        pickle.dumps(jm)
 
 
 def test_train_none_keeps_each_submodules_mode(net):
