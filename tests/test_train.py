@@ -21,7 +21,7 @@ from jaxsr.interop.weights import read_weights
 from jaxsr.models.fast_srgan.config import FastSRGANConfig
 from jaxsr.models.fast_srgan.generator import Generator
 from jaxsr.training.finished_run import Run
-from jaxsr.training.run_folder import newest_run
+from jaxsr.training.run_folder import _entries, newest_run
 
 TINY = (
     "--model.width", "4", "--model.depth", "1", "--batch", "4", "--crop", "32",
@@ -63,6 +63,11 @@ def test_a_run_leaves_what_people_look_for(finished):
     for step in (2, 4):
         with Image.open(finished / "validation" / f"step-{step:07d}.png") as picture:
             assert picture.size[0] == 4 * 64  # input, bicubic, output and truth side by side
+
+
+def test_all_that_a_run_leaves_is_checked_before_it_goes_on(finished):
+    folders, files = _entries("generator")
+    assert {path.name for path in finished.iterdir()} <= {*folders, *files, "run.lock"}
 
 
 def test_exported_weights_load_into_torch(finished):
@@ -260,16 +265,26 @@ def test_a_resume_takes_the_options_of_its_run(capsys, finished, tmp_path):
     assert [r["step"] for r in records(out) if "generator/loss" in r] == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_resume_takes_no_folder_of_programs_from_the_run(finished, tmp_path):
-    """They are machine code, and a run's folder may be a stranger's."""
+def test_a_resume_has_at_least_the_steps_of_its_run(capsys, finished):
+    before = {path.name: path.read_bytes() for path in finished.iterdir() if path.is_file()}
+    line = refused(capsys, "--resume", "--out", finished, "--steps", 3)
+    assert "the run is at step 4 already, and steps=3 counts from its start; give --steps" in line
+    before["log.txt"] = (finished / "log.txt").read_bytes()
+    assert before == {path.name: path.read_bytes() for path in finished.iterdir() if path.is_file()}
+
+
+def test_a_resume_neither_compiles_nor_writes_elsewhere(finished, tmp_path):
+    """A run's folder may be a stranger's, and would name another user's folders."""
     out = tmp_path / "run"
     shutil.copytree(finished, out)
     content = json.loads((out / "config.json").read_text())
     del content["digest"]
-    content["options"]["compile_cache"] = str(tmp_path / "gift")
+    gifts = {name: str(tmp_path / "gift") for name in ("compile_cache", "scratch", "aot_json")}
+    content["options"] |= {**gifts, "aot": "v5e:1x1", "aot_save": str(tmp_path / "gifts")}
     (out / "config.json").write_text(seal(content))
     assert run("--resume", "--out", out, "--steps", 5) == 0
-    assert not (tmp_path / "gift").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"run"}
+    assert [r["step"] for r in records(out) if "generator/loss" in r] == [1, 2, 3, 4, 5]
 
 
 def test_weights_that_the_user_put_into_a_run_stay(capsys, finished, tmp_path):

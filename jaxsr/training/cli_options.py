@@ -16,7 +16,7 @@ from jaxsr.errors import InputError
 from jaxsr.runtime.activity import is_quiet
 from jaxsr.runtime.cli import named_options, parse_options
 from jaxsr.training.config import RunConfig
-from jaxsr.training.config_file import MACHINE_CODE, PER_RUN, ConfigFile, read_config
+from jaxsr.training.config_file import OF_COMMAND, PER_RUN, ConfigFile, read_config
 from jaxsr.training.find_task import TASKS, find_options, find_task, presets_of
 from jaxsr.training.run_folder import check_changes, newest_run, read_run
 from jaxsr.training.task_config import TaskOptions
@@ -134,7 +134,7 @@ def _resumed(
     """Returns the configuration of the run to resume, with the changed options applied."""
     _check_family(name, run, out)
     task = kind or find_options(run.family)
-    default = run.run_config(task.Config, without=(*PER_RUN, *MACHINE_CODE))
+    default = run.run_config(task.Config, without=(*PER_RUN, *OF_COMMAND))
     config = _parse(task, run.family, rest, default, out)
     _check_arguments(out, config, rest)
     if sources.preset is not None:

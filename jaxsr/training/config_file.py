@@ -33,13 +33,15 @@ from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.bounded_read import CONFIGURATION, read_bounded
 from jaxsr.interop.sealed_json import short_digest, unseal
 from jaxsr.runtime.activity import wrapped
+from jaxsr.runtime.options import AotOptions
 from jaxsr.training.config import RunConfig
 
 PER_RUN = ("out", "resume")
 """Options that belong to one start of a run."""
-MACHINE_CODE = ("compile_cache", "aot_save")
-"""Folders of compiled programs, which the command line alone names: a file may be a stranger's."""
-NOT_INHERITED = (*PER_RUN, *MACHINE_CODE, "branch_from")
+OF_COMMAND = ("compile_cache", "scratch", *AotOptions.__annotations__)
+"""Options that write outside of the run's folder, or replace the training. The command line alone
+gives them: a file may be a stranger's."""
+NOT_INHERITED = (*PER_RUN, *OF_COMMAND, "branch_from")
 """Options of one run that are not passed on to a run that starts from its configuration."""
 _ENTRIES = {
     "family", "preset", "model", "options", "data", "cpu_threads", "kernel_threads", "computed_by",

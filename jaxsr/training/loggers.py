@@ -20,12 +20,13 @@ import json
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from jaxsr.errors import InputError, one_line
 from jaxsr.interop.atomic_write import atomic_write
+from jaxsr.interop.bounded_read import read_bounded
 from jaxsr.models.build import import_attribute
 
 
@@ -56,7 +57,9 @@ class Logger(Protocol):
 
 
 class TensorBoard:
-    """Events in the folder `tensorboard` of the run."""
+    """Events in a folder of the run."""
+
+    folder: ClassVar = "tensorboard"
 
     def start(self, folder: Path, options: Mapping[str, Any], step: int) -> None:
         """Opens the events, and removes those of later steps."""
@@ -64,7 +67,7 @@ class TensorBoard:
 
         del options
         _silence_event_threads()
-        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+        self._writer = SummaryWriter(str(folder / self.folder), purge_step=step + 1)
 
     def figures(self, step: int, figures: Mapping[str, float]) -> None:
         """Writes scalars."""
@@ -86,16 +89,19 @@ class WandB:
     The run is named after its folder. A resumed run continues the same one.
     """
 
+    folder: ClassVar = "wandb"
+    file: ClassVar = "wandb.json"
+
     def start(self, folder: Path, options: Mapping[str, Any], step: int) -> None:
         """Begins the run, or continues it."""
         import wandb  # pyright: ignore[reportMissingImports]
 
-        known = _identity(folder / "wandb.json") if step else None
+        known = _identity(folder / self.file) if step else None
         self._wandb = wandb
         self._run = wandb.init(
             dir=folder, name=folder.name, config=dict(options), id=known, resume="allow"
         )
-        atomic_write(folder / "wandb.json", json.dumps({"id": self._run.id}).encode())
+        atomic_write(folder / self.file, json.dumps({"id": self._run.id}).encode())
 
     def figures(self, step: int, figures: Mapping[str, float]) -> None:
         """Logs figures."""
@@ -113,16 +119,18 @@ class WandB:
 class MLflow:
     """A run of MLflow, in the place that MLFLOW_TRACKING_URI and others set."""
 
+    file: ClassVar = "mlflow.json"
+
     def start(self, folder: Path, options: Mapping[str, Any], step: int) -> None:
         """Begins the run, or continues it."""
         import mlflow  # pyright: ignore[reportMissingImports]
 
-        known = _identity(folder / "mlflow.json") if step else None
+        known = _identity(folder / self.file) if step else None
         self._mlflow = mlflow
         run = mlflow.start_run(run_id=known, run_name=folder.name)
         if known is None:
             mlflow.log_params({name: str(value)[:500] for name, value in options.items()})
-        atomic_write(folder / "mlflow.json", json.dumps({"id": run.info.run_id}).encode())
+        atomic_write(folder / self.file, json.dumps({"id": run.info.run_id}).encode())
 
     def figures(self, step: int, figures: Mapping[str, float]) -> None:
         """Logs metrics."""
@@ -139,6 +147,12 @@ class MLflow:
 
 LIBRARIES = {"wandb": WandB, "mlflow": MLflow}
 """Loggers that use a library, by its name."""
+_INCLUDED = (TensorBoard, *LIBRARIES.values())
+FOLDERS, FILES = (
+    tuple(getattr(logger, kind) for logger in _INCLUDED if hasattr(logger, kind))
+    for kind in ("folder", "file")
+)
+"""Names of what they write in the run's folder."""
 
 
 def make_logger(name: str) -> Logger:
@@ -171,7 +185,7 @@ def _identity(path: Path) -> str | None:
     if not path.is_file():
         return None
     try:
-        return str(json.loads(path.read_bytes())["id"])
+        return str(json.loads(read_bounded(path))["id"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
             f"{path} does not name a run ({one_line(error)}); delete it to begin another"

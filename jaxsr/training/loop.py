@@ -132,6 +132,11 @@ def _restore(
     if checkpoint is None:
         return ""
     step, state = checkpoint
+    if step > total:
+        raise TrainingError(
+            f"the run is at step {step} already, and steps={total} counts from its start; give "
+            "--steps at least as many, or start another run with another --out"
+        )
     engine.load(state)
     if origin != "resumed":
         checkpoints.save(step, engine.state())  # the other run may be deleted from now on

@@ -9,7 +9,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,11 @@ from jaxsr.errors import (
     first_of,
     printable,
 )
-from jaxsr.interop.atomic_write import atomic_write, set_aside
+from jaxsr.interop.atomic_write import atomic_write, clear_partials, set_aside
 from jaxsr.interop.sealed_json import seal
 from jaxsr.training.config import RunConfig
 from jaxsr.training.config_file import (
+    OF_COMMAND,
     PER_RUN,
     ConfigFile,
     describe_data,
@@ -40,9 +41,9 @@ RUNS = Path("runs")
 
 CHANGEABLE = frozenset(
     {
-        *PER_RUN, "steps", "epochs", "log_every", "validate_every", "save_every", "tensorboard",
-        "logger", "profile", "mesh", "platform", "compile_cache", "lane_folding", "remat", "cache",
-        "cache_gb", "scratch", "resident_gb", "workers", "data", "val",
+        *PER_RUN, *OF_COMMAND, "steps", "epochs", "log_every", "validate_every", "save_every",
+        "tensorboard", "logger", "profile", "mesh", "platform", "lane_folding", "remat", "cache",
+        "cache_gb", "resident_gb", "workers", "data", "val",
     }
 )  # fmt: skip
 """Options that a resumed run may change; the changes are recorded. The files of `data` and `val`
@@ -63,11 +64,15 @@ class RunRecord:
     def write(self) -> None:
         """Writes `config.json`; a damaged one is renamed first."""
         path, text = self.out / "config.json", seal(self.content, indent=2) + "\n"
-        if path.exists() and path.read_bytes() == text.encode():
+        if path.exists() and _is_now(path, text.encode()):
             return
         if path.exists() and _is_damaged(path):
             log.warning("%s is damaged; renamed to %s", path, set_aside(path))
         atomic_write(path, text.encode())
+
+
+def _is_now(path: Path, content: bytes) -> bool:
+    return path.stat().st_size == len(content) and path.read_bytes() == content
 
 
 def _is_damaged(path: Path) -> bool:
@@ -223,8 +228,18 @@ def _differences(run: ConfigFile, config: RunConfig) -> dict[str, tuple[str, str
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-_FOLDERS = ("checkpoints", "validation", "profile", "tensorboard")
-_FILES = ("config.json", "metrics.jsonl", "log.txt", "wandb.json")
+def _entries(exported: str) -> tuple[Sequence[str], Sequence[str]]:
+    """Names of the folders and of the files that a run writes in its folder."""
+    from jaxsr.training import loggers  # imports NumPy, which --help does not need
+
+    files = ("config.json", "metrics.jsonl", "log.txt", *_weights_of(exported))
+    return ("checkpoints", "validation", "profile", *loggers.FOLDERS), (*files, *loggers.FILES)
+
+
+def clear_leftovers(out: Path) -> None:
+    """Removes the half-written files that killed runs left in a run's folder."""
+    for folder in (out, out / "validation"):
+        clear_partials(folder)
 
 
 def check_entries(out: Path, exported: str) -> None:
@@ -238,13 +253,13 @@ def check_entries(out: Path, exported: str) -> None:
       FileAccessError: a file stands for a folder or a folder for a file, or a link leads nowhere
         or out of the folder: a run may be a stranger's, and its links lead where he wants.
     """
-    for path in _links_out(out, (*_FOLDERS, *_FILES, *_weights_of(exported))):
+    folders, files = _entries(exported)
+    for path in _links_out(out, (*folders, *files)):
         raise FileAccessError(
             f"{path} is a link out of the run's folder, where the run would write; put what it "
             "leads to in its place, or choose another --out"
         )
-    weights = _weights_of(exported)
-    for names, kind in ((_FOLDERS, "a folder"), ((*_FILES, *weights), "a regular file")):
+    for names, kind in ((folders, "a folder"), (files, "a regular file")):
         for path in (out / name for name in names):
             fits = path.is_dir() if kind == "a folder" else path.is_file()
             if not fits and os.path.lexists(path):

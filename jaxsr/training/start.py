@@ -13,7 +13,6 @@ from jaxsr.data.sources import check_folder
 from jaxsr.errors import InputError
 from jaxsr.interop.agreement import check_alike, fail_together
 from jaxsr.interop.annotations import JsonObject
-from jaxsr.interop.atomic_write import clear_partials
 from jaxsr.interop.cpu_kernels.torch_calls import TORCH_THREADS
 from jaxsr.interop.out_of_memory import naming_out_of_memory
 from jaxsr.models.code_digests import code_digests
@@ -26,7 +25,14 @@ from jaxsr.training.config_file import flat_options
 from jaxsr.training.fine_tuning import prepare_network
 from jaxsr.training.finished_run import Run
 from jaxsr.training.loop import train
-from jaxsr.training.run_folder import ENVIRONMENT, RUNS, check_entries, choose_folder, claim_folder
+from jaxsr.training.run_folder import (
+    ENVIRONMENT,
+    RUNS,
+    check_entries,
+    choose_folder,
+    claim_folder,
+    clear_leftovers,
+)
 from jaxsr.training.run_lock import lock_folder
 from jaxsr.training.stop_signals import StopRequest
 from jaxsr.training.task import Task
@@ -92,7 +98,7 @@ def start(name: str, kind: type[Task], config: RunConfig) -> Run:
                 check_folder(out)
                 stack.enter_context(lock_folder(out))
                 check_entries(out, task.exported)
-                clear_partials(out)
+                clear_leftovers(out)
                 record = claim_folder(
                     out,
                     config,

@@ -46,14 +46,22 @@ def train(task: "str | type[Task]", **options: Any) -> "Run":
 
 
 def _words(options: Mapping[str, Any], prefix: str = "--") -> list[str]:
-    """Translates keyword arguments into the words of a command line."""
+    """Translates keyword arguments into the words of a command line.
+
+    Raises:
+      InputError: the command line cannot express a value.
+    """
+    from jaxsr.errors import InputError
+
+    if prefix.count(".") > _DEEPEST:
+        raise InputError(f"{prefix}… has dictionaries within each other without end; give others")
     words = []
     for name, value in options.items():
-        option = prefix + name.replace("_", "-")
+        option = prefix + str(name).replace("_", "-")
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             words += _words(dataclasses.asdict(value), f"{option}.")
         elif isinstance(value, Mapping) and takes_json(name):
-            words.append(f"{option}={json.dumps(value)}")
+            words.append(f"{option}={_as_json(name, value)}")
         elif isinstance(value, Mapping):
             words += _words(value, f"{option}.")
         elif isinstance(value, bool):
@@ -63,3 +71,19 @@ def _words(options: Mapping[str, Any], prefix: str = "--") -> list[str]:
         else:
             words.append(f"{option}={value}")
     return words
+
+
+_DEEPEST = 9
+"""Dictionaries within each other; one may contain itself."""
+
+
+def _as_json(name: str, value: Mapping[str, Any]) -> str:
+    from jaxsr.errors import InputError, one_line
+
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(
+            f"{name} cannot be JSON ({one_line(error)}); give it text, numbers, lists and "
+            "dictionaries with keys of text"
+        ) from error

@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 import pytest
 
@@ -17,11 +17,12 @@ from jaxsr.interop.bounded_read import CONFIGURATION
 from jaxsr.interop.sealed_json import seal
 from jaxsr.models.named_code import check_run_names
 from jaxsr.training.cli_options import parse_command_line
-from jaxsr.training.config_file import read_config, summarize, to_json
-from jaxsr.training.find_task import find_task
+from jaxsr.training.config_file import NOT_INHERITED, read_config, summarize, to_json
+from jaxsr.training.find_task import TASKS, find_options, find_task
 from jaxsr.training.mshnet import MSHNetTask
 from jaxsr.training.presets import span
 from jaxsr.training.span import SpanTask
+from jaxsr.training.task_config import TaskConfig
 
 PRESETS = {
     f"{name} {preset}": (name, config)
@@ -261,6 +262,9 @@ def test_numbers_are_those_of_yaml_1_2(text, value, tmp_path):
         ("a.yaml", "family: span\nbranch_from: runs/a", "add --branch-from to the command line"),
         ("a.toml", "family = 'span'\nout = 5", "a.toml has out=5, which each start names by"),
         ("a.yaml", "family: span\ncompile_cache: gift", "add --compile-cache to the command line"),
+        ("a.yaml", "family: span\nscratch: gift", "add --scratch to the command line"),
+        ("a.yaml", "family: span\naot: v5e:1x1", "add --aot to the command line"),
+        ("a.yaml", "family: span\naot_json: gift", "add --aot-json to the command line"),
         (
             "a.json",
             '{"family": "span", "options": {"resume": true}}',
@@ -471,3 +475,15 @@ def test_values_of_several_parts(kind, value, wanted):
 def test_values_of_several_parts_that_do_not_fit(kind, value, message):
     with pytest.raises(InputError, match=message):
         checked(kind, value, "x")
+
+
+def test_every_path_among_the_options_is_read_or_of_the_command():
+    """A new one that a run writes to belongs to `OF_COMMAND`: a file may be a stranger's."""
+    kinds = (TaskConfig, *(find_options(name).Config for name in TASKS))
+    paths = {
+        name
+        for kind in kinds
+        for name, declared in get_type_hints(kind).items()
+        if Path in (declared, *get_args(declared))
+    }
+    assert paths - {*NOT_INHERITED} <= {"data", "val", "init", "perceptual_weights"}

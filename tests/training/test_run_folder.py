@@ -1,6 +1,7 @@
 """Entries of a run's folder that are not what the run would write there."""
 
 import os
+import subprocess
 
 import numpy as np
 import pytest
@@ -8,10 +9,10 @@ from PIL import Image
 
 from jaxsr.errors import FileAccessError
 from jaxsr.train import main
-from jaxsr.training.run_folder import check_entries
+from jaxsr.training.run_folder import check_entries, clear_leftovers
 
-FOLDERS = ("checkpoints", "validation", "profile", "tensorboard")
-FILES = ("config.json", "metrics.jsonl", "log.txt", "wandb.json", "net.safetensors",
+FOLDERS = ("checkpoints", "validation", "profile", "tensorboard", "wandb")
+FILES = ("config.json", "metrics.jsonl", "log.txt", "wandb.json", "mlflow.json", "net.safetensors",
          "net.best.safetensors")  # fmt: skip
 
 
@@ -49,6 +50,8 @@ def test_entries_of_the_right_kind_pass_links_too(tmp_path):
     [
         "log.txt",
         "net.safetensors",
+        "mlflow.json",
+        "wandb/latest-run",
         "checkpoints",
         "validation/step-0000009.png",
         "checkpoints/3/notes",
@@ -89,6 +92,24 @@ def test_a_new_run_replaces_no_picture(tmp_path, capsys):
     assert main(["span", "--steps", "1", "--platform", "cpu", "--out", str(tmp_path)]) == 2
     assert f"{picture} is of no run in {tmp_path}" in capsys.readouterr().err
     assert picture.read_bytes() == b"the user's own"
+
+
+def test_half_written_files_of_a_killed_run_are_removed(tmp_path):
+    (tmp_path / "validation").mkdir()
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    partials = [
+        tmp_path / name
+        for name in (
+            f".net.safetensors.3.{ended.pid}.partial",
+            f"validation/.step-0000003.png.4.{ended.pid}.partial",
+        )
+    ]
+    picture = tmp_path / "validation" / "step-0000003.png"
+    for path in (*partials, picture):
+        path.write_bytes(b"half")
+    clear_leftovers(tmp_path)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [picture]
 
 
 @pytest.mark.parametrize("out", ["", "runs/a"])

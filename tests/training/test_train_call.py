@@ -154,3 +154,24 @@ def test_code_of_a_notebook_is_compared_at_a_resume(folder):
     assert remark(steps=3, factor=3)
     assert not remark(steps=4, factor=3)
     assert remark(steps=5, factor=3, rate=2)
+
+
+_endless: dict = {}
+_endless["a"] = _endless
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"optimizer_args": {"a": object()}}, "optimizer_args cannot be JSON"),
+        ({"optimizer_args": {(1, 2): 3}}, "optimizer_args cannot be JSON"),
+        ({"optimizer_args": {"a": np.float32(1)}}, "optimizer_args cannot be JSON"),
+        ({"optimizer_args": _endless}, "optimizer_args cannot be JSON"),
+        ({"model": _endless}, "within each other without end"),
+        ({"model": {1: 2}}, "unknown option --model.1"),
+    ],
+)
+def test_values_that_a_command_line_cannot_express_are_refused(options, message):
+    with pytest.raises(InputError, match=message) as caught:
+        jaxsr.train("fast-srgan", steps=1, **options)
+    assert "\n" not in str(caught.value)
