@@ -30,6 +30,7 @@ from jaxsr.training.loggers import TensorBoard, make_logger
 from jaxsr.training.metrics_logger import NoRecords, Records
 from jaxsr.training.phases import phase_at
 from jaxsr.training.run_folder import RunRecord
+from jaxsr.training.run_lock import check_held
 from jaxsr.training.stop_signals import StopRequest
 from jaxsr.training.task_run import TaskRun
 
@@ -73,10 +74,14 @@ def train(
         )
         origin = _restore(engine, checkpoints, config, total)
         start = engine.step
-        if record is not None:
-            record.write()
         records = NoRecords()
         if first_host:
+            check_held(out)
+        if origin.startswith("branched"):
+            checkpoints.save(start, engine.state())  # the other run may be deleted from now on
+        if first_host:
+            if record is not None:
+                record.write()
             loggers = [*map(make_logger, config.logger), *[TensorBoard()] * config.tensorboard]
             records = Records(
                 out,
@@ -138,8 +143,6 @@ def _restore(
             "--steps at least as many, or start another run with another --out"
         )
     engine.load(state)
-    if origin != "resumed":
-        checkpoints.save(step, engine.state())  # the other run may be deleted from now on
     return origin
 
 
@@ -192,13 +195,11 @@ class _Run:
                 line = done % config.log_every == 0 or last or stop
                 if line or validating or saving:
                     self._report(done, phase, line=line)
-                if validating or saving or stop:
-                    self._check_folder(done)
                 if validating:
                     self._validate(done, phase)
                 if validating or saving or stop:
                     metrics = self.figures if validating and self.figures else None
-                    self.checkpoints.save(done, engine.state(), metrics)
+                    self._save(done, engine.state(), metrics)
                 if stop and not last:
                     if not validating:
                         self._export(done, {})
@@ -210,25 +211,27 @@ class _Run:
                     break
         self.checkpoints.wait()
 
-    def _check_folder(self, done: int) -> None:
-        """Raises if the folder is gone: Orbax would create it again without its other files."""
-        if not (self.out / "config.json").exists():
-            raise TrainingError(
-                f"{self.out} was removed or emptied under the run, which stops after step {done}; "
-                "start it again with another --out"
-            )
+    def _check_folder(self) -> None:
+        """Raises if the folder is another one now: it may be another run's."""
+        if jax.process_index() == 0:
+            check_held(self.out)
+
+    def _save(self, step: int, state: Any, metrics: Mapping[str, float] | None = None) -> None:
+        self._check_folder()
+        self.checkpoints.save(step, state, metrics)
 
     def _keep_steps(self, done: int, phase: str) -> None:
         """Saves before an error ends the run, if this process can do so alone."""
         if self.waiting:
             self._report(done, phase)
         if done and jax.process_count() == 1:
-            self.checkpoints.save(done, self.engine.state(), None)
+            self._save(done, self.engine.state())
             self.checkpoints.wait()
             self.records.warn(f"the state of step {done} is saved")
 
     def _report(self, done: int, phase: str, *, line: bool = True) -> None:
         """Copies the pending metrics to the host and stops at the first one that is not finite."""
+        self._check_folder()
         steps = list(self.waiting)
         fetched = dict(zip(steps, self.engine.fetch(list(self.waiting.values())), strict=True))
         self.waiting.clear()
@@ -251,7 +254,7 @@ class _Run:
         """Saves the state before the failing step, which both engines keep as it was; raises."""
         saved, again = "nothing to save before step 1", "start again"
         if step > 1:
-            self.checkpoints.save(step - 1, self.engine.sound_state(), None)
+            self._save(step - 1, self.engine.sound_state())
             self.checkpoints.wait()
             saved = f"the state of step {step - 1} is saved"
             again = f"go on with --branch-from {self.out} --out NEW"
@@ -277,6 +280,7 @@ class _Run:
             self._keep_steps(done, phase)
             raise
         self.figures = dict(validation.metrics)
+        self._check_folder()
         if jax.process_index() == 0:
             if self.figures:
                 self.records.validation(done, self.figures, validation.picture)

@@ -73,6 +73,21 @@ def lock_folder(out: Path) -> Generator[None]:
         os.close(descriptor)
 
 
+def check_held(out: Path) -> None:
+    """Refuses a folder that took the place of the one that this process locked.
+
+    Raises:
+      FileAccessError: it did, or there is none.
+    """
+    with suppress(FileNotFoundError):
+        if _identity((out / LOCK).stat()) in _own_locks:
+            return
+    raise FileAccessError(
+        f"{out} was removed, emptied or replaced under the run, which stops and writes nothing "
+        "more there; start it again with another --out"
+    )
+
+
 def _identity(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 

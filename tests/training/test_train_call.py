@@ -15,7 +15,7 @@ from jaxsr.interop.out_of_memory import OutOfMemoryError
 from jaxsr.train import main
 from jaxsr.training.start import _one_run
 from jaxsr.training.train_call import _words
-from tests.training.user_tasks import Fit
+from tests.training.user_tasks import Fit, Points
 
 
 @pytest.fixture(autouse=True)
@@ -122,7 +122,7 @@ _CELL = """
 import sys
 import types
 import jaxsr
-from tests.training.user_tasks import Fit
+from tests.training.user_tasks import Fit, Points
 
 SETTINGS = types.SimpleNamespace(rate={rate})
 
@@ -175,3 +175,31 @@ def test_values_that_a_command_line_cannot_express_are_refused(options, message)
     with pytest.raises(InputError, match=message) as caught:
         jaxsr.train("fast-srgan", steps=1, **options)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("successor", ["nothing", "another run", "a copy without its lock"])
+def test_a_run_writes_nothing_where_another_folder_took_the_place_of_its_own(folder, successor):
+    jaxsr.train(Fit, steps=2, seed=2, out="other", tensorboard=False)
+    if successor != "another run":
+        Path("other/run.lock").unlink()
+
+    class Moves(Points):
+        reads = 0
+
+        def __getitem__(self, index):
+            self.reads += 1
+            if self.reads == 3 * 8:
+                Path("run").rename("moved")
+                if successor != "nothing":
+                    Path("other").rename("run")
+            return super().__getitem__(index)
+
+    class Moved(Fit):
+        def train_data(self):
+            return Moves(20)
+
+    before = {path.name: path.read_bytes() for path in Path("other").rglob("*") if path.is_file()}
+    with pytest.raises(FileAccessError, match="run was removed, emptied or replaced under the run"):
+        jaxsr.train(Moved, steps=6, out="run", validate_every=4, log_every=4, tensorboard=False)
+    after = {path.name: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
+    assert after == (before if successor != "nothing" else {})
