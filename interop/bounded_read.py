@@ -10,8 +10,15 @@ CONFIGURATION = 2**22
 """Bytes; more than any configuration has."""
 
 
-def read_bounded(path: Path, *, most_bytes: int = MOST_BYTES) -> bytes:
+def read_bounded(
+    path: Path, *, most_bytes: int = MOST_BYTES, way_out: str = "give another file"
+) -> bytes:
     """The content of a file.
+
+    Args:
+      path: of the file.
+      most_bytes: that it may have.
+      way_out: end of the error.
 
     Raises:
       InputError: it has more bytes than `most_bytes`, or no end.
@@ -20,5 +27,5 @@ def read_bounded(path: Path, *, most_bytes: int = MOST_BYTES) -> bytes:
     with path.open("rb") as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
-        raise InputError(f"{path} has more than {most_bytes:,} bytes; give another file")
+        raise InputError(f"{path} has more than {most_bytes:,} bytes; {way_out}")
     return content

@@ -5,8 +5,9 @@ also noticed.
 """
 
 import json
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -15,6 +16,7 @@ import numpy as np
 
 from jaxsr.interop.annotations import JsonObject, PyTree
 from jaxsr.interop.array_digests import named_leaves, tree_digests
+from jaxsr.interop.bounded_read import MOST_BYTES, read_bounded
 from jaxsr.interop.errors import CheckpointError, DamagedFileError, first_line
 from jaxsr.interop.sealed_json import seal, unseal
 
@@ -125,11 +127,13 @@ def read_record(path: Path) -> CheckpointRecord:
       NoDigestsError: the checkpoint was saved without a record.
     """
     file = path / RECORD_ITEM / RECORD_ITEM
-    _check_regular(path)
+    files = _regular_files(path)
     try:
-        record = CheckpointRecord.unsealed(json.loads(file.read_bytes())["sealed"], source=file)
+        record = CheckpointRecord.unsealed(json.loads(read_bounded(file))["sealed"], source=file)
+        items = sum(math.prod(array.shape) for array in record.arrays.values())
     except FileNotFoundError:
         if _names_no_record(path):
+            _check_sizes(files, path, most_bytes=MOST_BYTES)
             raise NoDigestsError(
                 f"{path} was saved without digests, by jaxsr 0.2.0; start another run from it with "
                 f"--branch-from {path.parent.parent} --out NEW"
@@ -137,13 +141,19 @@ def read_record(path: Path) -> CheckpointRecord:
         raise DamagedFileError(f"it has no {RECORD_ITEM}") from None
     except _MALFORMED as error:
         raise DamagedFileError(f"its {RECORD_ITEM} cannot be read ({first_line(error)})") from error
+    _check_sizes(
+        files,
+        path,
+        most_bytes=MOST_BYTES + _ENTRY_BYTES * len(record.arrays),
+        data_bytes=_ITEM_BYTES * items,
+    )
     try:
-        json.loads((path / "_CHECKPOINT_METADATA").read_bytes())
+        json.loads(read_bounded(path / "_CHECKPOINT_METADATA"))
     except _MALFORMED as error:
         raise DamagedFileError(f"its metadata cannot be read ({first_line(error)})") from error
     metrics = path / "metrics" / "metrics"
     try:
-        stated = json.loads(metrics.read_bytes()) if metrics.parent.exists() else None
+        stated = json.loads(read_bounded(metrics)) if metrics.parent.exists() else None
     except _MALFORMED as error:
         raise DamagedFileError(f"its metrics cannot be read ({first_line(error)})") from error
     # NaN is a metric like any other here, and equals nothing.
@@ -155,12 +165,49 @@ def read_record(path: Path) -> CheckpointRecord:
 _MALFORMED = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
-def _check_regular(path: Path) -> None:
-    """Refuses pipes and devices in a checkpoint, which would never end, before Orbax opens one."""
-    for folder, _, names in os.walk(path):
-        for entry in (Path(folder) / name for name in names):
-            if not entry.is_file():
-                raise DamagedFileError(f"{entry.relative_to(path)} is not a regular file")
+def _regular_files(path: Path) -> list[Path]:
+    """The files of a checkpoint, without pipes and devices, which never end where Orbax opens them.
+
+    Raises:
+      DamagedFileError: there is one.
+    """
+    files = [Path(folder) / name for folder, _, names in os.walk(path) for name in names]
+    for entry in files:
+        if not entry.is_file():
+            raise DamagedFileError(f"{entry.relative_to(path)} is not a regular file")
+    return files
+
+
+_ENTRY_BYTES = 2**20
+"""More than Orbax writes about an array, whose devices it lists."""
+_ITEM_BYTES = 16
+"""Of the largest dtype."""
+_DATA = "d"
+"""Name of TensorStore's folders of data."""
+
+
+def _check_sizes(
+    files: Iterable[Path], path: Path, *, most_bytes: int, data_bytes: int | None = None
+) -> None:
+    """Refuses large files, sparse ones perhaps: Orbax and TensorStore read whole files of theirs.
+
+    Args:
+      files: those of the checkpoint.
+      path: its folder.
+      most_bytes: that a file may have.
+      data_bytes: that a file of data may have in addition. Default: any number.
+
+    Raises:
+      DamagedFileError: there is one.
+    """
+    for file in files:
+        is_data = file.parent.name == _DATA
+        if is_data and data_bytes is None:
+            continue
+        if (size := file.stat().st_size) > most_bytes + is_data * (data_bytes or 0):
+            raise DamagedFileError(
+                f"{file.relative_to(path)} has {size:,} bytes, more than such a checkpoint writes"
+            )
 
 
 def _names_no_record(path: Path) -> bool:
@@ -168,7 +215,7 @@ def _names_no_record(path: Path) -> bool:
     try:
         return (
             RECORD_ITEM
-            not in json.loads((path / "_CHECKPOINT_METADATA").read_bytes())["item_handlers"]
+            not in json.loads(read_bounded(path / "_CHECKPOINT_METADATA"))["item_handlers"]
         )
     except _MALFORMED:
         return False

@@ -428,6 +428,16 @@ def test_a_damaged_configuration_without_a_checkpoint_is_one_line(capsys, finish
     assert "is damaged, or was edited" in line or "is not the configuration of a run" in line
 
 
+@pytest.mark.parametrize("name", ["config.json", "generator.best.safetensors"])
+def test_a_file_of_terabytes_in_a_run_is_set_aside(name, finished, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    os.truncate(out / name, 2**40)
+    assert run("--resume", "--out", out, "--steps", 5) == 0
+    assert (out / f"{name}.damaged").stat().st_size == 2**40
+    assert (out / name).stat().st_size < 2**30
+
+
 def test_damaged_records_and_best_weights_are_set_aside(capsys, caplog, finished, tmp_path):
     out = tmp_path / "run"
     shutil.copytree(finished, out)

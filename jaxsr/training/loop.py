@@ -20,7 +20,7 @@ from jaxsr.interop.checkpoint import Checkpoints, metric_rank, restore_newest
 from jaxsr.interop.errors import IndexOutsideError, RefusedValueError
 from jaxsr.interop.train.step import decides_failure, index_rule
 from jaxsr.interop.train.torch_step import NonFiniteError
-from jaxsr.interop.weights import export_weights, read_weights
+from jaxsr.interop.weights import export_weights, read_metadata
 from jaxsr.runtime.activity import set_status
 from jaxsr.training.config import RunConfig
 from jaxsr.training.config_file import summarize
@@ -316,7 +316,7 @@ class _Run:
         metric = self.task.metric
         assert metric is not None
         try:
-            best = float(read_weights(path)[1]["validation"][metric])
+            best = float(read_metadata(path)["validation"][metric])
         except (InputError, KeyError, TypeError) as error:
             self.records.warn(
                 f"{path} is damaged ({one_line(error)}); renamed to {set_aside(path)}, and the "

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxsr.errors import DamagedFileError, InputError, one_line
 from jaxsr.interop.atomic_write import atomic_write, set_aside
+from jaxsr.interop.bounded_read import read_bounded
 from jaxsr.interop.sealed_json import seal, unseal
 from jaxsr.runtime.activity import fitted, is_quiet, redraw_bar, set_status
 from jaxsr.training.loggers import Logger
@@ -81,7 +82,12 @@ class Records:
             if step > 0 and not branched:
                 log.warning("%s is gone: it has no line of the steps up to %s", self._path, step)
             return
-        lines = self._path.read_bytes().splitlines(keepends=True)
+        content = read_bounded(
+            self._path,
+            most_bytes=_MOST_BYTES,
+            way_out="move it away; the run goes on without the lines of its earlier steps",
+        )
+        lines = content.splitlines(keepends=True)
         steps = _steps_of(lines)
         unfinished = bool(lines) and not lines[-1].endswith(b"\n")
         damaged = [n for n, s in enumerate(steps, 1) if s is None]
@@ -240,8 +246,15 @@ class NoRecords:
         return lambda *_, **__: None
 
 
+_MOST_BYTES = 2**30
+"""Bytes; those of millions of steps."""
+_LONGEST_LINE = 2**20
+
+
 def _step_of(line: bytes) -> int | None:
     """Returns the step of a line, or None if it is damaged or was cut short by a kill."""
+    if len(line) > _LONGEST_LINE:
+        return None
     try:
         step = unseal(line, source="a line").get("step")
     except DamagedFileError:

@@ -158,6 +158,29 @@ def test_a_pipe_in_a_checkpoint_is_never_opened(tmp_path, caplog, name):
     assert f"the checkpoint of step 2 is damaged: {name} is not a regular file" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("record/record", "record cannot be read"),
+        ("_CHECKPOINT_METADATA", "more than such a checkpoint writes"),
+        ("metrics/metrics", "more than such a checkpoint writes"),
+        ("state/_METADATA", "more than such a checkpoint writes"),
+        ("state/manifest.ocdbt", "more than such a checkpoint writes"),
+        ("state/d/*", "more than such a checkpoint writes"),
+    ],
+)
+def test_a_file_of_terabytes_in_a_checkpoint_is_not_read(tmp_path, caplog, name, what):
+    with Checkpoints(tmp_path, metric="loss") as checkpoints:
+        checkpoints.save(1, make_state(1), {"loss": 1.0})
+        checkpoints.save(2, make_state(2), {"loss": 2.0})
+    for path in (tmp_path / "2").glob(name):
+        os.truncate(path, 2**40)
+    with Checkpoints(tmp_path) as checkpoints, caplog.at_level(logging.WARNING):
+        restored = checkpoints.restore(make_state())
+    assert restored is not None and restored[0] == 1
+    assert what in caplog.text and (tmp_path / "2.damaged").is_dir()
+
+
 def test_a_record_of_ten_thousand_brackets_is_damaged(tmp_path, caplog):
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, make_state(1))

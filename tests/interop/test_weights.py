@@ -40,6 +40,15 @@ def test_a_file_cut_short_is_refused(tmp_path):
         read_weights(tmp_path / "w.safetensors")
 
 
+def test_a_file_of_another_size_than_its_header_says_is_not_read(tmp_path):
+    path = tmp_path / "w.safetensors"
+    export_weights(path, {"a": np.zeros(3, np.float32), "b": np.zeros((0, 2))})
+    assert read_weights(path)[0]["a"].shape == (3,)
+    os.truncate(path, 2**40)
+    with pytest.raises(DamagedFileError, match="does not agree with the digest in it"):
+        read_weights(path)
+
+
 def test_any_flipped_bit_of_our_own_file_is_noticed(tmp_path):
     path, rng = tmp_path / "w.safetensors", np.random.default_rng(0)
     arrays = {"a": rng.normal(size=(20, 3)).astype(np.float32), "b": np.arange(4)}

@@ -1,7 +1,10 @@
 """Lines of `metrics.jsonl` and for a person, over resumed runs."""
 
+import os
+
 import pytest
 
+from jaxsr.errors import InputError
 from jaxsr.interop.sealed_json import seal
 from jaxsr.training.metrics_logger import Records
 
@@ -39,6 +42,17 @@ def test_a_resume_names_the_steps_that_metrics_lack(tmp_path, caplog, lost, word
     path.write_bytes(b"".join(lines[4:]))
     open_records(8, branched=True).close()
     assert not caplog.messages
+
+
+def test_metrics_of_terabytes_are_not_read(tmp_path, caplog):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(seal({"step": 1, "phase": "x"}) + "\n")
+    os.truncate(path, 2**40)
+    with pytest.raises(InputError, match=r"has more than .* bytes; move it away; the run goes on"):
+        Records(tmp_path, start_step=1, total_steps=2, batch=1)
+    os.truncate(path, 2**22)  # one line without an end
+    Records(tmp_path, start_step=1, total_steps=2, batch=1).close()
+    assert len(path.read_bytes().splitlines()) == 1
 
 
 @pytest.mark.parametrize("step", ["x", float("inf"), None, [1]])
