@@ -23,7 +23,10 @@ Fill = Callable[[np.ndarray], None]
 
 @runtime_checkable
 class Samples(Protocol):
-    """Data by the sample's number; one that has a `close` is closed with its stream."""
+    """Data by the sample's number; one that has a `close` is closed with its stream.
+
+    After an interrupt `abandon` is called instead, which waits for nothing.
+    """
 
     def begin(self, first: int, count: int) -> tuple[HostBatch, Fill | None]:
         """Arrays of `count` samples from `first` on, and a function that fills them, or None."""
@@ -151,7 +154,7 @@ class BatchStream:
         try:
             for part in work:
                 part.result()
-        except BaseException:
+        except Exception:
             self.close()
             raise
         return batch
@@ -159,8 +162,12 @@ class BatchStream:
     def __enter__(self) -> "BatchStream":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            self._pool.shutdown(wait=False, cancel_futures=True)  # they may read without end
+            getattr(self._samples, "abandon", lambda: None)()
+        else:
+            self.close()
 
     def close(self) -> None:
         """Stops the threads once they finish their current reads; no batch comes after this."""

@@ -3,7 +3,8 @@
 Each raises `KeyboardInterrupt`, so that half-written files are removed. It comes again if code
 drops it, and waits while a library of C++ is loaded. If native code keeps the main thread busy, the
 process exits after a few seconds, and on a second Ctrl-C at once. Training handles the signals
-itself while it has a step to save (`training.stop_signals`).
+itself while it has a step to save (`training.stop_signals`): the process exits where that object's
+`is_stalled` says so.
 """
 
 import os
@@ -63,7 +64,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     if (kernels := _kernels()) is not None and kernels.is_put_off(number, frame):
         return
     if _loads_native_code(frame) and _repeated.count(number) < _MOST_REPEATED:
-        _send_again(number)
+        send_again(number)
         return
     raise _exception(number)  # a variable of it would keep it alive
 
@@ -85,7 +86,8 @@ def _loads_native_code(frame: FrameType | None) -> bool:
     return False
 
 
-def _send_again(number: int) -> None:
+def send_again(number: int) -> None:
+    """Sends a signal to the main thread in a moment; it counts as one that came once."""
     _repeated.append(number)
     main: Any = threading.main_thread().ident
     threading.Timer(0.05, signal.pthread_kill, (main, number)).start()
@@ -98,7 +100,7 @@ def _send_if_dropped(fields: dict[str, Any], number: int) -> None:
     """
     if not fields.get("handled") and _dropped.count(number) < _MOST_DROPPED:
         _dropped.append(number)
-        _send_again(number)
+        send_again(number)
 
 
 def _kernels() -> Any:
@@ -133,14 +135,21 @@ def _forget() -> None:
 def _watch(reader: int) -> None:
     """Ends the process from a thread of its own when Python cannot handle the signal."""
     interrupts, reason = 0, ""
-    while select.select([reader], [], [], _GRACE_S if reason else None)[0]:
+    is_stuck: Callable[[], bool] | None = None
+    while True:
+        if not select.select([reader], [], [], _GRACE_S if reason else None)[0]:
+            if is_stuck is None or is_stuck():
+                break
+            continue
         numbers = os.read(reader, 64)
         interrupts += numbers.count(signal.SIGINT)
         if interrupts > 1 + _times_repeated(signal.SIGINT):
             reason = "interrupted"
             break
         for number in _TERMINATIONS:
-            if number in numbers and signal.getsignal(number) is _interrupt:
-                reason = f"{_ENDED_BY}{number.name}"
+            handler = signal.getsignal(number)
+            asked = getattr(getattr(handler, "__self__", None), "is_stalled", None)
+            if number in numbers and (handler is _interrupt or asked is not None):
+                reason, is_stuck = f"{_ENDED_BY}{number.name}", asked
     os.write(2, f"jaxsr: {reason}\n".encode())
     os._exit(ExitStatus.INTERRUPTED)

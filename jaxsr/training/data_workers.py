@@ -6,6 +6,7 @@ folder are imported anew. Worker w of n makes the batches of steps w, w + n, …
 order. The content of a step's batch does not depend on n.
 """
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -79,6 +80,7 @@ class Workers:
                 worker_init_fn=_begin,
             )
         )
+        self._others = {*multiprocessing.active_children()}
         self._batches: Any = iter(batches)
 
     def begin(self, first: int, count: int) -> tuple[HostBatch, None]:
@@ -99,6 +101,11 @@ class Workers:
     def close(self) -> None:
         """Ends the processes."""
         self._batches.close()
+
+    def abandon(self) -> None:
+        """Kills the processes: Grain waits for each that reads, when its iterator is dropped."""
+        for process in {*multiprocessing.active_children()} - self._others:
+            process.kill()
 
 
 def _begin(worker: int, workers: int) -> None:

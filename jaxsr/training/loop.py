@@ -31,10 +31,13 @@ from jaxsr.training.metrics_logger import NoRecords, Records
 from jaxsr.training.phases import phase_at
 from jaxsr.training.run_folder import RunRecord
 from jaxsr.training.run_lock import check_held
-from jaxsr.training.stop_signals import StopRequest
+from jaxsr.training.stop_signals import Stalled, StopRequest
 from jaxsr.training.task_run import TaskRun
 
 log = logging.getLogger(__name__)
+
+_VALIDATION_S = 20.0
+"""Seconds that a validation has after a signal: job managers kill a process after 30."""
 
 
 class TrainingError(UserError, RuntimeError):
@@ -109,6 +112,8 @@ def train(
         devices = config.mesh_shape.devices
         set_status(f"tracing and compiling the step for {counted(devices, 'device')}")
         run.steps(batches, total, stopping)
+        with stopping.limited("all is saved, and the data are still read ahead"):
+            batches.close()
         records.say(f"run folder: {out}")
     return engine.step >= total
 
@@ -173,8 +178,9 @@ class _Run:
                 phase = phase_at(self.task.phases, engine.step)
                 profiler.before(engine)
                 try:
-                    batch = next(batches)
-                except (ChangedFileError, InputError):
+                    with stopping.limited(f"the data of step {engine.step + 1} do not come"):
+                        batch = next(batches)
+                except (ChangedFileError, InputError, Stalled):
                     self._keep_steps(engine.step, phase)
                     raise
                 try:
@@ -196,7 +202,7 @@ class _Run:
                 if line or validating or saving:
                     self._report(done, phase, line=line)
                 if validating:
-                    self._validate(done, phase)
+                    self._validate(done, phase, stopping)
                 if validating or saving or stop:
                     metrics = self.figures if validating and self.figures else None
                     self._save(done, engine.state(), metrics)
@@ -268,15 +274,17 @@ class _Run:
                 mend = "Mend the labels, or the number of classes"
         raise TrainingError(f"{cause}; {saved}. {mend}, and {again}")
 
-    def _validate(self, done: int, phase: str) -> None:
+    def _validate(self, done: int, phase: str, stopping: StopRequest) -> None:
         # Every host checks for itself: all have the figures, because Orbax ranks checkpoints by
         # them, so no host has to wait for another.
+        what = f"the validation of step {done} goes on"
         try:
-            validation = self.task.validate(self.engine.network(phase))
+            with stopping.limited(what, seconds=_VALIDATION_S, is_of_data=False):
+                validation = self.task.validate(self.engine.network(phase))
         except RefusedValueError as error:
             self._keep_steps(done, phase)
             raise type(error)(f"{error} in the validation of step {done}") from error
-        except (ChangedFileError, InputError):
+        except (ChangedFileError, InputError, Stalled):
             self._keep_steps(done, phase)
             raise
         self.figures = dict(validation.metrics)

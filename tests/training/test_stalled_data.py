@@ -1,0 +1,137 @@
+"""Signals end a run whose data do not come: the last step is saved, and nothing waits for them."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TASK = """
+import ctypes
+import os
+import time
+
+from tests.training import user_tasks
+
+def sleep():
+    while os.path.exists("stall"):
+        try:
+            time.sleep(1000)
+        except OSError:
+            pass
+
+def block():
+    if os.path.exists("stall"):
+        lock = ctypes.create_string_buffer(64)
+        for _ in range(2):  # the second call never returns, and no signal interrupts it
+            ctypes.CDLL(None).pthread_mutex_lock(lock)
+
+class Slow(user_tasks.Points):
+    wait = staticmethod(sleep)
+
+    def __getitem__(self, index):
+        time.sleep(0.005)
+        type(self).wait()
+        return super().__getitem__(index)
+
+class Plain(Slow):
+    def __getitem__(self, index):
+        sleep()
+        return self.x[index], self.x[index].sum(keepdims=True)
+
+class Blocking(Slow):
+    wait = staticmethod(block)
+
+class Fit(user_tasks.Fit):
+    def train_data(self):
+        return Slow(20)
+
+class Ahead(user_tasks.Fit):
+    def train_data(self):
+        return Plain(20)
+
+class Blocked(user_tasks.Fit):
+    def train_data(self):
+        return Blocking(20)
+
+class Validated(user_tasks.Fit):
+    def validation_data(self):
+        return Slow(13)
+"""
+
+
+def stalled(folder: Path, *words: str) -> subprocess.Popen[str]:
+    """A run of the task of these words that has taken a few steps and waits for its data."""
+    (folder / "stalling.py").write_text(TASK)
+    command = [
+        sys.executable, "-m", "jaxsr.train", *words, "--out", "run", "--platform", "cpu",
+        "--no-tensorboard", "--log-every", "1", "--steps", "100000",
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True
+    )
+    metrics = folder / "run" / "metrics.jsonl"
+    while process.poll() is None:
+        if metrics.exists() and '"step": 3,' in metrics.read_text():
+            break
+        time.sleep(0.02)
+    (folder / "stall").touch()
+    before = -1
+    while process.poll() is None and before < (before := metrics.stat().st_size):
+        time.sleep(1.5)
+    return process
+
+
+@pytest.mark.parametrize(
+    ("words", "number", "line"),
+    [
+        (["stalling:Fit"], signal.SIGTERM, r"stopped by SIGTERM: the data of step \d+ do not come"),
+        pytest.param(
+            ["stalling:Fit"],
+            signal.SIGINT,
+            r"stopped by Ctrl-C: the data of step \d+ do not come",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ["stalling:Fit", "--workers", "2"],
+            signal.SIGTERM,
+            r"stopped by SIGTERM: the data of step \d+ do not come",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ["stalling:Ahead", "--prefetch", "3"],
+            signal.SIGTERM,
+            r"stopped by SIGTERM: the data of step \d+ do not come",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ["stalling:Validated", "--validate-every", "4"],
+            signal.SIGTERM,
+            r"stopped by SIGTERM: the validation of step \d+ goes on",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_signal_saves_the_last_step(tmp_path, words, number, line):
+    process = stalled(tmp_path, *words)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in errors, errors[-3000:]
+    assert re.search(f"^jaxsr: {line}$", errors, re.MULTILINE), errors[-3000:]
+    (step,) = re.findall(r"the state of step (\d+) is saved", errors)
+    assert (tmp_path / "run" / "checkpoints" / step).is_dir()
+
+
+@pytest.mark.slow
+def test_a_signal_ends_a_run_whose_data_hang_in_native_code(tmp_path):
+    process = stalled(tmp_path, "stalling:Blocked")
+    process.terminate()
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130 and errors.endswith("jaxsr: ended by SIGTERM\n")
