@@ -14,6 +14,7 @@ from PIL import Image
 from jaxsr.data.archives import archived_files, is_archive
 from jaxsr.data.decode import claims_to_be_picture
 from jaxsr.data.photos import open_photos
+from jaxsr.data.picture_file import ChangedFileError
 from jaxsr.errors import InputError
 
 RNG = np.random.default_rng(0)
@@ -259,6 +260,18 @@ def test_a_damaged_lmdb_is_one_line(tmp_path):
         file.write_bytes(content)
         with pytest.raises(InputError, match=r"data\.mdb (cannot be read as an|is a damaged) LMDB"):
             open_photos(tmp_path, crop=16)
+
+
+def test_an_lmdb_that_shrinks_under_a_run_is_one_line(tmp_path):
+    """The library maps the file, and ended the process by SIGBUS."""
+    lmdb_of_photos(tmp_path)
+    photos = open_photos(tmp_path, crop=16, cache_bytes=0)
+    sent = pickle.dumps(archived_files(tmp_path / "photos.lmdb" / "data.mdb").files[0])
+    os.truncate(tmp_path / "photos.lmdb" / "data.mdb", 4096)
+    with pytest.raises(ChangedFileError, match=r"no longer is: the lmdb had .* and is shorter now"):
+        photos.read(0)
+    with pytest.raises(OSError, match="is shorter now"):
+        pickle.loads(sent).content()
 
 
 @pytest.mark.parametrize("write", [tar_shards, lmdb_of_photos])
