@@ -181,7 +181,7 @@ def _regular_files(path: Path) -> list[Path]:
 _ENTRY_BYTES = 2**20
 """More than Orbax writes about an array, whose devices it lists."""
 _ITEM_BYTES = 16
-"""Of the largest dtype."""
+"""Bytes of the largest dtype."""
 _DATA = "d"
 """Name of TensorStore's folders of data."""
 

@@ -97,7 +97,7 @@ def _converted(kind: Any, value: Any, name: str) -> Any:
         results = (_converted(each, value, name) for each in exact_first)
         return next((result for result in results if result is not _UNFIT), _UNFIT)
     if origin is Literal:
-        return value if any(value == x and type(value) is type(x) for x in inner) else _UNFIT
+        return next((x for x in inner if _converted(type(x), value, name) == x), _UNFIT)
     if (origin or kind) in (tuple, list):
         return _several(kind, value, name)
     if isinstance(kind, type) and issubclass(kind, tuple) and kind.__annotations__:

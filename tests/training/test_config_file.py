@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from pathlib import Path
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Any, Literal, NamedTuple, get_args, get_type_hints
 
 import pytest
 
@@ -453,6 +453,7 @@ class Point(NamedTuple):
     ("kind", "value", "wanted"),
     [
         (list, [1, "a"], [1, "a"]),
+        (tuple[Literal[1, 3], ...], [3.0, 1], (3, 1)),
         (dict, {"a": 1}, {"a": 1}),
         (dict[str, Any], {"a": [1]}, {"a": [1]}),
         (dict[str, float], {"a": 1}, {"a": 1.0}),
