@@ -106,6 +106,10 @@ class Workers:
         """Kills the processes: Grain waits for each that reads, when its iterator is dropped."""
         for process in {*multiprocessing.active_children()} - self._others:
             process.kill()
+        # Frees the shared memory; a queue that a killed process was writing to may have no end.
+        closing = threading.Thread(target=self.close, daemon=True)
+        closing.start()
+        closing.join(timeout=2)
 
 
 def _begin(worker: int, workers: int) -> None:
