@@ -224,7 +224,8 @@ def _differences(run: ConfigFile, config: RunConfig) -> dict[str, tuple[str, str
 
 
 _FOLDERS = ("checkpoints", "validation", "profile", "tensorboard")
-_FILES = ("config.json", "metrics.jsonl", "log.txt", "wandb.json")
+_IDENTITIES = ("wandb.json", "mlflow.json")
+_FILES = ("config.json", "metrics.jsonl", "log.txt", *_IDENTITIES)
 
 
 def check_entries(out: Path, exported: str) -> None:
@@ -268,14 +269,20 @@ def _weights_of(exported: str) -> tuple[str, str]:
     return f"{exported}.safetensors", f"{exported}.best.safetensors"
 
 
-def _check_no_results(out: Path, exported: str) -> None:
-    """Refuses weights, `--init` perhaps, and pictures of validations that no run here made.
+def _check_no_results(out: Path, exported: str, *, is_new: bool) -> None:
+    """Refuses weights, `--init` perhaps, and other things that no run here made.
+
+    Args:
+      out: the run's folder.
+      exported: stem of the exported weights.
+      is_new: no run began here; one that made no step may have left its own figures' files.
 
     Raises:
-      InputError: there are some, which a new run would replace.
+      InputError: there are some, which a new run would replace, rename or delete.
     """
-    weights = [out / name for name in _weights_of(exported)]
-    for path in (*weights, *out.glob("validation/step-*.png")):
+    begun = (out / name for name in ("metrics.jsonl", *_IDENTITIES) if is_new)
+    named = (*(out / name for name in _weights_of(exported)), *begun)
+    for path in (*named, *out.glob("validation/step-*.png"), *out.glob("checkpoints/*")):
         if path.exists():
             raise InputError(
                 f"{path} is of no run in {out}, and a new one would replace it; choose another "
@@ -324,7 +331,7 @@ def claim_folder(
             raise InputError(
                 f"--resume found no run in {out}; leave --resume out, or name its folder"
             )
-        _check_no_results(out, exported)
+        _check_no_results(out, exported, is_new=run is None)
         record = RunRecord(out=out, content=content, remarks=_begins(out) if config.resume else ())
         record.write()
         return record
