@@ -403,32 +403,14 @@ def _other_computation(before: Mapping[str, Any], now: Mapping[str, Any]) -> lis
                 f"resumed with other files in --{name} (names and sizes): the result differs from "
                 "that of an uninterrupted run if the task reads them"
             )
-    for name in ENVIRONMENT if before else ():
+    variables = sorted({*before, *now} - {"code", "folders"})
+    for name in variables if before else ():
         values = before.get(name, ""), now.get(name, "")
         if values[0] != values[1]:
             remarks.append(
                 f"resumed with {name}={values[1]!r}, before {values[0]!r}: the results may differ"
             )
     return remarks
-
-
-ENVIRONMENT = (
-    "XLA_FLAGS",
-    "LIBTPU_INIT_ARGS",
-    "JAXSR_CPU_KERNELS",
-    "JAX_ENABLE_X64",
-    "JAX_DEFAULT_DTYPE_BITS",
-    "JAX_DEFAULT_MATMUL_PRECISION",
-    "JAX_THREEFRY_PARTITIONABLE",
-    "JAX_RANDOM_SEED_OFFSET",
-    "NVIDIA_TF32_OVERRIDE",
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
-    "ATEN_CPU_CAPABILITY",
-    "ONEDNN_DEFAULT_FPMATH_MODE",
-    "DNNL_DEFAULT_FPMATH_MODE",
-    "ONEDNN_MAX_CPU_ISA",
-)
-"""Environment variables that change the computation."""
 
 
 def _counted(data: Mapping[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """Starts a training run: joins its processes, compares them, claims the folder, and trains."""
 
 import os
+import re
 import threading
 from contextlib import ExitStack
 from importlib import metadata
@@ -26,7 +27,7 @@ from jaxsr.training.config_file import flat_options
 from jaxsr.training.fine_tuning import prepare_network
 from jaxsr.training.finished_run import Run
 from jaxsr.training.loop import train
-from jaxsr.training.run_folder import ENVIRONMENT, RUNS, check_entries, choose_folder, claim_folder
+from jaxsr.training.run_folder import RUNS, check_entries, choose_folder, claim_folder
 from jaxsr.training.run_lock import lock_folder
 from jaxsr.training.stop_signals import StopRequest
 from jaxsr.training.task import Task
@@ -122,9 +123,26 @@ def start(name: str, kind: type[Task], config: RunConfig) -> Run:
             raise
 
 
+_VARIABLES = re.compile(
+    r"(JAX|XLA|TF)_\w+|LIBTPU_INIT_ARGS|JAXSR_CPU_KERNELS|NVIDIA_TF32_OVERRIDE|MKL_CBWR"
+    r"|TORCH_ALLOW_TF32_CUBLAS_OVERRIDE|ATEN_CPU_CAPABILITY|(MKL|ONEDNN|DNNL)_\w*(FPMATH|ISA|INSTR)\w*"
+)
+"""Names of environment variables that may change the computation: all those of the compilers."""
+_WITHOUT_EFFECT = re.compile(
+    "ADDRESS|CACHE|CHECK|COORDINATOR|DEBUG|DEVICES|DUMP|EXPLAIN|FRAMES|GUARD|LEAK|LOCAL_DEVICE|LOG"
+    "|MEM_FRACTION|PLATFORM|PPRINT|PREEMPTION|PROCESS|PROFILE|PYTHON_CLIENT|SOURCE|TIMEOUT"
+    "|TRACEBACK|TRANSFER|VERBOS|WARN|TF_CONFIG|TF_CPP|TF_FORCE_GPU_ALLOW|TF_GPU_ALLOCATOR"
+)
+"""Parts of the names of others: where the job runs and what it reports, keeps or checks."""
+
+
 def _environment() -> dict[str, str]:
     """Variables that change results, without the flags that jaxsr itself adds to them."""
-    values = {name: os.environ.get(name, "") for name in ENVIRONMENT}
+    values = {
+        name: value
+        for name, value in {"XLA_FLAGS": "", **os.environ}.items()
+        if _VARIABLES.fullmatch(name) and not _WITHOUT_EFFECT.search(name)
+    }
     flags = [
         flag
         for flag in without_ynn_flag(values["XLA_FLAGS"]).split()
