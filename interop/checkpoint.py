@@ -16,6 +16,7 @@ import logging
 import math
 import shutil
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
@@ -42,7 +43,13 @@ from jaxsr.interop.lost_process import lost_process_error
 
 _OUTDATED = ".outdated"
 """Folder of discarded checkpoints, until they are deleted."""
+_failed = threading.Event()
 log = logging.getLogger(__name__)
+
+
+def leaves_threads() -> bool:
+    """Whether a save failed: Orbax's other threads of it may wait minutes, and Python for them."""
+    return _failed.is_set()
 
 
 def metric_rank(value: float, best: Literal["max", "min"]) -> float:
@@ -452,6 +459,7 @@ def _write_errors(folder: Path) -> Generator[None]:
     try:
         yield
     except Exception as error:
+        _failed.set()
         lost = lost_process_error(error)
         if lost is not None:
             raise lost from error

@@ -5,6 +5,8 @@ import logging
 import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -315,3 +317,25 @@ def test_unwritable_folder(tmp_path):
     blocked.write_text("not a folder")
     with pytest.raises(CheckpointError, match=r"cannot write checkpoints to .*; choose another"):
         Checkpoints(blocked / "checkpoints")
+
+
+def test_a_failed_save_ends_the_command(tmp_path):
+    """Orbax's other threads of it wait minutes for a folder that was never made."""
+    code = f"""
+from pathlib import Path
+import jax.numpy as jnp
+from jaxsr.interop.checkpoint import Checkpoints
+from jaxsr.runtime.cli import run_command, run_program
+
+def save(_):
+    with Checkpoints(Path({str(tmp_path)!r})) as checkpoints:
+        Path({str(tmp_path)!r}, "1.orbax-checkpoint-tmp").symlink_to("elsewhere")
+        checkpoints.save(1, {{"weight": jnp.ones(3)}})
+
+run_program(lambda: run_command(save, []), "train")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 2, done.stderr[-2000:]
+    assert f"jaxsr: writing a checkpoint to {tmp_path} failed" in done.stderr.splitlines()[-1]
