@@ -30,6 +30,7 @@ import numpy as np
 from jaxsr.interop.annotations import JsonObject, PyTree
 from jaxsr.interop.array_digests import tree_digests
 from jaxsr.interop.atomic_write import set_aside
+from jaxsr.interop.checkpoint_index import check_index
 from jaxsr.interop.checkpoint_record import (
     RECORD_ITEM,
     CheckpointRecord,
@@ -341,10 +342,12 @@ def _read_state(path: Path, target: PyTree) -> PyTree:
     """The state of a checkpoint, as it is on the disk.
 
     Raises:
-      DamagedFileError: Orbax cannot read it.
+      DamagedFileError: Orbax cannot read it, or it would take more memory than its arrays have.
     """
     import orbax.checkpoint as ocp
 
+    sizes = (math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(target))
+    check_index(path / "state", sum(sizes))
     with _without_late_tracebacks():
         reader: Any = ocp.Checkpointer(ocp.StandardCheckpointHandler())
         with reader:

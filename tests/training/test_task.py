@@ -173,7 +173,7 @@ def test_a_resume_with_other_code_or_variables_says_so(folder, monkeypatch, caps
     monkeypatch.setenv("JAXSR_CPU_KERNELS", "xla")
     monkeypatch.setenv("JAX_THREEFRY_PARTITIONABLE", "0")
     monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-    for name in ("JAX_LOG_COMPILES", "JAX_COMPILATION_CACHE_MAX_SIZE", "TF_CPP_MIN_LOG_LEVEL"):
+    for name in ("JAX_LOG_COMPILES", "JAX_COMPILATION_CACHE_MAX_SIZE", "TF_VAR_of_terraform"):
         monkeypatch.setenv(name, "1")
     assert main([*run, "--resume", "--steps", "5"]) == 0
     said = capsys.readouterr().err
