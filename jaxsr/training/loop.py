@@ -30,6 +30,7 @@ from jaxsr.training.loggers import TensorBoard, make_logger
 from jaxsr.training.metrics_logger import NoRecords, Records
 from jaxsr.training.phases import phase_at
 from jaxsr.training.run_folder import RunRecord
+from jaxsr.training.run_lock import is_replaced
 from jaxsr.training.stop_signals import StopRequest
 from jaxsr.training.task_run import TaskRun
 
@@ -206,10 +207,12 @@ class _Run:
         self.checkpoints.wait()
 
     def _check_folder(self, done: int) -> None:
-        """Raises if the folder is gone: Orbax would create it again without its other files."""
-        if not (self.out / "config.json").exists():
+        """Raises if the folder is gone: Orbax would create it again, or write in another run's."""
+        replaced = jax.process_index() == 0 and is_replaced(self.out)
+        if replaced or not (self.out / "config.json").exists():
+            what = "replaced by another" if replaced else "removed or emptied"
             raise TrainingError(
-                f"{self.out} was removed or emptied under the run, which stops after step {done}; "
+                f"{self.out} was {what} under the run, which stops after step {done}; "
                 "start it again with another --out"
             )
 

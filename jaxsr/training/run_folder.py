@@ -63,10 +63,10 @@ class RunRecord:
     def write(self) -> None:
         """Writes `config.json`; a damaged one is renamed first."""
         path, text = self.out / "config.json", seal(self.content, indent=2) + "\n"
-        if path.exists() and path.read_bytes() == text.encode():
-            return
         if path.exists() and _is_damaged(path):
             log.warning("%s is damaged; renamed to %s", path, set_aside(path))
+        elif path.exists() and path.read_bytes() == text.encode():
+            return
         atomic_write(path, text.encode())
 
 

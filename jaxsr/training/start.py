@@ -17,6 +17,7 @@ from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.atomic_write import clear_partials
 from jaxsr.interop.cpu_kernels.torch_calls import TORCH_THREADS
 from jaxsr.interop.out_of_memory import naming_out_of_memory
+from jaxsr.interop.plugin_start import check_profiler
 from jaxsr.models.code_digests import code_digests
 from jaxsr.runtime.activity import is_quiet, set_status
 from jaxsr.runtime.setup import setup_compute
@@ -78,12 +79,14 @@ def start(name: str, kind: type[Task], config: RunConfig) -> Run:
         stopping = stack.enter_context(StopRequest())  # entered first, so closed last: signals do
         # not interrupt the final save
         with fail_together(at_end=stopping.listen):
-            setup_compute(
+            platform = setup_compute(
                 config,
                 jax_on_host=True,
                 job=lambda: _facts(name, config),
                 deterministic=config.deterministic,
             )
+            if config.profile is not None:
+                check_profiler(platform)
             out = choose_folder(config, name, jax.process_count())
             task = TaskRun(name, kind, config)  # checks the data before anything is computed
             remarks = prepare_network(task.network, task.config)

@@ -8,7 +8,7 @@ from PIL import Image
 
 from jaxsr.errors import FileAccessError
 from jaxsr.train import main
-from jaxsr.training.run_folder import check_entries
+from jaxsr.training.run_folder import RunRecord, check_entries
 
 FOLDERS = ("checkpoints", "validation", "profile", "tensorboard")
 FILES = ("config.json", "metrics.jsonl", "log.txt", "wandb.json", "mlflow.json", "net.safetensors",
@@ -65,6 +65,14 @@ def test_a_link_out_of_the_folder_is_refused(tmp_path, name):
     (out / name).symlink_to(mine)
     with pytest.raises(FileAccessError, match=f"{name} is a link out of the run's folder"):
         check_entries(out, "net")
+
+
+def test_a_record_of_any_length_is_set_aside(tmp_path):
+    (tmp_path / "config.json").touch()
+    os.truncate(tmp_path / "config.json", 2**40)  # sparse
+    RunRecord(out=tmp_path, content={"family": "span"}).write()
+    assert (tmp_path / "config.json.damaged").stat().st_size == 2**40
+    assert b"span" in (tmp_path / "config.json").read_bytes()
 
 
 def test_the_command_says_it_before_the_first_step(tmp_path, capsys):
