@@ -64,8 +64,7 @@ class AtomicFile:
     def __init__(self, path: Path) -> None:
         self.path, self._partial = path, _partial(path)
         with errors_of(path):
-            self._partial.unlink(missing_ok=True)  # a link perhaps, through which "w" would write
-            self.stream: BinaryIO = self._partial.open("xb")
+            self.stream: BinaryIO = self._partial.open("wb")
 
     def finish(self, note: Note | None = None) -> None:
         """Stores the content on the disk and renames the file; abandons it if that fails."""
@@ -95,7 +94,6 @@ def atomic_path(path: Path, note: Note | None = None) -> Generator[Path]:
     It has the same ending, from which FFmpeg knows the format.
     """
     partial = _partial(path, path.suffix)
-    partial.unlink(missing_ok=True)
     try:
         yield partial
         if note is not None:

@@ -240,6 +240,7 @@ def test_a_start_that_was_refused_does_not_occupy_its_folder(capsys, tmp_path):
         (["--batch", 8], "has batch=4, not 8; .* --branch-from"),
         (["--engine", "torch", "--mesh", 1], "has engine=jax, not torch"),
         (["--held-out", 0.3], "has held_out=0.1, not 0.3"),
+        (["--steps", 2], "the run is at step 4 already; give more than steps=2 with --steps"),
         (["span"], "configures a run of fast-srgan, not of span"),
     ],
 )

@@ -37,8 +37,8 @@ from jaxsr.training.config import RunConfig
 
 PER_RUN = ("out", "resume")
 """Options that belong to one start of a run."""
-MACHINE_CODE = ("compile_cache", "aot_save")
-"""Folders of compiled programs, which the command line alone names: a file may be a stranger's."""
+MACHINE_CODE = ("compile_cache", "aot", "aot_json", "aot_save")
+"""Compiled programs: the command line alone asks for and names them. A file may be a stranger's."""
 NOT_INHERITED = (*PER_RUN, *MACHINE_CODE, "branch_from")
 """Options of one run that are not passed on to a run that starts from its configuration."""
 _ENTRIES = {

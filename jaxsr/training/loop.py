@@ -120,6 +120,11 @@ def _restore(
     origin, checkpoint = "resumed", None
     if config.resume:
         checkpoint = checkpoints.restore(engine.state())
+        if checkpoint is not None and checkpoint[0] > total:
+            raise TrainingError(
+                f"the run is at step {checkpoint[0]} already; give more than steps={total} with "
+                "--steps, or start another with --branch-from"
+            )
     if checkpoint is None and config.branch_from is not None:
         origin = f"branched from {config.branch_from}"
         checkpoint = restore_newest(config.branch_from / "checkpoints", engine.state())

@@ -1,6 +1,5 @@
 """Files appear complete or not at all, whichever way they are written."""
 
-import itertools
 import os
 import subprocess
 
@@ -23,21 +22,6 @@ def test_bytes_replace_the_file_before(tmp_path):
     atomic_write(tmp_path / "a.json", b"old")
     atomic_write(tmp_path / "a.json", b"new")
     assert (tmp_path / "a.json").read_bytes() == b"new" and names(tmp_path) == ["a.json"]
-
-
-def test_a_link_in_the_place_of_the_half_written_file_is_not_followed(tmp_path, monkeypatch):
-    """A stranger's folder may have links under all the names that a process could give."""
-    (tmp_path / "mine").write_bytes(b"mine")
-    monkeypatch.setattr("jaxsr.interop.atomic_write._numbers", itertools.count())
-    for number, ending in enumerate(("", ".png")):
-        name = f".a{ending or '.json'}.{number}.{os.getpid()}.partial{ending}"
-        (tmp_path / name).symlink_to(tmp_path / "mine")
-    atomic_write(tmp_path / "a.json", b"new")
-    with atomic_path(tmp_path / "a.png") as path:
-        path.write_bytes(b"new")
-    assert (tmp_path / "mine").read_bytes() == b"mine"
-    for name in ("a.json", "a.png"):
-        assert (tmp_path / name).read_bytes() == b"new" and not (tmp_path / name).is_symlink()
 
 
 def test_a_write_that_fails_leaves_the_file_before(tmp_path, monkeypatch):

@@ -265,6 +265,7 @@ def test_numbers_are_those_of_yaml_1_2(text, value, tmp_path):
         ("a.yaml", "family: span\nbranch_from: runs/a", "add --branch-from to the command line"),
         ("a.toml", "family = 'span'\nout = 5", "a.toml has out=5, which each start names by"),
         ("a.yaml", "family: span\ncompile_cache: gift", "add --compile-cache to the command line"),
+        ("a.yaml", "family: span\naot_json: gift.json", "add --aot-json to the command line"),
         (
             "a.json",
             '{"family": "span", "options": {"resume": true}}',
