@@ -152,15 +152,26 @@ def read_record(path: Path) -> CheckpointRecord:
     return record
 
 
+_MOST_BYTES = 2**29
+"""Bytes of a file of metadata, of thousands of arrays on thousands of devices."""
 _MALFORMED = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 def _check_regular(path: Path) -> None:
-    """Refuses pipes and devices in a checkpoint, which would never end, before Orbax opens one."""
+    """Refuses files that Orbax must not open.
+
+    Pipes and devices never end. A file of metadata may be sparse, of any length, or describe an
+    array outside of the index that `checkpoint_index` reads.
+    """
     for folder, _, names in os.walk(path):
         for entry in (Path(folder) / name for name in names):
             if not entry.is_file():
                 raise DamagedFileError(f"{entry.relative_to(path)} is not a regular file")
+            is_data = entry.parent.name == "d"
+            if entry.name in (".zarray", "zarr.json") or (
+                not is_data and entry.stat().st_size > _MOST_BYTES
+            ):
+                raise DamagedFileError(f"{entry.relative_to(path)} is not of a checkpoint")
 
 
 def _names_no_record(path: Path) -> bool:

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from jaxsr import train
 from jaxsr.errors import InputError
+from jaxsr.interop.plugin_start import has_tpu
 from jaxsr.interop.sealed_json import seal
 from jaxsr.interop.weights import read_weights
 from jaxsr.models.fast_srgan.config import FastSRGANConfig
@@ -147,6 +149,14 @@ def test_the_profiler_records_its_window(tmp_path):
     assert trace.stat().st_size > 1000
 
 
+@pytest.mark.skipif(not find_spec("libtpu"), reason="needs libtpu")
+def test_a_profile_where_libtpu_would_end_the_process_is_refused(tmp_path):
+    command = [sys.executable, "-m", "jaxsr.train", "--profile", "1:3", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == (0 if has_tpu() else 2), done.stderr
+    assert has_tpu() or "add --platform c" in done.stderr.splitlines()[-1]
+
+
 WRONG = {
     "a profiler window beyond the run": (
         ["--profile", "4:8"],
@@ -230,6 +240,7 @@ def test_a_start_that_was_refused_does_not_occupy_its_folder(capsys, tmp_path):
         (["--batch", 8], "has batch=4, not 8; .* --branch-from"),
         (["--engine", "torch", "--mesh", 1], "has engine=jax, not torch"),
         (["--held-out", 0.3], "has held_out=0.1, not 0.3"),
+        (["--steps", 2], "the run is at step 4 already; give more than steps=2 with --steps"),
         (["span"], "configures a run of fast-srgan, not of span"),
     ],
 )

@@ -37,8 +37,8 @@ from jaxsr.training.config import RunConfig
 
 PER_RUN = ("out", "resume")
 """Options that belong to one start of a run."""
-MACHINE_CODE = ("compile_cache", "aot_save")
-"""Folders of compiled programs, which the command line alone names: a file may be a stranger's."""
+MACHINE_CODE = ("compile_cache", "aot", "aot_json", "aot_save")
+"""Compiled programs: the command line alone asks for and names them. A file may be a stranger's."""
 NOT_INHERITED = (*PER_RUN, *MACHINE_CODE, "branch_from")
 """Options of one run that are not passed on to a run that starts from its configuration."""
 _ENTRIES = {
@@ -267,7 +267,10 @@ def _parse_yaml(text: str) -> Any:
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict:
             _check_once(k.value for k, _ in node.value if isinstance(k, yaml.ScalarNode))
-            return super().construct_mapping(node, deep)
+            values = super().construct_mapping(node, deep)
+            if others := [key for key in values if not isinstance(key, str)]:
+                raise ValueError(f"the name {others[0]} is not a text; write it in quotes")
+            return values
 
     for tag, form in _YAML_NUMBERS.items():
         Loader.add_implicit_resolver(tag, re.compile(f"(?:{form})$"), list("-+.0123456789"))

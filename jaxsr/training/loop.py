@@ -30,6 +30,7 @@ from jaxsr.training.loggers import TensorBoard, make_logger
 from jaxsr.training.metrics_logger import NoRecords, Records
 from jaxsr.training.phases import phase_at
 from jaxsr.training.run_folder import RunRecord
+from jaxsr.training.run_lock import is_replaced
 from jaxsr.training.stop_signals import StopRequest
 from jaxsr.training.task_run import TaskRun
 
@@ -119,6 +120,11 @@ def _restore(
     origin, checkpoint = "resumed", None
     if config.resume:
         checkpoint = checkpoints.restore(engine.state())
+        if checkpoint is not None and checkpoint[0] > total:
+            raise TrainingError(
+                f"the run is at step {checkpoint[0]} already; give more than steps={total} with "
+                "--steps, or start another with --branch-from"
+            )
     if checkpoint is None and config.branch_from is not None:
         origin = f"branched from {config.branch_from}"
         checkpoint = restore_newest(config.branch_from / "checkpoints", engine.state())
@@ -206,10 +212,12 @@ class _Run:
         self.checkpoints.wait()
 
     def _check_folder(self, done: int) -> None:
-        """Raises if the folder is gone: Orbax would create it again without its other files."""
-        if not (self.out / "config.json").exists():
+        """Raises if the folder is gone: Orbax would create it again, or write in another run's."""
+        replaced = jax.process_index() == 0 and is_replaced(self.out)
+        if replaced or not (self.out / "config.json").exists():
+            what = "replaced by another" if replaced else "removed or emptied"
             raise TrainingError(
-                f"{self.out} was removed or emptied under the run, which stops after step {done}; "
+                f"{self.out} was {what} under the run, which stops after step {done}; "
                 "start it again with another --out"
             )
 

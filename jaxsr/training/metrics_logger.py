@@ -13,10 +13,13 @@ import numpy as np
 
 from jaxsr.errors import DamagedFileError, InputError, one_line
 from jaxsr.interop.atomic_write import atomic_write, set_aside
+from jaxsr.interop.bounded_read import read_bounded
 from jaxsr.interop.sealed_json import seal, unseal
 from jaxsr.runtime.activity import fitted, is_quiet, redraw_bar, set_status
 from jaxsr.training.loggers import Logger
 
+_MOST_BYTES = 2**31
+"""Bytes of `metrics.jsonl`, of some ten million steps; a sparse file could have any number."""
 log = logging.getLogger(__name__)
 
 
@@ -81,7 +84,7 @@ class Records:
             if step > 0 and not branched:
                 log.warning("%s is gone: it has no line of the steps up to %s", self._path, step)
             return
-        lines = self._path.read_bytes().splitlines(keepends=True)
+        lines = read_bounded(self._path, most_bytes=_MOST_BYTES).splitlines(keepends=True)
         steps = _steps_of(lines)
         unfinished = bool(lines) and not lines[-1].endswith(b"\n")
         damaged = [n for n, s in enumerate(steps, 1) if s is None]

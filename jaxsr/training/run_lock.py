@@ -73,6 +73,12 @@ def lock_folder(out: Path) -> Generator[None]:
         os.close(descriptor)
 
 
+def is_replaced(out: Path) -> bool:
+    """Whether the folder's lock is not one of this process: another folder took its place."""
+    path = out / LOCK
+    return path.is_file() and _identity(path.stat()) not in _own_locks
+
+
 def _identity(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 

@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from jaxsr.errors import InputError, printable
 from jaxsr.field_values import takes_json
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ def train(task: "str | type[Task]", **options: Any) -> "Run":
     Raises:
       UserError: an option cannot be used, or the run cannot start or go on.
     """
-    from jaxsr.errors import InputError
     from jaxsr.training.cli_options import parse_command_line
     from jaxsr.training.find_task import check_task
     from jaxsr.training.start import start
@@ -53,7 +53,13 @@ def _words(options: Mapping[str, Any], prefix: str = "--") -> list[str]:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             words += _words(dataclasses.asdict(value), f"{option}.")
         elif isinstance(value, Mapping) and takes_json(name):
-            words.append(f"{option}={json.dumps(value)}")
+            try:
+                words.append(f"{option}={json.dumps(value)}")
+            except (TypeError, ValueError) as error:
+                raise InputError(
+                    f"{name}={printable(value, 80)} is not JSON ({error}); give numbers, texts, "
+                    "lists and dictionaries"
+                ) from error
         elif isinstance(value, Mapping):
             words += _words(value, f"{option}.")
         elif isinstance(value, bool):

@@ -178,6 +178,19 @@ def test_processes_with_other_options_all_say_which(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_mesh_without_a_device_of_each_process_is_refused(tmp_path):
+    port = free_port()
+    settings = {"JAXSR_COORDINATOR": f"127.0.0.1:{port}", "JAXSR_PROCESSES": "2"}
+    job = [
+        start(tmp_path / "run", "--mesh", 1, JAXSR_PROCESS=str(index), **settings)  # pyright: ignore
+        for index in range(2)
+    ]
+    for process in job:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 2, errors[-2000:]
+        assert "a mesh of 1 device has none of process 1" in errors and "use --mesh 2" in errors
+
+
 @pytest.mark.parametrize(
     ("other", "differs", "named"),
     [

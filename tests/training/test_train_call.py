@@ -154,3 +154,8 @@ def test_code_of_a_notebook_is_compared_at_a_resume(folder):
     assert remark(steps=3, factor=3)
     assert not remark(steps=4, factor=3)
     assert remark(steps=5, factor=3, rate=2)
+
+
+def test_arguments_that_are_not_json_are_refused():
+    with pytest.raises(InputError, match=r"optimizer_args=.* is not JSON"):
+        jaxsr.train("span", optimizer_args={"a": object()})
