@@ -50,8 +50,6 @@ class Tokenizer:
 
     inner: Any
     """The `tokenizers.Tokenizer`."""
-    bos_id: int | None = None
-    """Put before a raw prompt where the file asks for it and `inner` does not do it by itself."""
     template: str | None = None
     """Jinja source of the chat template."""
     special: Mapping[str, Any] = field(default_factory=dict)
@@ -66,7 +64,7 @@ class Tokenizer:
             `chat`, which has it in it.
         """
         try:
-            ids = self.inner.encode(text, add_special_tokens=raw).ids
+            return self.inner.encode(text, add_special_tokens=raw).ids
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # bare Exception, or a panic of Rust
@@ -74,7 +72,6 @@ class Tokenizer:
                 f"the model's tokenizer cannot split a text ({one_line(error):.200}); give another "
                 "with --tokenizer"
             ) from error
-        return [self.bos_id, *ids] if raw and self.bos_id is not None else ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of the ids, special tokens left out."""
@@ -142,15 +139,14 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
 
 
 def _from_gguf(file: GGUFFile) -> Tokenizer:
-    inner, bos_id = gguf_tokenizer.build(file)
+    inner = gguf_tokenizer.build(file)
     template = file.fields.get("tokenizer.chat_template")
     if not isinstance(template, str | None):
         raise InputError(
             f"{file.path} has a tokenizer.chat_template that is not text; use --raw, or --tokenizer"
         )
-    return Tokenizer(
-        inner=inner, bos_id=bos_id, template=template, special=gguf_tokenizer.special_tokens(file)
-    )
+    special = gguf_tokenizer.special_tokens(file)
+    return Tokenizer(inner=inner, template=template, special=special)
 
 
 def _from_folder(folder: Path, path: Path) -> Tokenizer:
