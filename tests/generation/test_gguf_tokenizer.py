@@ -127,7 +127,7 @@ def test_every_field_of_the_format_is_known(tmp_path):
     texts, scores = pieces()
     of_lists = {"tokens": texts, "scores": scores, "token_type": types(texts)}
     names = [n for n in vars(gguf.Keys.Tokenizer).values() if str(n).startswith("tokenizer.ggml.")]
-    fields = {n.removeprefix("tokenizer.ggml."): 0 for n in names} | of_lists
+    fields: dict[str, Any] = {n.removeprefix("tokenizer.ggml."): 0 for n in names} | of_lists
     fields |= {"model": "llama", "pre": "default", "chat_template": "{{ x }}"}
     del fields["merges"]
     write_tokenizer(tmp_path / "m.gguf", **fields)

@@ -208,8 +208,7 @@ def _inner(folder: Path, path: Path) -> Any:
     """
     config_path = folder / "tokenizer_config.json"
     config = _listing_tokens(config_path) if config_path.is_file() else {}
-    older = [name for name in _OLDER if (folder / name).is_file()]
-    if not path.is_file() and not older:
+    if not path.is_file() and not any((folder / name).is_file() for name in _OLDER):
         raise MissingFileError(
             f"{folder} has no tokenizer.json; get it from where the model came from, or give "
             "--tokenizer a folder that has one"
@@ -219,14 +218,26 @@ def _inner(folder: Path, path: Path) -> Any:
         is_installed = importlib.util.find_spec("transformers") is not None
         if path.name != "tokenizer.json" or "auto_map" in config or not is_installed:
             return _plain(_read(path))
-    entry = cache_folder() / "tokenizers" / f"{_files_digest(folder)}.json"
+    files = _files(folder)
+    entry = cache_folder() / "tokenizers" / f"{_digest(files)}.json"
     inner = _stored(entry, path)
     if inner is None:
         of_file = _plain(_read(path)) if path.is_file() else None
-        inner = _made_by_transformers(folder, config, path if of_file else None, older)
+        inner = _made_by_transformers(folder, files)
         same = of_file is not None and of_file.to_str() == inner.to_str()
         _store(entry, None if same else inner.to_str(), split=inner.encode_special_tokens)
     return inner
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    """The files that transformers reads, so that it opens no other."""
+    from jaxsr.models.transformers_files import tokenizer_arguments
+
+    names = [name for name in (*_FILES, *_OLDER) if (folder / name).is_file()]
+    files = {name: read_bounded(folder / name) for name in names}
+    for name in {"tokenizer_config.json", "special_tokens_map.json"} & files.keys():
+        files[name] = tokenizer_arguments(folder / name, _listing_tokens(folder / name))
+    return files
 
 
 def _read(path: Path) -> Any:
@@ -250,35 +261,33 @@ def _plain(inner: Any) -> Any:
     return inner
 
 
-def _made_by_transformers(
-    folder: Path, config: JsonObject, path: Path | None, older: Sequence[str]
-) -> Any:
-    from jaxsr.models.transformers_files import check_config, tokenizer_from_folder
+def _made_by_transformers(folder: Path, files: Mapping[str, bytes]) -> Any:
+    from jaxsr.models.transformers_files import check_config, tokenizer_from_files
 
     try:
-        return _plain(tokenizer_from_folder(folder, config).backend_tokenizer)
+        return _plain(tokenizer_from_files(files).backend_tokenizer)
     except UserError:
         raise
     except Exception as error:  # whatever a file that is missing or damaged raises
-        if (folder / "config.json").is_file():  # which transformers reads to find the class
+        if "config.json" in files:  # which transformers reads to find the class
             check_config(read_json(folder / "config.json"))
-        if path is not None:
-            lacks, files = f"{folder} has tokenizer.json", "it"
+        older = [name for name in _OLDER if name in files]
+        if "tokenizer.json" in files:
+            lacks, of_files = f"{folder} has tokenizer.json", "it"
         else:
-            lacks, files = f"{folder} has no tokenizer.json", ", ".join(older)
+            lacks, of_files = f"{folder} has no tokenizer.json", ", ".join(older)
         needs = "; install sentencepiece" if older and older[0].endswith(".model") else ""
         raise InputError(
-            f"{lacks}, and transformers makes none of {files} "
+            f"{lacks}, and transformers makes none of {of_files} "
             f"({one_line(error):.200}){needs}, or give --tokenizer a folder that has one"
         ) from error
 
 
-def _files_digest(folder: Path) -> str:
+def _digest(files: Mapping[str, bytes]) -> str:
     """Tells apart the files that transformers reads, and its versions."""
     digest = hashlib.sha256()
-    for name in (*_FILES, *_OLDER):
-        if (folder / name).is_file():
-            digest.update(name.encode() + b"\0" + read_bounded(folder / name) + b"\0")
+    for name, content in files.items():
+        digest.update(name.encode() + b"\0" + content + b"\0")
     for package in ("transformers", "tokenizers"):
         digest.update(importlib.metadata.version(package).encode() + b"\0")
     return digest.hexdigest()[:32]
