@@ -317,7 +317,7 @@ class Session:
         most = self.options.logprobs
 
         def entry(token: int, value: float) -> dict[str, Any]:
-            text = self.tokenizer.inner.decode([token], skip_special_tokens=False)
+            text = self.tokenizer.decode([token], special=True)
             known = None if math.isnan(value) else value  # of tokens before a resume
             return {"id": token, "token": text, "logprob": known}
 

@@ -171,15 +171,15 @@ def _texts(file: GGUFFile, name: str) -> list[str]:
         raise InputError(
             f"{file.path}: tokenizer.ggml.{name} is not a list of texts; fetch it again"
         )
-    if texts and (longest := max(map(len, texts))) > _LONGEST_TOKEN:
+    if texts and (longest := max(map(len, texts))) > LONGEST_TOKEN:
         raise InputError(
             f"{file.path}: tokenizer.ggml.{name} has a text of {longest:,} characters, more than "
-            f"{_LONGEST_TOKEN}; give the model's tokenizer.json with --tokenizer"
+            f"{LONGEST_TOKEN}; give the model's tokenizer.json with --tokenizer"
         )
     return texts
 
 
-_LONGEST_TOKEN = 1024
+LONGEST_TOKEN = 1024
 """Characters, more than in any vocabulary: joining tokens is tried at each of them."""
 
 
