@@ -204,7 +204,7 @@ def tokenizer_arguments(path: Path, fields: JsonObject) -> bytes:
     """
     kept = {name: value for name, value in fields.items() if name not in _PLACES}
     arguments = {name: value for name, value in kept.items() if not name.endswith(_TEXTS)}
-    way_out = "remove the field, or give another with --tokenizer"
+    way_out = "put the file into the folder, under its usual name, and remove the field"
     check_library_arguments(path, arguments, way_out=way_out, builds="tokenizer")
     return json.dumps(kept).encode()
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxsr.errors import InputError
+from jaxsr.errors import InputError, counted
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.models.llama.gguf_tokenizer import LONGEST_TOKEN
 
@@ -35,8 +35,8 @@ def check_growth(inner: Any, content: JsonObject, source: Path) -> None:
         growth = min(math.prod(map(_growth, parts[:_MOST_PARTS])), 2**62)
         if growth > _MOST_GROWTH or len(parts) > _MOST_PARTS:
             raise InputError(
-                f"{source} has a {name} of {len(parts):,} parts that makes texts {growth:,} times "
-                "as long; get it again, or give another with --tokenizer"
+                f"{source} has a {name} of {counted(len(parts), 'part')} that makes texts "
+                f"{growth:,} times as long; get it again, or give another with --tokenizer"
             )
     model = content["model"]
     tokens = [token if isinstance(token, str) else token[0] for token in model.get("vocab", ())]
