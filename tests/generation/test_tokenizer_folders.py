@@ -4,6 +4,7 @@ import functools
 import importlib.metadata
 import itertools
 import json
+import os
 import random
 import re
 from pathlib import Path
@@ -14,7 +15,7 @@ pytest.importorskip("transformers")
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers.trainers import BpeTrainer, UnigramTrainer, WordPieceTrainer
 
-from jaxsr.errors import InputError
+from jaxsr.errors import InputError, UserError
 from jaxsr.models.llama import tokenizer as module
 from jaxsr.models.llama.tokenizer import load_tokenizer
 
@@ -237,6 +238,23 @@ def test_places_on_the_maker_s_machine_count_for_nothing(file, tmp_path, monkeyp
     texts = {"unk_token": "</s>", "chat_template": "{{ '/etc/passwd' }}", "errors": "replace"}
     (folder / file).write_text(json.dumps(content | places | texts))
     assert load_tokenizer(folder).encode("abcab") == plain == [0, 1, 2, 0, 1]
+
+
+@pytest.mark.parametrize("name", [*module._FILES, *module._OLDER, "chat_template.jinja"])
+@pytest.mark.parametrize("device", [True, False])
+def test_pipes_and_devices_in_a_folder_are_never_opened(name, device, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = older_folder(tmp_path / "m", "abc")
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    (folder / name).unlink(missing_ok=True)
+    if device:
+        (folder / name).symlink_to("/dev/zero")
+    else:
+        os.mkfifo(folder / name)
+    try:
+        load_tokenizer(folder).encode("abc")
+    except UserError as error:
+        assert "\n" not in str(error)  # some folders are whole without the file
 
 
 def test_every_file_of_every_class_is_refused_or_left_out(tmp_path):
