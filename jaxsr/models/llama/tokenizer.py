@@ -251,7 +251,7 @@ def _read(path: Path) -> Any:
 
 @contextlib.contextmanager
 def _errors_of(what: str) -> Iterator[None]:
-    """What the `tokenizers` package raises as one line."""
+    """Errors of the `tokenizers` package become one line."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
