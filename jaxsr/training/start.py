@@ -3,6 +3,7 @@
 import os
 import re
 import threading
+from collections.abc import Mapping
 from contextlib import ExitStack
 from importlib import metadata
 
@@ -18,7 +19,9 @@ from jaxsr.interop.atomic_write import clear_partials
 from jaxsr.interop.cpu_kernels.torch_calls import TORCH_THREADS
 from jaxsr.interop.out_of_memory import naming_out_of_memory
 from jaxsr.interop.plugin_start import check_profiler
+from jaxsr.interop.sealed_json import short_digest
 from jaxsr.models.code_digests import code_digests
+from jaxsr.models.described_values import tensor_digest
 from jaxsr.runtime.activity import is_quiet, set_status
 from jaxsr.runtime.setup import setup_compute
 from jaxsr.runtime.source_digest import source_digest
@@ -91,7 +94,13 @@ def start(name: str, kind: type[Task], config: RunConfig) -> Run:
             task = TaskRun(name, kind, config)  # checks the data before anything is computed
             remarks = prepare_network(task.network, task.config)
             code = code_digests(kind)
-            check_alike({"files": task.files(), "code": code})
+            facts: dict[str, Mapping[str, str]] = {"files": task.files(), "code": code}
+            if jax.process_count() > 1:
+                tensors = [*task.objective.named_parameters(), *task.objective.named_buffers()]
+                facts["first weights"] = {
+                    name: short_digest(tensor_digest(tensor).encode()) for name, tensor in tensors
+                }
+            check_alike(facts)
             if jax.process_index() == 0:
                 check_folder(out)
                 stack.enter_context(lock_folder(out))

@@ -196,6 +196,7 @@ def test_a_mesh_without_a_device_of_each_process_is_refused(tmp_path):
     [
         ("code", "the code of this job's processes differ: process", "has fit_task "),
         ("variable", "the environment variables of this job's processes differ: process", "X64"),
+        ("weights", "the first weights of this job's processes differ: process", "network."),
     ],
 )
 def test_processes_with_other_code_stop_before_the_first_step(tmp_path, other, differs, named):
@@ -204,7 +205,10 @@ def test_processes_with_other_code_stop_before_the_first_step(tmp_path, other, d
         folder = tmp_path / f"host-{index}"
         folder.mkdir()
         loss = "l1_loss" if index and other == "code" else "mse_loss"
-        (folder / "fit_task.py").write_text(TASKS.read_text().replace("mse_loss", loss))
+        source = TASKS.read_text().replace("mse_loss", loss)
+        if other == "weights":  # of its own for each process, such as weights that a host has
+            source += "\n\ntorch.manual_seed = lambda seed: torch.random.default_generator.seed()\n"
+        (folder / "fit_task.py").write_text(source)
         command = [sys.executable, "-m", "jaxsr.train", "fit_task:Fit", "--platform", "cpu"]
         job.append(
             subprocess.Popen(
