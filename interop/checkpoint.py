@@ -16,6 +16,7 @@ import logging
 import math
 import shutil
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
@@ -29,6 +30,7 @@ import numpy as np
 from jaxsr.interop.annotations import JsonObject, PyTree
 from jaxsr.interop.array_digests import tree_digests
 from jaxsr.interop.atomic_write import set_aside
+from jaxsr.interop.checkpoint_index import check_index
 from jaxsr.interop.checkpoint_record import (
     RECORD_ITEM,
     CheckpointRecord,
@@ -42,7 +44,13 @@ from jaxsr.interop.lost_process import lost_process_error
 
 _OUTDATED = ".outdated"
 """Folder of discarded checkpoints, until they are deleted."""
+_failed = threading.Event()
 log = logging.getLogger(__name__)
+
+
+def leaves_threads() -> bool:
+    """Whether a save failed: Orbax's other threads of it may wait minutes, and Python for them."""
+    return _failed.is_set()
 
 
 def metric_rank(value: float, best: Literal["max", "min"]) -> float:
@@ -334,10 +342,12 @@ def _read_state(path: Path, target: PyTree) -> PyTree:
     """The state of a checkpoint, as it is on the disk.
 
     Raises:
-      DamagedFileError: Orbax cannot read it.
+      DamagedFileError: Orbax cannot read it, or it would take more memory than its arrays have.
     """
     import orbax.checkpoint as ocp
 
+    sizes = (math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(target))
+    check_index(path / "state", sum(sizes))
     with _without_late_tracebacks():
         reader: Any = ocp.Checkpointer(ocp.StandardCheckpointHandler())
         with reader:
@@ -452,6 +462,7 @@ def _write_errors(folder: Path) -> Generator[None]:
     try:
         yield
     except Exception as error:
+        _failed.set()
         lost = lost_process_error(error)
         if lost is not None:
             raise lost from error

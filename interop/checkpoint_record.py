@@ -5,7 +5,6 @@ also noticed.
 """
 
 import json
-import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -130,10 +129,9 @@ def read_record(path: Path) -> CheckpointRecord:
     files = _regular_files(path)
     try:
         record = CheckpointRecord.unsealed(json.loads(read_bounded(file))["sealed"], source=file)
-        items = sum(math.prod(array.shape) for array in record.arrays.values())
     except FileNotFoundError:
         if _names_no_record(path):
-            _check_sizes(files, path, most_bytes=MOST_BYTES)
+            _check_sizes(files, path)
             raise NoDigestsError(
                 f"{path} was saved without digests, by jaxsr 0.2.0; start another run from it with "
                 f"--branch-from {path.parent.parent} --out NEW"
@@ -141,12 +139,7 @@ def read_record(path: Path) -> CheckpointRecord:
         raise DamagedFileError(f"it has no {RECORD_ITEM}") from None
     except _MALFORMED as error:
         raise DamagedFileError(f"its {RECORD_ITEM} cannot be read ({first_line(error)})") from error
-    _check_sizes(
-        files,
-        path,
-        most_bytes=MOST_BYTES + _ENTRY_BYTES * len(record.arrays),
-        data_bytes=_ITEM_BYTES * items,
-    )
+    _check_sizes(files, path, len(record.arrays))
     try:
         json.loads(read_bounded(path / "_CHECKPOINT_METADATA"))
     except _MALFORMED as error:
@@ -166,45 +159,42 @@ _MALFORMED = (OSError, ValueError, KeyError, TypeError, AttributeError, Recursio
 
 
 def _regular_files(path: Path) -> list[Path]:
-    """The files of a checkpoint, without pipes and devices, which never end where Orbax opens them.
+    """The files of a checkpoint.
 
     Raises:
-      DamagedFileError: there is one.
+      DamagedFileError: one is a pipe or a device, which never end where Orbax opens them, or
+        describes an array outside of the index that `checkpoint_index` reads.
     """
     files = [Path(folder) / name for folder, _, names in os.walk(path) for name in names]
     for entry in files:
         if not entry.is_file():
             raise DamagedFileError(f"{entry.relative_to(path)} is not a regular file")
+        if entry.name in (".zarray", "zarr.json"):
+            raise DamagedFileError(f"{entry.relative_to(path)} is not of a checkpoint")
     return files
 
 
 _ENTRY_BYTES = 2**20
 """More than Orbax writes about an array, whose devices it lists."""
-_ITEM_BYTES = 16
-"""Bytes of the largest dtype."""
-_DATA = "d"
-"""Name of TensorStore's folders of data."""
 
 
-def _check_sizes(
-    files: Iterable[Path], path: Path, *, most_bytes: int, data_bytes: int | None = None
-) -> None:
-    """Refuses large files, sparse ones perhaps: Orbax and TensorStore read whole files of theirs.
+def _check_sizes(files: Iterable[Path], path: Path, arrays: int = 0) -> None:
+    """Refuses large files of metadata, sparse ones perhaps, which are read whole.
+
+    `checkpoint_index` checks those of data.
 
     Args:
       files: those of the checkpoint.
       path: its folder.
-      most_bytes: that a file may have.
-      data_bytes: that a file of data may have in addition. Default: any number.
+      arrays: number of its arrays.
 
     Raises:
       DamagedFileError: there is one.
     """
     for file in files:
-        is_data = file.parent.name == _DATA
-        if is_data and data_bytes is None:
-            continue
-        if (size := file.stat().st_size) > most_bytes + is_data * (data_bytes or 0):
+        is_data = file.parent.name == "d"
+        size = file.stat().st_size
+        if not is_data and size > MOST_BYTES + _ENTRY_BYTES * arrays:
             raise DamagedFileError(
                 f"{file.relative_to(path)} has {size:,} bytes, more than such a checkpoint writes"
             )

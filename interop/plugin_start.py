@@ -5,6 +5,9 @@ import importlib.util
 import os
 import sys
 from collections.abc import Generator
+from pathlib import Path
+
+from jaxsr.interop.errors import DeviceError
 
 _TPU_DEVICES = ("/dev/accel0", "/dev/vfio/0")
 
@@ -12,6 +15,20 @@ _TPU_DEVICES = ("/dev/accel0", "/dev/vfio/0")
 def has_tpu() -> bool:
     """Whether the operating system shows a TPU, whatever JAX makes of it."""
     return any(map(os.path.exists, _TPU_DEVICES))
+
+
+def check_profiler(platform: str) -> None:
+    """Refuses a profile where libtpu would end the process: it is loaded, and there is no TPU.
+
+    Raises:
+      DeviceError: it would; a platform that is named keeps JAX from loading libtpu.
+    """
+    maps = Path("/proc/self/maps")
+    if platform != "tpu" and maps.exists() and "/libtpu.so" in maps.read_text():
+        raise DeviceError(
+            "profile: libtpu, which is installed here, ends the process where there is no TPU; "
+            f"add --platform {platform}"
+        )
 
 
 def skip_library_check() -> None:

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from jaxsr import train
 from jaxsr.errors import InputError
+from jaxsr.interop.plugin_start import has_tpu
 from jaxsr.interop.sealed_json import seal
 from jaxsr.interop.weights import read_weights
 from jaxsr.models.fast_srgan.config import FastSRGANConfig
@@ -152,6 +154,14 @@ def test_the_profiler_records_its_window(tmp_path):
     assert trace.stat().st_size > 1000
 
 
+@pytest.mark.skipif(not find_spec("libtpu"), reason="needs libtpu")
+def test_a_profile_where_libtpu_would_end_the_process_is_refused(tmp_path):
+    command = [sys.executable, "-m", "jaxsr.train", "--profile", "1:3", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == (0 if has_tpu() else 2), done.stderr
+    assert has_tpu() or "add --platform c" in done.stderr.splitlines()[-1]
+
+
 WRONG = {
     "a profiler window beyond the run": (
         ["--profile", "4:8"],
@@ -268,7 +278,7 @@ def test_a_resume_takes_the_options_of_its_run(capsys, finished, tmp_path):
 def test_a_resume_has_at_least_the_steps_of_its_run(capsys, finished):
     before = {path.name: path.read_bytes() for path in finished.iterdir() if path.is_file()}
     line = refused(capsys, "--resume", "--out", finished, "--steps", 3)
-    assert "the run is at step 4 already, and steps=3 counts from its start; give --steps" in line
+    assert "the run is at step 4 already; give more than steps=3 with --steps" in line
     before["log.txt"] = (finished / "log.txt").read_bytes()
     assert before == {path.name: path.read_bytes() for path in finished.iterdir() if path.is_file()}
 

@@ -17,6 +17,10 @@ class Options(ReportOptions):
     """Folder of the data set."""
     models: tuple[str, ...] = ("targets",)
     """Weights, as `evaluate --model` takes them."""
+    scales: tuple[float, ...] = (1.0,)
+    """See `evaluate --scales`."""
+    threshold: float = 0.5
+    """See `evaluate --threshold`."""
 
 
 def measure(options: Options) -> None:
@@ -31,11 +35,13 @@ def measure(options: Options) -> None:
     report = Report("detection_weights", options)
     images = open_split(options.data, "test")
     for model in options.models:
-        evaluation = evaluate(load_detector(model), images)
+        detector = load_detector(model, scales=options.scales)
+        evaluation = evaluate(detector, images, threshold=options.threshold)
         print(evaluation)
         figures = evaluation.as_dict()["figures"]
         names = ("iou", "niou", "precision", "recall", "pd", "fa_1e6", "targets", "images")
-        report.add({"model": Path(model).stem, **{name: figures[name] for name in names}})
+        how = {"model": Path(model).stem, "scales": options.scales, "threshold": options.threshold}
+        report.add(how | {name: figures[name] for name in names})
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ def export_stablehlo(
 
     Raises:
       InputError: an input or output has no batch axis, and the batch is not fixed; the module draws
-        random numbers; a platform is unknown, or has no such operation.
+        random numbers, or writes a buffer; a platform is unknown, or has no such operation.
       UnsupportedTorchError: the module cannot be converted.
     """
     _check_platforms(platforms)
@@ -122,7 +122,7 @@ def export_stablehlo(
                 platforms=[*dict.fromkeys(platforms)],
                 disabled_checks=_BUILT_IN if fixed_batch else (),
             )
-            return exporting(*shapes)
+            program = exporting(*shapes)
     except MissingKeyError as error:
         raise InputError(
             "the module draws random numbers in evaluation mode, and a file would give the same "
@@ -135,6 +135,12 @@ def export_stablehlo(
             f"jax.export cannot write the program for {', '.join(platforms)} "
             f"({one_line(error)[:300]}); give other platforms, or a fixed batch"
         ) from error
+    if written := runs.converted.written:
+        raise InputError(
+            f"forward writes the buffer {min(written)} in evaluation mode, and a file would begin "
+            "each call with the same value; make it an input and an output"
+        )
+    return program
 
 
 def _check_platforms(platforms: Sequence[str]) -> None:

@@ -16,11 +16,10 @@ never from the test list.
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from jaxtyping import UInt8
@@ -31,21 +30,18 @@ from jaxsr.data.host_cache import PixelCache
 from jaxsr.data.masks import Mask, read_mask
 from jaxsr.data.picture_file import ChangedFileError, UnreadablePicture
 from jaxsr.data.processors import available_cpus
+from jaxsr.data.split_lists import LISTS, SplitName, find_list, names_if_any, read_entries
 from jaxsr.errors import InputError, MissingFileError, counted, first_of
-from jaxsr.interop.bounded_read import read_bounded
 
 IMAGE_FOLDERS = ("images", "image", "imgs", "img")
 MASK_FOLDERS = ("masks", "mask", "labels", "label", "gt")
 """Names of folders, or their endings, in any case: IRSTD1k_Img and IRSTD1k_Label."""
 MASK_SUFFIXES = ("", "_pixels0", "_mask", "_gt")
-LISTS = {"train": ("trainval", "train"), "test": ("test", "val")}
-"""List files of each split, the first that exists being taken."""
 
 _NAMED = 12  # problems that a message names before it says "and n more"
 _log = logging.getLogger(__name__)
 
 Pair = tuple[UInt8[np.ndarray, "h w 3"], UInt8[np.ndarray, "h w"]]
-SplitName = Literal["train", "test"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,7 +168,7 @@ def open_training(
     options = {"lists": lists, "mask_threshold": mask_threshold}
     cache = PixelCache(cache_bytes)
     train = open_split(folder, "train", cache=cache, **options)
-    tested = _names_if_any(folder, "test", lists)
+    tested = names_if_any(folder, "test", lists)
     leaked = sorted(set(train.names) & tested)
     if leaked:
         _log.warning(
@@ -231,7 +227,8 @@ def open_split(
         raise MissingFileError(f"no folder {folder}; give the folder of an infrared data set")
     root = _root(folder, split)
     images, masks = _subfolder(root, IMAGE_FOLDERS), _subfolder(root, MASK_FOLDERS)
-    image_files, mask_files = _index(images, ("",)), _index(masks, MASK_SUFFIXES)
+    image_files = _index(images, ("",))
+    mask_files = _index(masks, MASK_SUFFIXES, whole=image_files)
     try:
         list_file = find_list(folder, split, lists)
         listed = read_entries(list_file)
@@ -372,86 +369,10 @@ def _root(folder: Path, split: SplitName | Path) -> Path:
     return folder
 
 
-def find_list(folder: Path, split: SplitName | Path, lists: str | None = None) -> Path:
-    """The list file of a split.
-
-    Raises:
-      FileNotFoundError: there is no such file.
-      ValueError: there are several, and none is named.
-    """
-    if isinstance(split, Path) and split.is_file():
-        return split
-    if lists is not None and not (folder / lists).is_dir():
-        raise MissingFileError(f"no folder {lists} with split lists in {folder}")
-    below = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
-    places = [folder, *below] if lists is None else [folder / lists]
-    stems = LISTS[split] if not isinstance(split, Path) else (split.stem,)
-    for stem in stems:
-        for where in ([places[0]], places[1:]):
-            files = [file for place in where for file in _lists_named(place, stem)]
-            if len(files) > 1:
-                listed = ", ".join(file.relative_to(folder).as_posix() for file in files)
-                raise InputError(
-                    f"{folder} has several lists for {stem} ({listed}); choose the folder they are "
-                    "in with --lists, or keep one of them"
-                )
-            if files:
-                return files[0]
-    list_names = " or ".join(f"{stem}.txt" for stem in stems)
-    raise MissingFileError(
-        f"no {list_names} in {folder}{f'/{lists}' if lists else ' or one folder below'}; write the "
-        "names of the split's images into it, one a line"
-    )
-
-
-def read_list(file: Path) -> list[str]:
-    """Names in a list file, see `read_entries`."""
-    return list(read_entries(file))
-
-
-def read_entries(file: Path) -> dict[str, str | None]:
-    """Names in a list file, without folders and endings, each once, and their endings.
-
-    Raises:
-      ValueError: the list is empty, not text, or has a name with two endings.
-    """
-    try:
-        lines = [line.strip() for line in read_bounded(file).decode("utf-8-sig").splitlines()]
-    except UnicodeDecodeError as error:
-        raise InputError(f"{file} is not a text file of names in UTF-8") from error
-    names: dict[str, str | None] = {}
-    for line in filter(None, lines):
-        name = line.replace("\\", "/").split("/")[-1]
-        stem = _stem(name)
-        ending = None if stem == name else Path(name).suffix.lower()
-        if names.setdefault(stem, ending) != ending:
-            raise InputError(
-                f"{file} names {stem} with the endings {names[stem]} and {ending}; a name stands "
-                "for one image"
-            )
-    if not names:
-        raise InputError(f"{file} is empty; write the names of the split's images, one a line")
-    return names
-
-
 def to_gray(image: UInt8[np.ndarray, "h w 3"]) -> UInt8[np.ndarray, "h w"]:
     """Luma (BT.601) in Pillow's fixed point; a gray image's own values."""
     red, green, blue = (image[..., k].astype(np.uint32) for k in range(3))
     return ((19595 * red + 38470 * green + 7471 * blue + 32768) >> 16).astype(np.uint8)
-
-
-def _lists_named(place: Path, stem: str) -> list[Path]:
-    """`STEM.txt`, or else every `STEM_ANYTHING.txt`, in one folder."""
-    exact = place / f"{stem}.txt"
-    named = (path for path in place.glob(f"{stem}_*.txt") if path.is_file())
-    return [exact] if exact.is_file() else sorted(named)
-
-
-def _names_if_any(folder: Path, split: SplitName, lists: str | None) -> set[str]:
-    try:
-        return set(read_list(find_list(folder, split, lists)))
-    except (FileNotFoundError, ValueError):  # training needs no test list
-        return set()
 
 
 def _find_subfolder(folder: Path, names: Iterable[str]) -> Path | None:
@@ -476,20 +397,23 @@ def _subfolder(folder: Path, names: Sequence[str]) -> Path:
     )
 
 
-def _index(folder: Path, suffixes: Sequence[str]) -> dict[str, list[Path]]:
-    """All image files by name, those with a suffix behind the plain ones."""
+def _index(
+    folder: Path, suffixes: Sequence[str], *, whole: Container[str] = ()
+) -> dict[str, list[Path]]:
+    """All image files by name, those with a suffix behind the plain ones.
+
+    Args:
+      folder: of the files.
+      suffixes: of names, "" for none.
+      whole: names of which the suffix is a part.
+    """
     files = sorted(p for p in folder.iterdir() if p.suffix.lower() in PICTURE_ENDINGS)
     index: dict[str, list[Path]] = {}
     for suffix in suffixes:
         for file in files:
-            if file.stem.endswith(suffix):
+            if file.stem.endswith(suffix) and not (suffix and file.stem in whole):
                 index.setdefault(file.stem.removesuffix(suffix), []).append(file)
     return index
-
-
-def _stem(name: str) -> str:
-    path = Path(name)
-    return path.stem if path.suffix.lower() in PICTURE_ENDINGS else name
 
 
 def _px(shape: Sequence[int]) -> str:

@@ -9,11 +9,11 @@ Images are uint8 (height, width, 3), logits float32 (height, width), in one of t
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Float32, UInt8
+from jaxtyping import Float32, Shaped, UInt8
 from PIL import Image
 
 from jaxsr.data.batch_plan import Size
@@ -89,6 +89,10 @@ class InputForm:
             return self.base, self.base
         return size[0] + -size[0] % self.multiple, size[1] + -size[1] % self.multiple
 
+    def at(self, scale: float) -> "InputForm":
+        """The form of images at another scale; native ones are resized before."""
+        return replace(self, base=max(round(self.base * scale / 16), 1) * 16)
+
     def mask(self, mask: UInt8[np.ndarray, "h w"]) -> UInt8[np.ndarray, "H W"]:
         """A mask at the size of the logits: nearest where images are resized."""
         if self.evaluate == "native":
@@ -100,17 +104,23 @@ class InputForm:
         self, image: UInt8[np.ndarray, "h w 3"], logits: Float32[np.ndarray, "H W"]
     ) -> Float32[np.ndarray, "h w"]:
         """Probability of a target at each of an image's own pixels, from its logits."""
-        # Half of the hyperbolic tangent does not overflow as an exponential does.
-        likely = (0.5 + 0.5 * np.tanh(0.5 * logits)).astype(np.float32)
-        if self.evaluate == "base":
-            size = (image.shape[1], image.shape[0])
-            resized = Image.fromarray(likely).resize(size, Image.Resampling.BILINEAR)
-            likely = np.asarray(resized)
-        return likely
+        likely = probability_of(logits)
+        return resize(likely, image.shape[:2]) if self.evaluate == "base" else likely
 
 
-def resize(image: UInt8[np.ndarray, "h w 3"], size: tuple[int, int]) -> UInt8[np.ndarray, "H W 3"]:
-    """Pillow's bilinear resize to (height, width)."""
+def probability_of(logits: Float32[np.ndarray, "h w"]) -> Float32[np.ndarray, "h w"]:
+    """The probability of each logit."""
+    # Half of the hyperbolic tangent does not overflow as an exponential does.
+    return (0.5 + 0.5 * np.tanh(0.5 * logits)).astype(np.float32)
+
+
+def scaled(size: Size, scale: float) -> Size:
+    """Height and width times a factor, a pixel at least."""
+    return max(round(size[0] * scale), 1), max(round(size[1] * scale), 1)
+
+
+def resize(image: Shaped[np.ndarray, "h w *c"], size: Size) -> Shaped[np.ndarray, "H W *c"]:
+    """Pillow's bilinear resize of an image, or of float32 values, to (height, width)."""
     if image.shape[:2] == size:
         return image
     return np.asarray(Image.fromarray(image).resize((size[1], size[0]), Image.Resampling.BILINEAR))

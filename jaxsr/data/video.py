@@ -199,7 +199,7 @@ class Reading:
             yield frame
 
     def _tried(self, read: Callable[[], Any]) -> Any:
-        """What is read; None where FFmpeg raises, which `shortage` tells of."""
+        """The result of `read`; None where FFmpeg raises, which `shortage` tells of."""
         import av
 
         try:

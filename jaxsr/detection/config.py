@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import tyro
 
+from jaxsr.errors import InputError
 from jaxsr.interop.fields import number
 from jaxsr.runtime.options import AotOptions, ComputeOptions, LaneFoldingOptions, ModelOptions
 
@@ -29,10 +30,15 @@ class DetectorOptions(ModelOptions, LaneFoldingOptions, ComputeOptions):
     """Side in pixels for --size base. Default: as trained."""
     batch: int = number(8, most=2**14)
     """Images to compute at once."""
+    scales: tuple[float, ...] = number((1.0,), least=0.1, most=4)
+    """Sizes at which the network sees each image, as factors, such as 0.75 1 1.5; the mean of the
+    probabilities counts. Finds targets of more sizes, in several times the time."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_batch(self.batch)
+        if not self.scales:
+            raise InputError("scales must have a factor, such as 1; leave the option out")
 
     def detector(self) -> "Detector":
         """Loads the network, see `load_detector`; JAX's platform must be set already."""
@@ -50,6 +56,7 @@ class DetectorOptions(ModelOptions, LaneFoldingOptions, ComputeOptions):
             lane_folding=self.lane_folding,
             evaluate=self.size,
             base=self.base,
+            scales=self.scales,
         )
 
 
@@ -61,6 +68,11 @@ class DetectConfig(DetectorOptions, AotOptions):
     """Images, videos, folders and globs."""
     least_px: int = number(1, least=1)
     """Leave out targets of fewer pixels."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.aot is not None and self.scales != (1.0,):
+            raise InputError("--aot compiles the programs of one scale; leave --scales out")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 
 from jaxsr.data.batch_plan import Size, Together, plan
-from jaxsr.data.input_form import Form, InputForm
+from jaxsr.data.input_form import Form, InputForm, probability_of, resize, scaled
 from jaxsr.errors import InputError
 from jaxsr.models.load import load_model
 from jaxsr.models.registry import LoadedModel
@@ -36,14 +36,23 @@ _PROGRAM_PX_ELSEWHERE = 1 << 26
 class Detector:
     """Runs a detector's network over images of any sizes."""
 
-    def __init__(self, runner: Runner, form: InputForm | None = None, *, batch: int = 8) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        form: InputForm | None = None,
+        *,
+        batch: int = 8,
+        scales: Sequence[float] = (1.0,),
+    ) -> None:
         """Args:
         runner: of the network, (n, 3, H, W) to logits (n, 1, H, W). One that takes `size_B2` as
           `MSHNet.forward` does gets images of several sizes together, where it compiles.
         form: the form of the images that the network was trained on. Default: the paper's way.
         batch: images at once, a multiple of the runner's devices.
+        scales: sizes at which the network sees each image, as factors; the mean of the
+          probabilities counts.
         """
-        self.form, self.batch = form or InputForm(), batch
+        self.form, self.batch, self._scales = form or InputForm(), batch, scales
         # torch is eager: a new size costs nothing, a larger canvas would.
         takes_sizes = "size_B2" in inspect.signature(runner.network.forward).parameters
         self._runner, self._shared = runner, runner.compiles and takes_sizes
@@ -74,7 +83,44 @@ class Detector:
         Raises:
           InputError: from the function that it returns: the network gives no such logits.
         """
-        prepared = [self.form.prepare(image) for image in images]
+        if [*self._scales] == [1]:
+            return self._start(together, images, self.form)
+        parts = [self._at(scale, together, images) for scale in self._scales]
+        return lambda: [_mean(maps) for maps in zip(*(part() for part in parts), strict=True)]
+
+    def _at(
+        self, scale: float, together: Together, images: Sequence[UInt8[np.ndarray, "_ _ 3"]]
+    ) -> Callable[[], list[Float32[np.ndarray, "_ _"]]]:
+        """`start` of images at another scale; the logits are as large as those of scale 1."""
+        form, is_native = self.form.at(scale), self.form.evaluate == "native"
+        side = self.form.base
+        sides: list[Size] = [image.shape[:2] if is_native else (side, side) for image in images]
+        if is_native:
+            images = [resize(image, scaled(image.shape[:2], scale)) for image in images]
+        if is_native and self._shared:  # few programs: a canvas for each of the plan's
+            canvas = form.size(scaled(together.canvas, scale))
+            numbers = tuple(range(len(images)))
+            parts = [replace(together, canvas=canvas, numbers=numbers, mixed=True)]
+        else:
+            sizes = [form.size(image.shape[:2]) for image in images]
+            parts = plan(sizes, batch=together.rows, multiple=self._runner.devices)
+        started = [self._start(part, [images[n] for n in part.numbers], form) for part in parts]
+
+        def logits() -> list[np.ndarray]:
+            maps = {}
+            for part, collect in zip(parts, started, strict=True):
+                maps |= dict(zip(part.numbers, collect(), strict=True))
+            return [resize(maps[number], side) for number, side in enumerate(sides)]
+
+        return logits
+
+    def _start(
+        self,
+        together: Together,
+        images: Sequence[UInt8[np.ndarray, "_ _ 3"]],
+        form: InputForm,
+    ) -> Callable[[], list[Float32[np.ndarray, "_ _"]]]:
+        prepared = [form.prepare(image) for image in images]
         # Rows without an image repeat the first.
         planes = np.zeros((together.rows, len(prepared[0]), *together.canvas), np.float32)
         sizes = np.zeros((together.rows, 2), np.int32)
@@ -94,7 +140,7 @@ class Detector:
                     "python -m jaxsr.restore)"
                 )
             batch = maps[:, 0]
-            if self.form.evaluate == "base":
+            if form.evaluate == "base":
                 return list(batch[: len(images)])
             return [
                 batch[row, : image.shape[0], : image.shape[1]] for row, image in enumerate(images)
@@ -145,6 +191,13 @@ class Detector:
             yield self.form.probability(image, logits)
 
 
+def _mean(maps: Sequence[Float32[np.ndarray, "h w"]]) -> Float32[np.ndarray, "h w"]:
+    """The logits of the mean probability."""
+    likely = np.mean([probability_of(logits) for logits in maps], axis=0, dtype=np.float64)
+    likely = np.clip(likely, 1e-9, 1 - 1e-9)
+    return np.log(likely / (1 - likely)).astype(np.float32)
+
+
 def load_detector(
     model: str | Path | None,
     *,
@@ -156,6 +209,7 @@ def load_detector(
     options: ComputeOptions = _DEFAULTS,
     batch: int = 8,
     lane_folding: LaneFolding = "auto",
+    scales: Sequence[float] = (1.0,),
 ) -> Detector:
     """The detector that a user names.
 
@@ -165,6 +219,7 @@ def load_detector(
       options: engine and device.
       batch: images at once, a multiple of the mesh's devices.
       lane_folding: see `jaxsr.interop.folding.policy.choose_folding`.
+      scales: see `Detector`.
 
     Raises:
       FileNotFoundError, ValueError: see `load_model`.
@@ -180,7 +235,8 @@ def load_detector(
         trust_builder=trust_builder,
     )
     runner = open_runner(loaded.network, options, lane_folding=lane_folding)
-    return Detector(runner, form_of(loaded, evaluate=evaluate, base=base), batch=batch)
+    form = form_of(loaded, evaluate=evaluate, base=base)
+    return Detector(runner, form, batch=batch, scales=scales)
 
 
 def form_of(loaded: LoadedModel, *, evaluate: Form | None, base: int | None) -> InputForm:

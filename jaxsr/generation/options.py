@@ -226,7 +226,7 @@ def recommended_options(generation: Mapping[str, Any]) -> tuple[dict[str, Any], 
     """Reads options for choosing tokens from a model's `generation_config.json`.
 
     Args:
-      generation: the file's fields.
+      generation: the file's fields, or those of a GGUF file, which has names of its own.
 
     Returns:
       Fields of `SamplingOptions`, and the names of fields that change sampling but are not computed
@@ -258,6 +258,7 @@ def recommended_options(generation: Mapping[str, Any]) -> tuple[dict[str, Any], 
         for name, neutral in _NOT_COMPUTED.items()
         if name in generation and generation[name] not in neutral
     ]
+    unknown += [name for name in generation if name.startswith("general.sampling.")]
     return values, unknown
 
 

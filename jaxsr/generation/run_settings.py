@@ -52,7 +52,7 @@ def sampling_options(config: GenerateConfig, generation: dict[str, Any]) -> Samp
     recommended, unknown = recommended_options(generation)
     if unknown:
         raise InputError(
-            f"generation_config.json sets {', '.join(unknown)}, which jaxsr does not compute; "
+            f"the model sets {', '.join(unknown)}, which jaxsr does not compute; "
             "leave --model-sampling out and name the options that you want"
         )
     default = SamplingOptions()

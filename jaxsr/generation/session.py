@@ -139,7 +139,10 @@ class Session:
         rows = self._row_file.rows if self._row_file is not None else []
         early = self._row_file.early if self._row_file is not None else []
         if known := {(row["batch_size"], row["index"]) for row in (*rows, *early)}:
-            print(f"{config.out} has {counted(len(known), 'row')} already", file=sys.stderr)
+            others = {str(row["device"]) for row in (*rows, *early)} - {self.engine.device}
+            where = ", ".join(sorted(others))
+            rounds = f", made on {where}; {self.engine.device} may round otherwise" * bool(others)
+            print(f"{config.out} has {counted(len(known), 'row')} already{rounds}", file=sys.stderr)
         for number, batch_size in enumerate(sizes):
             skip = min(max(len(rows) - number * len(ids), 0), len(ids))
             if skip < len(ids):
@@ -192,6 +195,7 @@ class Session:
             "model": self.model.name,
             "draft_model": config.draft_model and config.draft_model.name,
             "dtype": config.dtype,
+            "matmul_precision": config.matmul_precision,
             "quantize": config.quantize,
             **{name: getattr(options, name) for name in names},
             "logit_bias": list(options.logit_bias),
@@ -317,7 +321,7 @@ class Session:
         most = self.options.logprobs
 
         def entry(token: int, value: float) -> dict[str, Any]:
-            text = self.tokenizer.inner.decode([token], skip_special_tokens=False)
+            text = self.tokenizer.decode([token], special=True)
             known = None if math.isnan(value) else value  # of tokens before a resume
             return {"id": token, "token": text, "logprob": known}
 

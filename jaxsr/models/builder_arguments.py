@@ -20,7 +20,7 @@ _WEIGHTS = {"weights"}
 _LOADING = {
     *_SWITCHES, *_WEIGHTS, "checkpoint", "checkpoints", "ckpt", "url", "urls", "uri", "hub", "repo",
     "file", "files", "filename", "filenames", "filepath", "path", "paths", "dir", "directory",
-    "folder", "root",
+    "folder", "root", "vocab", "merges", "spm", "initinputs",
 }  # fmt: skip
 """Those that do so for a text."""
 
@@ -43,20 +43,23 @@ def check_library_entry(path: Path, builder: str, *, way_out: str) -> None:
         )
 
 
-def check_library_arguments(path: Path, arguments: Mapping[str, Any], *, way_out: str) -> None:
+def check_library_arguments(
+    path: Path, arguments: Mapping[str, Any], *, way_out: str, builds: str = "network"
+) -> None:
     """Refuses arguments by which a library would open or fetch something.
 
     Args:
       path: the file that gives them.
       arguments: of a library's network.
       way_out: what a person who trusts the file may do.
+      builds: what the library builds.
 
     Raises:
       InputError: one is more than data.
     """
     if name := next((n for n, v in arguments.items() if _is_opened(n, v)), None):
         raise InputError(
-            f"{path} builds its network with {name}={arguments[name]!r:.100}, which may open a "
+            f"{path} builds its {builds} with {name}={arguments[name]!r:.100}, which may open a "
             f"file or fetch one; where you trust it, {way_out}"
         )
 

@@ -9,7 +9,8 @@ refused in one line.
 import contextlib
 import importlib.util
 import json
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -196,24 +197,58 @@ def model_from_folder(kind: str, folder: Path, fields: JsonObject, **options: An
     )
 
 
-def tokenizer_from_folder(folder: Path, fields: JsonObject) -> Any:
-    """The tokenizer that transformers makes of a folder's files.
+def tokenizer_from_files(files: Mapping[str, bytes]) -> Any:
+    """The tokenizer that transformers makes of a folder with these files alone.
 
     Args:
-      folder: with the files.
-      fields: of its `tokenizer_config.json`.
+      files: contents by name; of `tokenizer_arguments` where these give arguments.
 
     Raises:
       InputError: the fields name code, and no class of transformers.
       Exception: whatever transformers raises.
     """
     transformers = transformers_library()
+    fields = json.loads(files.get("tokenizer_config.json", b"{}"))
     auto_map = fields.get("auto_map")
     if auto_map and not hasattr(transformers, str(fields.get("tokenizer_class"))):
         raise _refused_code("tokenizer_config.json", auto_map)
-    return transformers.AutoTokenizer.from_pretrained(
-        str(folder), trust_remote_code=False, local_files_only=True
-    )
+    with tempfile.TemporaryDirectory(prefix="jaxsr-tokenizer-") as folder:
+        for name, content in files.items():
+            (Path(folder) / name).write_bytes(content)
+        return transformers.AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=False, local_files_only=True
+        )
+
+
+def tokenizer_arguments(path: Path, fields: JsonObject) -> bytes:
+    """The fields of a tokenizer's file that transformers passes to its class.
+
+    Args:
+      path: of `tokenizer_config.json` or `special_tokens_map.json`.
+      fields: in it.
+
+    Returns:
+      The file without the places of files on its maker's machine.
+
+    Raises:
+      InputError: a field would have another file opened.
+    """
+    kept = {name: value for name, value in fields.items() if name not in _PLACES}
+    arguments = {name: value for name, value in kept.items() if not name.endswith(_TEXTS)}
+    way_out = "put the file into the folder, under its usual name, and remove the field"
+    check_library_arguments(path, arguments, way_out=way_out, builds="tokenizer")
+    return json.dumps(kept).encode()
+
+
+_PLACES = (
+    "vocab_file", "merges_file", "tokenizer_file", "special_tokens_map_file", "added_tokens_file",
+    "name_or_path", "_name_or_path", "cache_dir",
+)  # fmt: skip
+"""Fields that older versions of transformers wrote; it takes the folder's own files."""
+_TEXTS = (
+    "_token", "_tokens", "added_tokens_decoder", "_template", "_prompt", "_schema", "auto_map",
+)  # fmt: skip
+"""Ends of the names of fields that no class opens, whatever they say."""
 
 
 def _refused_code(file: str, auto_map: Any) -> InputError:

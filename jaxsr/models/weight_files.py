@@ -7,6 +7,7 @@ scripts and libraries give them. Wrappers that training scripts add to a state d
 
 import mmap
 import pickle
+import struct
 import tarfile
 import warnings
 import zipfile
@@ -116,9 +117,13 @@ def _check_sizes(path: Path) -> None:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         if content.find(b"\nbytearray\n") >= 0:  # how a pickle names it, in protocol 2
             raise pickle.UnpicklingError("a bytearray, which no state dict has")
-    if zipfile.is_zipfile(path):
+        is_archive = content[:4] == b"PK\x03\x04"  # as torch decides
+        table = _table_of_entries(content) if is_archive else None
+    if is_archive:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
+        if archive.start_dir != table:
+            raise pickle.UnpicklingError("it does not end as torch.save ends a file")
         unpacked = sum(entry.file_size for entry in entries)
         if unpacked > path.stat().st_size:
             raise pickle.UnpicklingError(f"an archive of {unpacked:,} bytes when unpacked")
@@ -127,6 +132,17 @@ def _check_sizes(path: Path) -> None:
             raise pickle.UnpicklingError(
                 f"its entry {printable(packed[0], 100)} is compressed, as torch.save writes none"
             )
+
+
+def _table_of_entries(content: mmap.mmap) -> int | None:
+    """Where torch finds an archive's table; readers differ in archives that end in another way."""
+    end = len(content) - 22
+    if end < 0 or content[end : end + 4] != b"PK\x05\x06":
+        return None
+    if end < 76 or content[end - 20 : end - 16] != b"PK\x06\x07":
+        return struct.unpack_from("<I", content, end + 16)[0]
+    (record,) = struct.unpack_from("<Q", content, end - 12)  # of archives beyond 4 GiB
+    return struct.unpack_from("<Q", content, record + 48)[0] if record == end - 76 else None
 
 
 TORCH_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar")  # model.pth.tar

@@ -93,8 +93,7 @@ def _jpeg_segments(notes: Notes) -> bytes:
     for number, part in enumerate(parts, 1):
         segments.append((0xE2, b"ICC_PROFILE\0" + bytes((number, len(parts))) + part))
     segments += notes.jpeg_segments
-    if notes.comment:
-        segments.append((0xFE, notes.comment[:65533]))
+    segments += [(0xFE, comment[:65533]) for comment in notes.comments]
     return b"".join(struct.pack(">BBH", 0xFF, code, len(c) + 2) + c for code, c in segments)
 
 

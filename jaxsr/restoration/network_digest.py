@@ -44,7 +44,7 @@ def _parts(network: nn.Module) -> Iterator[str]:
 
 
 def _replaced(kinds: Iterable[type]) -> list[object]:
-    """What the user's code put into torch: hooks of all modules, functions, methods, settings."""
+    """Hooks of all modules, functions and methods that the user's code put into torch; settings."""
     everywhere = vars(torch.nn.modules.module)
     bases = dict.fromkeys(base for kind in kinds for base in kind.__mro__ if not is_users(base))
     return [

@@ -4,6 +4,7 @@ docs/formats.md lists everything that a format may contain, and how it is handle
 """
 
 import io
+import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -61,8 +62,8 @@ class Notes:
     """(type, content) of chunks that only PNG can hold."""
     jpeg_segments: tuple[tuple[int, bytes], ...] = ()
     """(marker, content) of segments that only JPEG can hold, as they are."""
-    comment: bytes | None = None
-    """A comment, in no stated encoding."""
+    comments: tuple[bytes, ...] = ()
+    """Comments, in no stated encoding."""
     dropped: tuple[str, ...] = ()
     """Further parts of the file, which no result has."""
 
@@ -93,7 +94,9 @@ def read_notes(image: Any, data: bytes) -> Notes:
     dpi = info.get("dpi") or (_exif_resolution(exif) if format in ("WEBP", "AVIF") else None)
     comment = info.get("comment")
     chunks, dropped = _png_notes(data, dpi) if format == "PNG" else ((), ())
-    segments = _jpeg_segments(data) if format == "JPEG" else ()
+    segments, comments = (), (comment,) if comment else ()
+    if format == "JPEG":  # Pillow gives the last comment alone
+        segments, comments = _jpeg_segments(data)
     if image.format == "MPO":
         dropped += (f"{getattr(image, 'n_frames', 2) - 1} further images (depth, gain map)",)
     if format == "TIFF":
@@ -113,7 +116,7 @@ def read_notes(image: Any, data: bytes) -> Notes:
         dpi=(float(dpi[0]), float(dpi[1])) if dpi and all(d > 0 for d in dpi) else None,
         png_chunks=chunks,
         jpeg_segments=segments,
-        comment=comment.encode() if isinstance(comment, str) else comment or None,
+        comments=tuple(c.encode() if isinstance(c, str) else c for c in comments),
         dropped=dropped,
     )
 
@@ -184,19 +187,22 @@ def _png_notes(data: bytes, dpi: Any) -> tuple[tuple[tuple[bytes, bytes], ...], 
     return tuple(chunks), (f"the chunks {first_of(dropped, 8)}",) if dropped else ()
 
 
-def _jpeg_segments(data: bytes) -> tuple[tuple[int, bytes], ...]:
-    """Application segments before the samples that no other note has, in their order."""
-    segments, at = [], 2
-    while at + 4 <= len(data) and data[at] == 0xFF:
-        code, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")
+def _jpeg_segments(data: bytes) -> tuple[tuple[tuple[int, bytes], ...], tuple[bytes, ...]]:
+    """Application segments before the samples that no other note has, and comments, in order."""
+    segments, comments, at = [], [], 2
+    while (marker := _MARKER.match(data, at)) and len(data) >= marker.end() + 2:
+        code, at = data[marker.end() - 1], marker.end()
+        length = int.from_bytes(data[at : at + 2], "big")
         if code == 0xDA or length < 2:
             break
-        content = data[at + 4 : at + 2 + length]
+        content = data[at + 2 : at + length]
         # Not JFIF's, which is written anew, nor Adobe's, which says how colours are encoded.
         if 0xE1 <= code <= 0xED and not content.startswith(_SEGMENTS):
             segments.append((code, content))
-        at += 2 + length
-    return tuple(segments)
+        if code == 0xFE:
+            comments.append(content)
+        at += length
+    return tuple(segments), tuple(comments)
 
 
 def lost_in(notes: Notes, format: str) -> tuple[str, ...]:
@@ -206,7 +212,7 @@ def lost_in(notes: Notes, format: str) -> tuple[str, ...]:
         lost.append("JPEG's application segments")
     if format != "PNG" and (texts := {name for name, _ in notes.png_chunks}):
         lost.append(f"the chunks {first_of(sorted(name.decode('latin-1') for name in texts), 8)}")
-    if format in ("WEBP", "TIFF") and notes.comment:
+    if format in ("WEBP", "TIFF") and notes.comments:
         lost.append("the comment")
     if format == "JPEG":
         for name, content in (("EXIF", notes.exif), ("XMP", notes.xmp)):
@@ -215,6 +221,8 @@ def lost_in(notes: Notes, format: str) -> tuple[str, ...]:
     return tuple(lost)
 
 
+_MARKER = re.compile(rb"\xff++[^\xff]")
+"""Any number of bytes FF may stand before a marker's code."""
 JPEG_SEGMENT = 65500
 """Bytes of EXIF or XMP that a JPEG holds."""
 

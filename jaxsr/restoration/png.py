@@ -40,8 +40,8 @@ def write_png(stream: BinaryIO, bands: Bands, encoding: Encoding) -> None:
         chunk(b"pHYs", struct.pack(">IIB", *(round(d / _INCH_PER_METRE) for d in notes.dpi), 1))
     for name, content in notes.png_chunks:
         chunk(name, content)
-    if notes.comment:
-        chunk(b"tEXt", b"Comment\0" + notes.comment.replace(b"\0", b""))
+    for comment in notes.comments:
+        chunk(b"tEXt", b"Comment\0" + comment.replace(b"\0", b""))
     if notes.exif:
         chunk(b"eXIf", notes.exif)
     if notes.xmp:

@@ -113,12 +113,16 @@ class _Messages(io.FileIO):
 
 
 def _ends_alone() -> bool:
-    """Whether the other processes of a job do not know that this one failed, or one has left.
+    """Whether Python's exit would wait minutes for threads of libraries.
 
-    JAX would wait minutes for them at exit, and they for this process's part of the step.
+    The other processes of a job do not know that this one failed, or one has left: JAX would wait
+    for them at exit, and they for this process's part of the step. Or a save failed.
     """
     agreement = sys.modules.get("jaxsr.interop.agreement")
-    return agreement is not None and agreement.ends_alone()
+    checkpoint = sys.modules.get("jaxsr.interop.checkpoint")
+    return (agreement is not None and agreement.ends_alone()) or (
+        checkpoint is not None and checkpoint.leaves_threads()
+    )
 
 
 def run_command(

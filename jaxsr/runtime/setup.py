@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxsr.errors import DeviceError, InputError, check_utf8_path
+from jaxsr.errors import DeviceError, InputError, check_utf8_path, counted
 from jaxsr.folders import cache_folder
 from jaxsr.runtime.allocator import release_memory_of_compilers
 from jaxsr.runtime.options import ComputeOptions
@@ -72,7 +72,13 @@ def setup_compute(
     jax_platform = select_platform(jax_platform, simulated_devices=options.devices // hosts)
     if by_torch:
         return platform
-    make_mesh(options.mesh_shape)  # reports too few devices before any data is read
+    mesh = make_mesh(options.mesh_shape)  # reports too few devices before any data is read
+    if absent := {*range(hosts)} - {device.process_index for device in mesh.devices.flat}:
+        raise DeviceError(
+            f"a mesh of {counted(options.devices, 'device')} has none of process {min(absent)} of "
+            f"this job, whose {hosts} processes have {jax.device_count()}; "
+            f"use --mesh {jax.device_count()}, or fewer processes"
+        )
     return jax_platform
 
 

@@ -269,7 +269,10 @@ def _parse_yaml(text: str) -> Any:
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict:
             _check_once(k.value for k, _ in node.value if isinstance(k, yaml.ScalarNode))
-            return super().construct_mapping(node, deep)
+            values = super().construct_mapping(node, deep)
+            if others := [key for key in values if not isinstance(key, str)]:
+                raise ValueError(f"the name {others[0]} is not a text; write it in quotes")
+            return values
 
     for tag, form in _YAML_NUMBERS.items():
         Loader.add_implicit_resolver(tag, re.compile(f"(?:{form})$"), list("-+.0123456789"))

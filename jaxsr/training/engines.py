@@ -334,7 +334,9 @@ class TorchEngine:
     def weights(self) -> dict[str, np.ndarray]:
         module = self._task.network
         tensors = module.state_dict() | dict(self._average())
-        return {n: t.detach().cpu().numpy() for n, t in tensors.items()}
+        # A module's extra state, `get_extra_state`, is left out: safetensors have arrays alone.
+        arrays = {n: t for n, t in tensors.items() if hasattr(t, "detach")}
+        return {n: t.detach().cpu().numpy() for n, t in arrays.items()}
 
     def _average(self) -> "list[tuple[str, Tensor]]":
         prefix = self._task.exported + "."

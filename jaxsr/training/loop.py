@@ -129,6 +129,11 @@ def _restore(
     origin, checkpoint = "resumed", None
     if config.resume:
         checkpoint = checkpoints.restore(engine.state())
+        if checkpoint is not None and checkpoint[0] > total:
+            raise TrainingError(
+                f"the run is at step {checkpoint[0]} already; give more than steps={total} with "
+                "--steps, or start another with --branch-from"
+            )
     if checkpoint is None and config.branch_from is not None:
         origin = f"branched from {config.branch_from}"
         checkpoint = restore_newest(config.branch_from / "checkpoints", engine.state())
@@ -141,13 +146,7 @@ def _restore(
             )
     if checkpoint is None:
         return ""
-    step, state = checkpoint
-    if step > total:
-        raise TrainingError(
-            f"the run is at step {step} already, and steps={total} counts from its start; give "
-            "--steps at least as many, or start another run with another --out"
-        )
-    engine.load(state)
+    engine.load(checkpoint[1])
     return origin
 
 

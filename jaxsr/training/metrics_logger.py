@@ -18,6 +18,8 @@ from jaxsr.interop.sealed_json import seal, unseal
 from jaxsr.runtime.activity import fitted, is_quiet, redraw_bar, set_status
 from jaxsr.training.loggers import Logger
 
+_MOST_BYTES = 2**31
+"""Bytes of `metrics.jsonl`, of some ten million steps; a sparse file could have any number."""
 log = logging.getLogger(__name__)
 
 
@@ -246,8 +248,6 @@ class NoRecords:
         return lambda *_, **__: None
 
 
-_MOST_BYTES = 2**30
-"""Bytes; those of millions of steps."""
 _LONGEST_LINE = 2**20
 
 

@@ -64,15 +64,11 @@ class RunRecord:
     def write(self) -> None:
         """Writes `config.json`; a damaged one is renamed first."""
         path, text = self.out / "config.json", seal(self.content, indent=2) + "\n"
-        if path.exists() and _is_now(path, text.encode()):
-            return
         if path.exists() and _is_damaged(path):
             log.warning("%s is damaged; renamed to %s", path, set_aside(path))
+        elif path.exists() and path.read_bytes() == text.encode():
+            return
         atomic_write(path, text.encode())
-
-
-def _is_now(path: Path, content: bytes) -> bool:
-    return path.stat().st_size == len(content) and path.read_bytes() == content
 
 
 def _is_damaged(path: Path) -> bool:
@@ -283,14 +279,22 @@ def _weights_of(exported: str) -> tuple[str, str]:
     return f"{exported}.safetensors", f"{exported}.best.safetensors"
 
 
-def _check_no_results(out: Path, exported: str) -> None:
-    """Refuses weights, `--init` perhaps, and pictures of validations that no run here made.
+def _check_no_results(out: Path, exported: str, *, is_new: bool) -> None:
+    """Refuses weights, `--init` perhaps, and other things that no run here made.
+
+    Args:
+      out: the run's folder.
+      exported: stem of the exported weights.
+      is_new: no run began here; one that made no step may have left its own figures' files.
 
     Raises:
-      InputError: there are some, which a new run would replace.
+      InputError: there are some, which a new run would replace, rename or delete.
     """
-    weights = [out / name for name in _weights_of(exported)]
-    for path in (*weights, *out.glob("validation/step-*.png")):
+    from jaxsr.training.loggers import FILES  # imports NumPy, which --help does not need
+
+    begun = (out / name for name in ("metrics.jsonl", *FILES) if is_new)
+    named = (*(out / name for name in _weights_of(exported)), *begun)
+    for path in (*named, *out.glob("validation/step-*.png"), *out.glob("checkpoints/*")):
         if path.exists():
             raise InputError(
                 f"{path} is of no run in {out}, and a new one would replace it; choose another "
@@ -339,7 +343,7 @@ def claim_folder(
             raise InputError(
                 f"--resume found no run in {out}; leave --resume out, or name its folder"
             )
-        _check_no_results(out, exported)
+        _check_no_results(out, exported, is_new=run is None)
         record = RunRecord(out=out, content=content, remarks=_begins(out) if config.resume else ())
         record.write()
         return record
@@ -411,32 +415,14 @@ def _other_computation(before: Mapping[str, Any], now: Mapping[str, Any]) -> lis
                 f"resumed with other files in --{name} (names and sizes): the result differs from "
                 "that of an uninterrupted run if the task reads them"
             )
-    for name in ENVIRONMENT if before else ():
+    variables = sorted({*before, *now} - {"code", "folders"})
+    for name in variables if before else ():
         values = before.get(name, ""), now.get(name, "")
         if values[0] != values[1]:
             remarks.append(
                 f"resumed with {name}={values[1]!r}, before {values[0]!r}: the results may differ"
             )
     return remarks
-
-
-ENVIRONMENT = (
-    "XLA_FLAGS",
-    "LIBTPU_INIT_ARGS",
-    "JAXSR_CPU_KERNELS",
-    "JAX_ENABLE_X64",
-    "JAX_DEFAULT_DTYPE_BITS",
-    "JAX_DEFAULT_MATMUL_PRECISION",
-    "JAX_THREEFRY_PARTITIONABLE",
-    "JAX_RANDOM_SEED_OFFSET",
-    "NVIDIA_TF32_OVERRIDE",
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
-    "ATEN_CPU_CAPABILITY",
-    "ONEDNN_DEFAULT_FPMATH_MODE",
-    "DNNL_DEFAULT_FPMATH_MODE",
-    "ONEDNN_MAX_CPU_ISA",
-)
-"""Environment variables that change the computation."""
 
 
 def _counted(data: Mapping[str, Any]) -> str:

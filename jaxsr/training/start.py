@@ -1,7 +1,9 @@
 """Starts a training run: joins its processes, compares them, claims the folder, and trains."""
 
 import os
+import re
 import threading
+from collections.abc import Mapping
 from contextlib import ExitStack
 from importlib import metadata
 
@@ -15,7 +17,10 @@ from jaxsr.interop.agreement import check_alike, fail_together
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.cpu_kernels.torch_calls import TORCH_THREADS
 from jaxsr.interop.out_of_memory import naming_out_of_memory
+from jaxsr.interop.plugin_start import check_profiler
+from jaxsr.interop.sealed_json import short_digest
 from jaxsr.models.code_digests import code_digests
+from jaxsr.models.described_values import tensor_digest
 from jaxsr.runtime.activity import is_quiet, set_status
 from jaxsr.runtime.setup import setup_compute
 from jaxsr.runtime.source_digest import source_digest
@@ -26,7 +31,6 @@ from jaxsr.training.fine_tuning import prepare_network
 from jaxsr.training.finished_run import Run
 from jaxsr.training.loop import train
 from jaxsr.training.run_folder import (
-    ENVIRONMENT,
     RUNS,
     check_entries,
     choose_folder,
@@ -83,17 +87,25 @@ def start(name: str, kind: type[Task], config: RunConfig) -> Run:
         stopping = stack.enter_context(StopRequest())  # entered first, so closed last: signals do
         # not interrupt the final save
         with fail_together(at_end=stopping.listen):
-            setup_compute(
+            platform = setup_compute(
                 config,
                 jax_on_host=True,
                 job=lambda: _facts(name, config),
                 deterministic=config.deterministic,
             )
+            if config.profile is not None:
+                check_profiler(platform)
             out = choose_folder(config, name, jax.process_count())
             task = TaskRun(name, kind, config)  # checks the data before anything is computed
             remarks = prepare_network(task.network, task.config)
             code = code_digests(kind)
-            check_alike({"files": task.files(), "code": code})
+            facts: dict[str, Mapping[str, str]] = {"files": task.files(), "code": code}
+            if jax.process_count() > 1:
+                tensors = [*task.objective.named_parameters(), *task.objective.named_buffers()]
+                facts["first weights"] = {
+                    name: short_digest(tensor_digest(tensor).encode()) for name, tensor in tensors
+                }
+            check_alike(facts)
             if jax.process_index() == 0:
                 check_folder(out)
                 stack.enter_context(lock_folder(out))
@@ -128,9 +140,27 @@ def start(name: str, kind: type[Task], config: RunConfig) -> Run:
             raise
 
 
+_VARIABLES = re.compile(
+    r"(JAX|XLA)_\w+|TF_(XLA|CUBLAS|CUDNN|DETERMINISTIC)\w*|LIBTPU_INIT_ARGS|JAXSR_CPU_KERNELS"
+    r"|NVIDIA_TF32_OVERRIDE|TORCH_ALLOW_TF32_CUBLAS_OVERRIDE|ATEN_CPU_CAPABILITY|MKL_CBWR"
+    r"|(MKL|ONEDNN|DNNL)_\w*(FPMATH|ISA|INSTR)\w*"
+)
+"""Names of environment variables that may change the computation: all those of the compilers."""
+_WITHOUT_EFFECT = re.compile(
+    "ADDRESS|CACHE|CHECK|COORDINATOR|DEBUG|DEVICES|DUMP|EXPLAIN|FRAMES|GUARD|LEAK|LOCAL_DEVICE|LOG"
+    "|MEM_FRACTION|PLATFORM|PPRINT|PREEMPTION|PROCESS|PROFILE|PYTHON_CLIENT|SOURCE|TIMEOUT"
+    "|TRACEBACK|TRANSFER|VERBOS|WARN"
+)
+"""Parts of the names of others: where the job runs and what it reports, keeps or checks."""
+
+
 def _environment() -> dict[str, str]:
     """Variables that change results, without the flags that jaxsr itself adds to them."""
-    values = {name: os.environ.get(name, "") for name in ENVIRONMENT}
+    values = {
+        name: value
+        for name, value in {"XLA_FLAGS": "", **os.environ}.items()
+        if _VARIABLES.fullmatch(name) and not _WITHOUT_EFFECT.search(name)
+    }
     flags = [
         flag
         for flag in without_ynn_flag(values["XLA_FLAGS"]).split()

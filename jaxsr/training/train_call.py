@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from jaxsr.errors import InputError, one_line
 from jaxsr.field_values import takes_json
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ def train(task: "str | type[Task]", **options: Any) -> "Run":
     Raises:
       UserError: an option cannot be used, or the run cannot start or go on.
     """
-    from jaxsr.errors import InputError
     from jaxsr.training.cli_options import parse_command_line
     from jaxsr.training.find_task import check_task
     from jaxsr.training.start import start
@@ -51,8 +51,6 @@ def _words(options: Mapping[str, Any], prefix: str = "--") -> list[str]:
     Raises:
       InputError: the command line cannot express a value.
     """
-    from jaxsr.errors import InputError
-
     if prefix.count(".") > _DEEPEST:
         raise InputError(f"{prefix}… has dictionaries within each other without end; give others")
     words = []
@@ -78,8 +76,6 @@ _DEEPEST = 9
 
 
 def _as_json(name: str, value: Mapping[str, Any]) -> str:
-    from jaxsr.errors import InputError, one_line
-
     try:
         return json.dumps(value)
     except (TypeError, ValueError, RecursionError) as error:

@@ -215,3 +215,17 @@ def test_a_program_replaces_an_earlier_one(tmp_path):
     assert [main([*words, "--input", size]) for size in ("2,4", "3,4")] == [0, 0]
     (shape,) = export.deserialize((tmp_path / "net.stablehlo").read_bytes()).in_avals
     assert shape.shape == (3, 4)
+
+
+def test_a_buffer_that_forward_writes_is_refused():
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x):
+            self.calls += 1
+            return x * self.calls
+
+    with pytest.raises(InputError, match="writes the buffer calls in evaluation mode"):
+        jaxsr.export_stablehlo(Counts(), torch.zeros(1, 3), fixed_batch=True)

@@ -8,8 +8,10 @@ import pytest
 from PIL import Image
 from scipy import ndimage
 
-from jaxsr.data.infrared import open_split, open_training, read_list, to_gray
+from jaxsr.data.infrared import open_split, open_training, to_gray
 from jaxsr.data.scenes import open_scenes, scene
+from jaxsr.data.split_lists import read_list
+from jaxsr.errors import InputError
 from jaxsr.metrics.components import components
 from tests.data.infrared_batches import infrared_batches, infrared_data
 
@@ -465,3 +467,20 @@ def test_real_data(shared_data):
     test = open_split(folder, "test")
     assert (len(train) + len(validation), len(test)) == (341, 86)
     assert not (set(train.names) | set(validation.names)) & set(test.names)
+
+
+def test_a_name_in_two_folders_is_refused(tmp_path):
+    file = tmp_path / "list.txt"
+    file.write_text("a/Misc_1\nb/Misc_1\n")
+    with pytest.raises(InputError, match="names Misc_1 in two folders, 'a' and 'b'"):
+        read_list(file)
+
+
+def test_a_mask_is_not_that_of_an_image_whose_name_begins_alike(data_set):
+    """`Misc_9_gt` is an image, and its mask is not one of `Misc_9`."""
+    for folder in ("images", "masks"):
+        (data_set / folder / "Misc_10.png").rename(data_set / folder / "Misc_9_gt.png")
+    (data_set / "masks" / "Misc_9.png").unlink()
+    (data_set / "test.txt").write_text("Misc_9\nMisc_9_gt\n")
+    with pytest.raises(InputError, match=r"Misc_9 \(no mask\)"):
+        open_split(data_set, "test")

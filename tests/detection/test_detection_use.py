@@ -178,6 +178,40 @@ def test_native_sizes_on_few_canvases_are_as_alone(weights):
         np.testing.assert_allclose(got, want, atol=1e-4)
 
 
+@pytest.mark.parametrize("form", ["native", "base"])
+def test_scales_are_the_mean_probability_of_resized_images(weights, form):
+    """Pillow resizes the images, torch the logits; in JAX on canvases that images share."""
+    random = np.random.default_rng(1)
+    sizes = [(40, 56), (33, 90), (64, 64), (41, 50)]
+    images = [random.integers(0, 256, (*size, 3), np.uint8) for size in sizes]
+    scales = (0.75, 1.0, 1.5)
+    alone = load_detector(weights, options=TORCH, evaluate=form, batch=1)
+    bases = {0.75: 32, 1.0: 32, 1.5: 48}  # multiples of 16
+    wants = []
+    for image in images:
+        likely = []
+        for scale in scales:
+            height, width = image.shape[:2]
+            size = (round(width * scale), round(height * scale))
+            if form == "base":
+                size, detector = None, load_detector(weights, options=TORCH, base=bases[scale])
+            else:
+                detector = alone
+            smaller = image if size is None else Image.fromarray(image).resize(size, 2)
+            (logits,) = detector.logits([np.asarray(smaller)])
+            side = image.shape[:2] if form == "native" else (32, 32)
+            resized = torch.nn.functional.interpolate(
+                torch.from_numpy(np.array(logits))[None, None], side, mode="bilinear",
+                antialias=True,
+            )  # fmt: skip
+            likely.append(resized.sigmoid()[0, 0].numpy())
+        wants.append(np.mean(likely, axis=0))
+    for options in (TORCH, ComputeOptions()):
+        ours = load_detector(weights, options=options, evaluate=form, batch=4, scales=scales)
+        for logits, want in zip(ours.logits(images), wants, strict=True):
+            np.testing.assert_allclose(1 / (1 + np.exp(-logits)), want, atol=2e-4)
+
+
 def _detect(*arguments):
     return main([str(a) for a in (*arguments, "--engine", "torch")])
 

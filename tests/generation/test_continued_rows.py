@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from jaxsr.interop.sealed_json import seal, unseal
 from tests.generation.command import lines, run
 
 pytestmark = pytest.mark.usefixtures("settings_restored")
@@ -78,6 +79,30 @@ def test_rows_of_another_tokenizer_or_end_are_refused(change, capsys, model_fold
     status, _, stderr = run(capsys, *common)
     assert (status, stderr.count("\n")) == (2, 1)
     assert "line 1 was made with run=" in stderr
+
+
+def test_rows_of_another_precision_are_refused_and_of_other_devices_named(
+    capsys, model_folder, tmp_path
+):
+    prompts, out = tmp_path / "p.jsonl", tmp_path / "r.jsonl"
+    prompts.write_text('{"prompt": "Hi"}\n{"prompt": "Paris"}\n')
+    common = ("--prompts", prompts, "--raw", "--model", model_folder("llama"), "--out", out)
+    common = (*common, "--engine", "torch", "--max-new-tokens", 3)
+    assert run(capsys, *common)[0] == 0
+    row = out.read_bytes().splitlines(keepends=True)[0]
+    out.write_bytes(row)
+    status, _, stderr = run(capsys, *common, "--matmul-precision", "highest")
+    assert (status, stderr.count("\n")) == (2, 1)
+    assert "line 1 was made with matmul_precision='default', this run has 'highest'" in stderr
+    status, _, stderr = run(capsys, *common)
+    assert (status, "has 1 row already\n" in stderr) == (0, True), stderr
+    elsewhere = unseal(row, source=out) | {"device": "gpu: NVIDIA H100 × 2"}
+    out.write_text(seal(elsewhere, ensure_ascii=False) + "\n")
+    status, _, stderr = run(capsys, *common)
+    assert status == 0, stderr
+    assert "1 row already, made on gpu: NVIDIA H100 × 2; cpu: cpu (torch) may round otherwise" in (
+        stderr
+    )
 
 
 def test_a_cache_of_another_tokenizer_is_refused(capsys, model_folder, tmp_path):

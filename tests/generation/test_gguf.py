@@ -17,6 +17,7 @@ pytest.importorskip("gguf")
 
 import gguf
 
+from tests.generation.command import run
 from tests.generation.gguf_writer import write_gguf, zip_names
 
 K = gguf.GGMLQuantizationType
@@ -91,6 +92,22 @@ def test_tokenizer_in_the_file_is_the_one_it_was_made_from(hf_model, hf_tokenize
     want = hf_tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert tokenizer.chat(messages) == want
     assert load_model(tmp_path / "m.gguf").stop_ids == (2, 0)  # <|im_end|>, <|endoftext|>
+
+
+@pytest.mark.usefixtures("settings_restored")
+def test_sampling_that_a_file_recommends_is_refused_where_it_is_asked_for(
+    capsys, hf_model, hf_tokenizer, tmp_path
+):
+    path, extra = tmp_path / "m.gguf", {"general.sampling.temp": 0.7, "general.sampling.top_k": 9}
+    write_gguf(path, hf_model("llama"), tokenizer=byte_level(hf_tokenizer), extra=extra)
+    common = ("Hi", "--raw", "--model", path, "--max-new-tokens", 3, "--engine", "torch")
+    for implementation in ("own", "transformers"):
+        status, _, stderr = run(
+            capsys, *common, "--implementation", implementation, "--model-sampling"
+        )
+        assert (status, stderr.count("\n")) == (2, 1)
+        assert "sets general.sampling.temp, general.sampling.top_k, which jaxsr does not" in stderr
+    assert run(capsys, *common)[0] == 0
 
 
 def test_file_cut_anywhere_is_refused_in_one_line(hf_model, hf_tokenizer, tmp_path):

@@ -126,6 +126,8 @@ def test_weights_stay_in_their_blocks(kind, model, tmp_path):
         ("qwen2", {"new_field": 3}, r"the field qwen2\.new_field = 3 is not understood"),
         ("llama", {"attention.causal": False}, r"llama\.attention\.causal is False"),
         ("llama", {"rope.scaling.type": "dynamic"}, "scales rotary positions by 'dynamic'"),
+        ("llama", {"rope.scaling.factor": -4.0}, r"by 'linear' with factor -4\.0"),
+        ("llama", {"rope.scaling.type": "yarn"}, "by 'yarn' with factor"),
         ("llama", {"rope.dimension_count": 4}, r"turns 4 of a head's \d+ features \(llama"),
         ("qwen3", {"rope.dimension_count": 1000}, r"turns 1000 of a head's \d+ features"),
         ("phi3", {"rope.dimension_count": 1000}, r"turns 1000 of a head's \d+ features"),
@@ -168,6 +170,35 @@ def test_architectures_that_are_not_read_are_named(name, why, tmp_path):
         load_language_model(tmp_path / "m.gguf")
 
 
+@pytest.mark.parametrize(
+    ("extra", "factor"),
+    [
+        ({"rope.scaling.factor": 4.0}, 4.0),
+        ({"rope.scale_linear": 4.0}, 4.0),
+        ({"rope.scaling.factor": 4.0, "rope.scale_linear": 2.0}, 4.0),
+        ({"rope.scaling.type": "linear", "rope.scale_linear": 4.0}, 4.0),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, None),
+        ({"rope.scaling.factor": 0.0}, None),
+        ({"rope.scaling.type": "linear"}, None),
+    ],
+)
+@torch.no_grad()
+def test_positions_are_scaled_as_llama_cpp_does(extra, factor, model, tmp_path):
+    import transformers
+
+    original = model("llama")
+    fields = json.loads(original.config.to_json_string(use_diff=False))
+    if factor:
+        fields["rope_parameters"] |= {"rope_type": "linear", "factor": factor}
+    scaled = transformers.LlamaForCausalLM(transformers.LlamaConfig(**fields)).eval()
+    scaled.load_state_dict(original.state_dict())
+    write_gguf(tmp_path / "m.gguf", original, extra=extra)
+    logits = load_language_model(tmp_path / "m.gguf").network(TOKENS)[0]
+    got = logits.reshape(1, -1, logits.shape[-1])[:, -1]  # jaxsr's own gives all positions
+    torch.testing.assert_close(got, scaled(TOKENS).logits[:, -1], atol=1e-4, rtol=1e-5)
+    assert torch.allclose(got, original(TOKENS).logits[:, -1], atol=1e-4) == (factor is None)
+
+
 @torch.no_grad()
 def test_rope_factors_become_longrope(model, tmp_path):
     import transformers
@@ -189,6 +220,9 @@ def test_rope_factors_become_longrope(model, tmp_path):
     config = transformers.AutoConfig.for_model(**fields)
     scaled = transformers.AutoModelForCausalLM.from_config(config).eval()
     scaled.load_state_dict(original.state_dict())
+    write_gguf(tmp_path / "factor.gguf", scaled, extra={"rope.scaling.factor": 4.0})
+    with pytest.raises(InputError, match=r"phi3\.rope\.scaling\.factor is 4\.0, and only 1\.0"):
+        load_language_model(tmp_path / "factor.gguf")
     write_gguf(tmp_path / "m.gguf", scaled)
     network = load_language_model(tmp_path / "m.gguf").network
     reference = scaled(TOKENS).logits[:, -1]

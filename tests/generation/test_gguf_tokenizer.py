@@ -99,6 +99,41 @@ def test_sentencepiece_is_that_of_the_model(prefixed, tmp_path):
     assert tokenizer.special == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
+@pytest.mark.parametrize("begins", [True, False])
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_text_begins_and_ends_as_the_header_says(begins, ends, tmp_path):
+    from transformers import LlamaTokenizer
+    from transformers.tokenization_utils_base import generate_merges
+
+    texts, scores = pieces()
+    vocab = {t: i for i, t in enumerate(texts)}
+    merges: Any = generate_merges(vocab, dict(zip(texts, scores, strict=True)))
+    reference = LlamaTokenizer(vocab, merges, add_bos_token=begins, add_eos_token=ends)
+    write_tokenizer(
+        tmp_path / "m.gguf", model="llama", tokens=texts, scores=scores, token_type=types(texts),
+        bos_token_id=1, eos_token_id=2, unknown_token_id=0, add_bos_token=begins,
+        add_eos_token=ends,
+    )  # fmt: skip
+    tokenizer = load_tokenizer(tmp_path / "m.gguf")
+    for text in ("the people", "Hello"):
+        assert tokenizer.encode(text) == reference(text)["input_ids"]
+        assert tokenizer.encode(text)[-1:] == ([2] if ends else tokenizer.encode(text)[-1:])
+        plain = reference(text, add_special_tokens=False)["input_ids"]
+        assert tokenizer.encode(text, raw=False) == plain
+
+
+def test_every_field_of_the_format_is_known(tmp_path):
+    """llama.cpp's converter writes what `gguf` names; a file with all of it is still read."""
+    texts, scores = pieces()
+    of_lists = {"tokens": texts, "scores": scores, "token_type": types(texts)}
+    names = [n for n in vars(gguf.Keys.Tokenizer).values() if str(n).startswith("tokenizer.ggml.")]
+    fields: dict[str, Any] = {n.removeprefix("tokenizer.ggml."): 0 for n in names} | of_lists
+    fields |= {"model": "llama", "pre": "default", "chat_template": "{{ x }}"}
+    del fields["merges"]
+    write_tokenizer(tmp_path / "m.gguf", **fields)
+    assert load_tokenizer(tmp_path / "m.gguf").encode("the", raw=False)
+
+
 def test_gemma_stores_runs_of_spaces_and_no_merges(tmp_path):
     from transformers import GemmaTokenizer
     from transformers.tokenization_utils_base import generate_merges
@@ -163,6 +198,11 @@ def test_byte_level_splits_by_the_rule_of_the_file(rule, tmp_path):
             "token_type is not a list",
         ),
         ({"model": "llama", "scores": [0.0] * 3, "chat_template": 3}, "that is not text"),
+        ({"model": "llama", "suppress_tokens": [1]}, r"tokenizer.ggml.suppress_tokens = \[1\] is"),
+        (
+            {"model": "llama", "scores": [0.0] * 3, "add_eos_token": True},
+            "add_eos_token is True, but there is no eos_token_id",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_named_with_a_workaround(fields, message, tmp_path):
@@ -185,6 +225,11 @@ def test_outputs_end_at_the_tokens_that_llama_cpp_knows(tmp_path, texts, ends):
     fields: dict[str, Any] = {"tokens": texts, "token_type": [3] * len(texts), "eos_token_id": 1}
     write_tokenizer(tmp_path / "m.gguf", **fields)
     assert stop_ids(open_gguf(tmp_path / "m.gguf")) == ends
+    write_tokenizer(tmp_path / "more.gguf", **fields, eos_token_ids=[1, 0], fim_pad_token_id=0)
+    assert stop_ids(open_gguf(tmp_path / "more.gguf")) == tuple(dict.fromkeys((1, 0, *ends)))
+    write_tokenizer(tmp_path / "bad.gguf", **fields, eot_token_id="end")
+    with pytest.raises(InputError, match=r"eot_token_id is 'end', but there are \d tokens"):
+        stop_ids(open_gguf(tmp_path / "bad.gguf"))
     fields["token_type"] = [1] * len(texts)
     write_tokenizer(tmp_path / "plain.gguf", **fields)
     assert stop_ids(open_gguf(tmp_path / "plain.gguf")) == (1,)

@@ -1,5 +1,6 @@
 """Tokenizers and chat templates of folders against `transformers`."""
 
+import base64
 import json
 import shutil
 
@@ -213,15 +214,94 @@ def test_values_of_another_type_in_a_configuration_are_one_line(fields):
         LlamaConfig.from_hf(plain | fields)
 
 
-@pytest.mark.parametrize("part", ["normalizer", "decoder"])
-def test_a_tokenizer_that_multiplies_texts_is_refused(model_folder, tmp_path, part):
+def _template(*, pieces=1, ids=1):
+    special = {"<s>": {"id": "<s>", "ids": [0] * ids, "tokens": ["<s>"] * ids}}
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    single = [{"SpecialToken": {"id": "<s>", "type_id": 0}}] * pieces + [text]
+    pair = [text, {"Sequence": {"id": "B", "type_id": 1}}]
+    return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special}
+
+
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+DOUBLE = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+CHARSMAP = base64.b64encode((4).to_bytes(4, "little") + bytes(4) + b"x" * 10**5 + b"\0").decode()
+HANZI = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True,
+         "strip_accents": True, "lowercase": True}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("normalizer", {"type": "Sequence", "normalizers": [DOUBLE] * 40}),
+        ("normalizer", {"pattern": {"String": "a"}, "content": "a" * 100}),  # tells no type
+        ("normalizer", {"type": "Prepend", "prepend": "x" * 1000}),
+        ("normalizer", {"type": "Sequence", "normalizers": [{"type": "ByteLevel"}] * 9}),
+        ("normalizer", {"type": "Sequence", "normalizers": [HANZI] * 9}),
+        ("normalizer", {"type": "Precompiled", "precompiled_charsmap": CHARSMAP}),
+        ("normalizer", {"type": "Sequence", "normalizers": [{"type": "NFC"}] * 2000}),
+        ("pre_tokenizer", {"type": "Sequence", "pretokenizers": [BYTES] * 40}),
+        ("post_processor", _template(pieces=2000, ids=20)),
+        ("post_processor", _template(ids=10**5)),
+        ("post_processor", {"type": "Sequence", "processors": [BYTES, _template(pieces=10**4)]}),
+        ("decoder", {"type": "Sequence", "decoders": [DOUBLE] * 40}),
+        ("decoder", {"type": "Sequence", "decoders": [{"type": "BPEDecoder", "suffix": ""}] * 40}),
+    ],
+)  # fmt: skip
+def test_a_tokenizer_that_multiplies_texts_is_refused(model_folder, tmp_path, part, value):
     folder = shutil.copytree(model_folder("llama"), tmp_path / "m")
     content = json.loads((folder / "tokenizer.json").read_text())
-    double = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
-    content[part] = {"type": "Sequence", f"{part}s": [double] * 40}
-    (folder / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(InputError, match=f"a {part} that makes texts .* times as long"):
+    (folder / "tokenizer.json").write_text(json.dumps(content | {part: value}))
+    with pytest.raises(InputError, match=f"a {part} of .* that makes texts .* times as long"):
         load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("place", ["added_tokens", "vocab", "end_of_word_suffix"])
+def test_a_token_longer_than_any_is_refused(model_folder, tmp_path, place):
+    folder = shutil.copytree(model_folder("llama"), tmp_path / "m")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    if place == "added_tokens":
+        content[place].append({**content[place][-1], "id": 2000, "content": "x" * 10**5})
+    elif place == "vocab":
+        content["model"][place]["x" * 10**5] = 2000
+    else:
+        content["model"][place] = "x" * 10**5
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match="has a token of 100,000 characters, more than 1024"):
+        load_tokenizer(folder)
+
+
+def test_what_transformers_makes_of_a_file_is_judged_too(model_folder, tmp_path):
+    folder = shutil.copytree(model_folder("llama"), tmp_path / "m")
+    path = folder / "tokenizer_config.json"
+    added = {"9000": {"content": "x" * 10**5, "special": True}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"added_tokens_decoder": added}))
+    with pytest.raises(InputError, match="has a token of 100,000 characters, more than 1024"):
+        load_tokenizer(folder)
+
+
+def test_a_file_s_padding_and_truncation_count_for_nothing(model_folder, tmp_path):
+    folder = shutil.copytree(model_folder("llama"), tmp_path / "m")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    plain = load_tokenizer(folder).encode("Hello there")
+    content["padding"] = {
+        "strategy": {"Fixed": 10**9}, "direction": "Right", "pad_to_multiple_of": 10**9,
+        "pad_id": 0, "pad_type_id": 0, "pad_token": "<s>",
+    }  # fmt: skip
+    content["truncation"] = {
+        "max_length": 1, "strategy": "LongestFirst", "stride": 0, "direction": "Right"
+    }  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    assert load_tokenizer(folder).encode("Hello there") == plain
+
+
+def test_a_panic_while_decoding_is_one_line(model_folder, tmp_path):
+    folder = shutil.copytree(model_folder("llama"), tmp_path / "m")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["decoder"] = {"type": "Strip", "content": "a", "start": 5, "stop": 10**9}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    tokenizer = load_tokenizer(folder)
+    with pytest.raises(InputError, match=r"cannot join tokens .*give another with --tokenizer"):
+        tokenizer.decode([tokenizer.inner.token_to_id("a")])
 
 
 @pytest.mark.parametrize("kind", ["BPE", "Unigram", "WordLevel"])

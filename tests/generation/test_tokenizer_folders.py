@@ -4,7 +4,10 @@ import functools
 import importlib.metadata
 import itertools
 import json
+import os
 import random
+import re
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +15,7 @@ pytest.importorskip("transformers")
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers.trainers import BpeTrainer, UnigramTrainer, WordPieceTrainer
 
+from jaxsr.errors import InputError, UserError
 from jaxsr.models.llama import tokenizer as module
 from jaxsr.models.llama.tokenizer import load_tokenizer
 
@@ -182,6 +186,94 @@ def test_what_transformers_makes_is_stored(fields, folder_of, tmp_path, monkeypa
     config.write_text(json.dumps(json.loads(config.read_text()) | {"add_eos_token": True}))
     same(load_tokenizer(folder), read_by_transformers(folder))
     assert len([*stored.iterdir()]) == 3
+
+
+def older_folder(folder, tokens):
+    """A folder of GPT-2's files of these tokens, without tokenizer.json."""
+    folder.mkdir()
+    (folder / "vocab.json").write_text(json.dumps({t: i for i, t in enumerate(tokens)}))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    return folder
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"vocab": "VOCAB", "merges": "MERGES"},
+        {"vocab": "VOCAB"},
+        {"init_inputs": ["VOCAB", "MERGES"]},
+        {"extra": {"vocab": ["VOCAB"]}},
+        {"gguf_file": "VOCAB"},
+        {"mecab_kwargs": {"mecab_option": "-r VOCAB"}},
+        {"fast_tokenizer_files": ["tokenizer.4.0.0/../VOCAB"]},
+    ],
+)
+def test_no_field_opens_a_file_of_another_folder(file, fields, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    other = older_folder(tmp_path / "other", "zyx")
+    folder = older_folder(tmp_path / "m", "abc")
+    paths = json.dumps(fields).replace("VOCAB", str(other / "vocab.json"))
+    fields = json.loads(paths.replace("MERGES", str(other / "merges.txt")))
+    contents = {"tokenizer_config.json": {"tokenizer_class": "GPT2Tokenizer"}}
+    contents[file] = contents.get(file, {}) | fields
+    for name, content in contents.items():
+        (folder / name).write_text(json.dumps(content))
+    field = next(iter(fields))
+    with pytest.raises(InputError, match=f"{file} builds its tokenizer with {field}=") as refusal:
+        load_tokenizer(folder)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_places_on_the_maker_s_machine_count_for_nothing(file, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    other = older_folder(tmp_path / "other", "cba")
+    folder = older_folder(tmp_path / "m", "abc")
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    plain = load_tokenizer(folder).encode("abcab")
+    places = {"vocab_file": str(other / "vocab.json"), "merges_file": str(other / "merges.txt")}
+    places |= {"name_or_path": str(other), "special_tokens_map_file": "/home/x/map.json"}
+    content = json.loads((folder / file).read_text()) if (folder / file).is_file() else {}
+    texts = {"unk_token": "</s>", "chat_template": "{{ '/etc/passwd' }}", "errors": "replace"}
+    (folder / file).write_text(json.dumps(content | places | texts))
+    assert load_tokenizer(folder).encode("abcab") == plain == [0, 1, 2, 0, 1]
+
+
+@pytest.mark.parametrize("name", [*module._FILES, *module._OLDER, "chat_template.jinja"])
+@pytest.mark.parametrize("device", [True, False])
+def test_pipes_and_devices_in_a_folder_are_never_opened(name, device, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = older_folder(tmp_path / "m", "abc")
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    (folder / name).unlink(missing_ok=True)
+    if device:
+        (folder / name).symlink_to("/dev/zero")
+    else:
+        os.mkfifo(folder / name)
+    try:
+        load_tokenizer(folder).encode("abc")
+    except UserError as error:
+        assert "\n" not in str(error)  # some folders are whole without the file
+
+
+def test_every_file_of_every_class_is_refused_or_left_out(tmp_path):
+    import transformers
+
+    from jaxsr.models.transformers_files import tokenizer_arguments
+
+    sources = (Path(transformers.__file__).parent / "models").rglob("tokenization_*.py")
+    texts = [path.read_text() for path in sources]
+    tables = [t for text in texts for t in re.findall(r"VOCAB_FILES_NAMES = \{(.*?)\}", text, re.S)]
+    fields = {field for table in tables for field in re.findall(r'"(\w+)":', table)}
+    assert len(fields) > 10
+    for field in fields:
+        for value in ("/dev/zero", "outside", ["outside"]):
+            try:
+                kept = tokenizer_arguments(tmp_path / "tokenizer_config.json", {field: value})
+            except InputError:
+                continue
+            assert json.loads(kept) == {}, field
 
 
 def test_a_file_is_read_where_the_class_is_code_of_the_folder(folder_of):

@@ -5,6 +5,8 @@ import logging
 import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -12,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import tensorstore
 
 from jaxsr.interop.checkpoint import (
     CheckpointError,
@@ -166,7 +169,7 @@ def test_a_pipe_in_a_checkpoint_is_never_opened(tmp_path, caplog, name):
         ("metrics/metrics", "more than such a checkpoint writes"),
         ("state/_METADATA", "more than such a checkpoint writes"),
         ("state/manifest.ocdbt", "more than such a checkpoint writes"),
-        ("state/d/*", "more than such a checkpoint writes"),
+        ("state/d/*", "bytes, for arrays of"),
     ],
 )
 def test_a_file_of_terabytes_in_a_checkpoint_is_not_read(tmp_path, caplog, name, what):
@@ -338,3 +341,86 @@ def test_unwritable_folder(tmp_path):
     blocked.write_text("not a folder")
     with pytest.raises(CheckpointError, match=r"cannot write checkpoints to .*; choose another"):
         Checkpoints(blocked / "checkpoints")
+
+
+def test_a_failed_save_ends_the_command(tmp_path):
+    """Orbax's other threads of it wait minutes for a folder that was never made."""
+    code = f"""
+from pathlib import Path
+import jax.numpy as jnp
+from jaxsr.interop.checkpoint import Checkpoints
+from jaxsr.runtime.cli import run_command, run_program
+
+def save(_):
+    with Checkpoints(Path({str(tmp_path)!r})) as checkpoints:
+        Path({str(tmp_path)!r}, "1.orbax-checkpoint-tmp").symlink_to("elsewhere")
+        checkpoints.save(1, {{"weight": jnp.ones(3)}})
+
+run_program(lambda: run_command(save, []), "train")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 2, done.stderr[-2000:]
+    assert f"jaxsr: writing a checkpoint to {tmp_path} failed" in done.stderr.splitlines()[-1]
+
+
+def widen_chunk(state: Path, **changes: object) -> None:
+    store = index(state)
+    entries = json.loads(store.read("params.net.b/.zarray").result().value)
+    store.write("params.net.b/.zarray", json.dumps(entries | changes).encode()).result()
+
+
+def index(state: Path, config: dict[str, int] | None = None) -> tensorstore.KvStore:
+    base = {"driver": "file", "path": f"{state}/"}
+    spec = {"driver": "ocdbt", "base": base} | ({"config": config} if config else {})
+    return tensorstore.KvStore.open(spec).result()
+
+
+def lengthen(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.truncate(2**40)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda state: widen_chunk(state, chunks=[10**9]), "chunks of params.net.b are larger"),
+        (lambda state: widen_chunk(state, compressor={"id": "bz2", "level": 1}), "packed by bz2"),
+        (lambda state: index(state).write("a/zarr.json", b"{}").result(), "a has another form"),
+        (lambda state: (state / "zarr.json").write_text("{}"), "zarr.json is not of a checkpoint"),
+        (lambda state: lengthen(state / "_METADATA"), "more than such a checkpoint writes"),
+        (lambda state: lengthen(next(state.glob("d/*"))), "bytes, for arrays of"),
+    ],
+)
+def test_a_checkpoint_that_unpacks_to_more_is_not_read(change, reason, tmp_path, caplog):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, make_state(1))
+        checkpoints.save(2, make_state(2))
+    change(tmp_path / "2" / "state")
+    with caplog.at_level(logging.WARNING):
+        restored = restore_newest(tmp_path, make_state())
+    assert restored is not None and restored[0] == 1
+    assert_equal(restored[1], make_state(1))
+    assert reason in caplog.text
+
+
+def test_an_index_that_unpacks_to_more_is_not_read(tmp_path, monkeypatch):
+    """Nodes of a tree that TensorStore compresses, here of 150 MiB in 20 KB."""
+    monkeypatch.setattr("jaxsr.interop.checkpoint_index._MOST_BYTES", 2**27)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, make_state(1))
+    state = tmp_path / "1" / "state"
+    kept = {key: index(state).read(key).result().value for key in index(state).list().result()}
+    shutil.rmtree(state / "d")
+    for path in (state / "manifest.ocdbt", *state.glob("ocdbt.*")):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    config = {"max_inline_value_bytes": 2**20, "max_decoded_node_bytes": 2**31 - 1}
+    with tensorstore.Transaction() as transaction:
+        store = index(state, config).with_transaction(transaction)
+        for key, value in kept.items():
+            store.write(key, value).result()
+        for number in range(150):
+            store.write(f"zz{number}", bytes(2**20)).result()
+    with pytest.raises(DamagedFileError, match="index unpacks to more than 134217728 bytes"):
+        restore_step(tmp_path, 1, make_state())

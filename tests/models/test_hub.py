@@ -106,6 +106,12 @@ def test_all_altered_files_are_named_and_fetched_again(hub, tmp_path):
     assert hub("org/name")[0].endswith("model.safetensors tokenizer.json two.safetensors")
 
 
+@pytest.mark.parametrize("name", ["org/name", "hf:org/name:a.gguf"])
+def test_what_is_not_fetched_is_named(hub, name):
+    (line,) = hub(name, HF_ENDPOINT="http://127.0.0.1:1")
+    assert line.startswith(f"MissingFileError {name} ") and "where the hub is reached: hf" in line
+
+
 def test_small_files_have_gits_digest(tmp_path):
     content = b"{}\n"
     name = subprocess.run(

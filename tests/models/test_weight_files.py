@@ -1,6 +1,7 @@
 """Weights files as people have them: wrapped, prefixed, cut short, or with code inside."""
 
 import pickle
+import struct
 import tarfile
 import warnings
 import zipfile
@@ -357,3 +358,23 @@ def test_values_that_the_network_cannot_hold_are_refused():
     wide = torch.full((2, 2), 1e200, dtype=torch.float64)
     with pytest.raises(ValueError, match=r"NaN or infinity in weight, as torch\.float32"):
         load_weights(network, {"weight": wide}, source="w")
+
+
+@pytest.mark.parametrize("way", ["further end", "comment", "table elsewhere"])
+def test_archives_that_readers_take_for_different_ones_are_refused(tmp_path, way):
+    """torch would unpack entries that Python's reader does not see."""
+    file = tmp_path / "net.pth"
+    torch.save({"weight": torch.zeros(2, 2)}, file)
+    content = bytearray(file.read_bytes())
+    if way == "further end":
+        content += b"PK\x05\x06"
+    elif way == "comment":
+        content[-2:] = b"\x04\0"
+        content += b"PK\x05\x06"
+    else:
+        record = content.rindex(b"PK\x06\x06")  # torch writes the one for large archives always
+        table = struct.unpack_from("<Q", content, record + 48)[0]
+        struct.pack_into("<Q", content, record + 48, table - 10)
+    file.write_bytes(content)
+    with pytest.raises(InputError, match=r"net\.pth cannot be read as a torch file"):
+        read_weights(file)

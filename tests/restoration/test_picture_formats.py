@@ -216,6 +216,14 @@ def comments(folder):
             assert image.info.get("comment", image.info.get("Comment")) in (b"of ours", "of ours")
         assert "note:" not in said
         result.unlink()
+    jpeg = (folder.path / "a.jpg").read_bytes()
+    further = b"\xff\xff\xfe\0\x0aof mine!"  # a byte FF may stand before each marker
+    (folder.path / "c.jpg").write_bytes(jpeg[:2] + further + jpeg[2:])
+    result, _ = folder.restored("c.jpg")
+    with Image.open(result) as image:
+        kept = [content for code, content in image.applist if code == "COM"]
+    assert kept == [b"of mine!", b"of ours"]
+    result.unlink()
     assert "TIFF written without the comment" in folder.restored("a.jpg", "--format", "tiff")[1]
 
 

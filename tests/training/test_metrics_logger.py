@@ -62,6 +62,14 @@ def test_lines_of_metrics_without_a_step_are_damaged(tmp_path, caplog, step):
     assert "1 damaged line" in caplog.text
 
 
+def test_metrics_of_any_length_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("jaxsr.training.metrics_logger._MOST_BYTES", 2**20)
+    (tmp_path / "metrics.jsonl").touch()
+    os.truncate(tmp_path / "metrics.jsonl", 2**40)  # sparse
+    with pytest.raises(InputError, match=r"metrics\.jsonl has more than 1,048,576 bytes"):
+        Records(tmp_path, start_step=1, total_steps=2, batch=1)
+
+
 def test_compiling_does_not_count_in_rate_and_eta(tmp_path, monkeypatch, capsys):
     clock = [0.0]
     monkeypatch.setattr("jaxsr.training.metrics_logger.time.perf_counter", lambda: clock[0])

@@ -178,11 +178,25 @@ def test_processes_with_other_options_all_say_which(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_mesh_without_a_device_of_each_process_is_refused(tmp_path):
+    port = free_port()
+    settings = {"JAXSR_COORDINATOR": f"127.0.0.1:{port}", "JAXSR_PROCESSES": "2"}
+    job = [
+        start(tmp_path / "run", "--mesh", 1, JAXSR_PROCESS=str(index), **settings)  # pyright: ignore
+        for index in range(2)
+    ]
+    for process in job:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 2, errors[-2000:]
+        assert "a mesh of 1 device has none of process 1" in errors and "use --mesh 2" in errors
+
+
 @pytest.mark.parametrize(
     ("other", "differs", "named"),
     [
         ("code", "the code of this job's processes differ: process", "has fit_task "),
         ("variable", "the environment variables of this job's processes differ: process", "X64"),
+        ("weights", "the first weights of this job's processes differ: process", "network."),
     ],
 )
 def test_processes_with_other_code_stop_before_the_first_step(tmp_path, other, differs, named):
@@ -191,7 +205,10 @@ def test_processes_with_other_code_stop_before_the_first_step(tmp_path, other, d
         folder = tmp_path / f"host-{index}"
         folder.mkdir()
         loss = "l1_loss" if index and other == "code" else "mse_loss"
-        (folder / "fit_task.py").write_text(TASKS.read_text().replace("mse_loss", loss))
+        source = TASKS.read_text().replace("mse_loss", loss)
+        if other == "weights":  # of its own for each process, such as weights that a host has
+            source += "\n\ntorch.manual_seed = lambda seed: torch.random.default_generator.seed()\n"
+        (folder / "fit_task.py").write_text(source)
         command = [sys.executable, "-m", "jaxsr.train", "fit_task:Fit", "--platform", "cpu"]
         job.append(
             subprocess.Popen(

@@ -9,7 +9,7 @@ from PIL import Image
 
 from jaxsr.errors import FileAccessError
 from jaxsr.train import main
-from jaxsr.training.run_folder import check_entries, clear_leftovers
+from jaxsr.training.run_folder import RunRecord, check_entries, clear_leftovers
 
 FOLDERS = ("checkpoints", "validation", "profile", "tensorboard", "wandb")
 FILES = ("config.json", "metrics.jsonl", "log.txt", "wandb.json", "mlflow.json", "net.safetensors",
@@ -55,6 +55,9 @@ def test_entries_of_the_right_kind_pass_links_too(tmp_path):
         "checkpoints",
         "validation/step-0000009.png",
         "checkpoints/3/notes",
+        "checkpoints/.outdated",
+        "checkpoints/9.orbax-checkpoint-tmp",
+        "mlflow.json",
     ],
 )
 def test_a_link_out_of_the_folder_is_refused(tmp_path, name):
@@ -65,6 +68,14 @@ def test_a_link_out_of_the_folder_is_refused(tmp_path, name):
     (out / name).symlink_to(mine)
     with pytest.raises(FileAccessError, match=f"{name} is a link out of the run's folder"):
         check_entries(out, "net")
+
+
+def test_a_record_of_any_length_is_set_aside(tmp_path):
+    (tmp_path / "config.json").touch()
+    os.truncate(tmp_path / "config.json", 2**40)  # sparse
+    RunRecord(out=tmp_path, content={"family": "span"}).write()
+    assert (tmp_path / "config.json.damaged").stat().st_size == 2**40
+    assert b"span" in (tmp_path / "config.json").read_bytes()
 
 
 def test_the_command_says_it_before_the_first_step(tmp_path, capsys):
@@ -85,13 +96,24 @@ def test_a_new_run_replaces_no_weights(tmp_path, capsys):
     assert {path.name for path in tmp_path.iterdir()} == {"generator.safetensors", "run.lock"}
 
 
-def test_a_new_run_replaces_no_picture(tmp_path, capsys):
-    picture = tmp_path / "validation" / "step-0000001.png"
-    picture.parent.mkdir()
-    picture.write_bytes(b"the user's own")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "validation/step-0000001.png",
+        "checkpoints/1000/model.pt",
+        "checkpoints/7.orbax-checkpoint-tmp/model.pt",
+        "checkpoints/.outdated/model.pt",
+        "metrics.jsonl",
+        "mlflow.json",
+    ],
+)
+def test_a_new_run_replaces_nothing_of_the_users(tmp_path, capsys, name):
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"the user's own")
     assert main(["span", "--steps", "1", "--platform", "cpu", "--out", str(tmp_path)]) == 2
-    assert f"{picture} is of no run in {tmp_path}" in capsys.readouterr().err
-    assert picture.read_bytes() == b"the user's own"
+    assert f"is of no run in {tmp_path}" in capsys.readouterr().err
+    assert path.read_bytes() == b"the user's own"
 
 
 def test_half_written_files_of_a_killed_run_are_removed(tmp_path):

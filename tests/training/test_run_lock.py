@@ -13,7 +13,7 @@ import pytest
 
 from jaxsr.errors import FileAccessError
 from jaxsr.training import run_lock
-from jaxsr.training.run_lock import LOCK, lock_folder
+from jaxsr.training.run_lock import LOCK, check_held, lock_folder
 
 HOLD = """
 import sys, time, pathlib
@@ -53,6 +53,21 @@ def test_a_killed_holder_frees_the_lock(tmp_path):
     with lock_folder(tmp_path):  # and an ended one
         pass
     assert (tmp_path / LOCK).read_bytes() == b""
+
+
+def test_another_folder_in_its_place_is_noticed(tmp_path):
+    out, other = tmp_path / "run", tmp_path / "other"
+    for folder in (out, other):
+        folder.mkdir()
+        (folder / LOCK).touch()
+    with lock_folder(out):
+        check_held(out)
+        out.rename(tmp_path / "aside")
+        with pytest.raises(FileAccessError, match="removed, emptied or replaced"):
+            check_held(out)
+        other.rename(out)
+        with pytest.raises(FileAccessError, match="removed, emptied or replaced"):
+            check_held(out)
 
 
 def test_two_runs_of_one_process(tmp_path):

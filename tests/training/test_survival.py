@@ -277,6 +277,24 @@ def test_a_folder_removed_under_the_run_is_said(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_folder_replaced_by_another_runs_stays_as_it_is(tmp_path):
+    out, other = tmp_path / "run", tmp_path / "other"
+    finish(start(other, "--steps", 2))
+    process = start(out, "--steps", 100_000, "--validate-every", 100_000, "--save-every", 20)
+    wait_for_step(process, out, 5)
+    weights = (other / "generator.safetensors").read_bytes()
+    out.rename(tmp_path / "aside")
+    other.rename(out)
+    _, errors = process.communicate(timeout=120)
+    assert (
+        process.returncode == 2
+        and f"{out} was removed, emptied or replaced under the run" in errors
+    )
+    assert (out / "generator.safetensors").read_bytes() == weights
+    assert [path.name for path in (out / "checkpoints").iterdir()] == ["2"]
+
+
+@pytest.mark.slow
 def test_a_picture_removed_under_the_run_keeps_the_steps(tmp_path):
     data, out = tmp_path / "data", tmp_path / "run"
     data.mkdir()

@@ -172,11 +172,16 @@ def test_a_resume_with_other_code_or_variables_says_so(folder, monkeypatch, caps
         file.write("\n# edited\n")
     monkeypatch.setenv("JAXSR_CPU_KERNELS", "xla")
     monkeypatch.setenv("JAX_THREEFRY_PARTITIONABLE", "0")
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+    for name in ("JAX_LOG_COMPILES", "JAX_COMPILATION_CACHE_MAX_SIZE", "TF_VAR_of_terraform"):
+        monkeypatch.setenv(name, "1")
     assert main([*run, "--resume", "--steps", "5"]) == 0
     said = capsys.readouterr().err
     assert "resumed with other code in fit_task: the run goes on as the code is now" in said
     assert "resumed with JAXSR_CPU_KERNELS='xla', before ''" in said
     assert "resumed with JAX_THREEFRY_PARTITIONABLE='0', before ''" in said
+    assert "resumed with JAX_DISABLE_MOST_OPTIMIZATIONS='1', before ''" in said
+    assert said.count("the results may differ") == 3
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_min_max=true")
     assert main([*run, "--resume", "--steps", "5"]) == 0
     said = capsys.readouterr().err

@@ -282,3 +282,15 @@ def test_fixed_items_must_be_alike():
     with step_batches(data, batch=2, start_step=0) as batches, pytest.raises(InputError) as error:
         next(batches)
     assert "item 1 has 'x' of shape (3,) float32, item 0 of shape (2,)" in str(error.value)
+
+
+def test_extra_state_is_left_out_of_the_weights():
+    def change(run):
+        network = run.network
+        kind = type(network)
+        extra = {"get_extra_state": lambda self: {"calls": 3}, "set_extra_state": lambda *_: None}
+        network.__class__ = type(kind.__name__, (kind,), extra)
+
+    config = hooked_tasks.Denoise.Config(engine="torch", steps=1)
+    weights = take_steps(hooked_tasks.Denoise, config, change=change)[1]
+    assert {*weights} == {*take_steps(hooked_tasks.Denoise, config)[1]}

@@ -155,6 +155,7 @@ def load_gguf(
         family=str(fields["model_type"]),
         network=network.requires_grad_(False).eval(),
         stop_ids=stop_ids(file),
+        sampling=file.sampling,
     )
 
 

@@ -164,16 +164,17 @@ def _rope(header: Header, head_dim: int) -> Config:
                 f"{header.architecture} models; use the model's Hugging Face folder"
             )
         rope["partial_rotary_factor"] = turned / head_dim
-    kind = header.get("rope.scaling.type", "none")
-    factor = header.get("rope.scaling.factor", header.get("rope.scale_linear"))
     original = header.get("rope.scaling.original_context_length")
     if header.has(_LONG_FACTORS) or header.has(_SHORT_FACTORS):
         return rope | _longrope(header, original)
-    if kind == "none":
+    kind = header.get("rope.scaling.type", "linear")
+    factor = header.get("rope.scaling.factor", header.get("rope.scale_linear")) or 1.0
+    is_factor = isinstance(factor, float | int) and factor > 0
+    if kind == "none" or (kind == "linear" and factor == 1):
         return rope
-    if kind == "linear":
-        return rope | {"rope_type": "linear", "factor": float(factor or 1.0)}
-    if kind == "yarn" and factor and original:
+    if kind == "linear" and is_factor:
+        return rope | {"rope_type": "linear", "factor": float(factor)}
+    if kind == "yarn" and is_factor and original:
         scaling = {"factor": float(factor), "original_max_position_embeddings": original}
         for ours, theirs in (("beta_fast", 32.0), ("beta_slow", 1.0)):
             scaling[ours] = float(header.get(f"rope.scaling.yarn_{ours}", theirs))
@@ -185,6 +186,9 @@ def _rope(header: Header, head_dim: int) -> Config:
 
 
 def _longrope(header: Header, original: Any) -> Config:
+    header.only("rope.scaling.type", "longrope", "linear", "none")
+    for name in ("rope.scaling.factor", "rope.scale_linear"):
+        header.only(name, 1.0)
     factors = {}
     for name, tensor in (("long_factor", _LONG_FACTORS), ("short_factor", _SHORT_FACTORS)):
         if not header.has(tensor):

@@ -66,6 +66,11 @@ class GGUFFile:
     size: int
     """Bytes of all parts."""
 
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The fields by which the file recommends how tokens are chosen."""
+        return {n: v for n, v in self.fields.items() if n.startswith("general.sampling.")}
+
     def need(self, name: str) -> Any:
         """A field of the header.
 

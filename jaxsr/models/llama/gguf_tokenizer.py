@@ -4,7 +4,7 @@ A file names the rule by which text is split before byte-level BPE; the rules ar
 https://github.com/ggml-org/llama.cpp (src/llama-vocab.cpp) and of the models' own tokenizer.json.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxsr.errors import InputError
@@ -48,6 +48,10 @@ _WITHOUT_MERGES = (*_LLAMA3_NAMES[:4], "tekken")
 """Rules whose models take a word as it is where it is a token."""
 _CONTROL, _USER_DEFINED = _ADDED = 3, 4
 _SPACE = "▁"
+_STOPS = (
+    "eos_token_id", "eos_token_ids", "eot_token_id", "eom_token_id", "fim_pad_token_id",
+    "fim_rep_token_id", "fim_sep_token_id",
+)  # fmt: skip
 _IDS = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -56,12 +60,30 @@ _IDS = {
 }
 
 
-def build(file: GGUFFile) -> tuple[Any, int | None]:
-    """The `tokenizers.Tokenizer`, and the token that a text begins with, if any.
+_FRONT = "tokenizer.ggml."
+_FIELDS = frozenset(
+    {
+        *_IDS.values(), *_STOPS, "add_bos_token", "add_eos_token", "add_space_prefix", "merges",
+        "model", "pre", "scores", "token_type", "tokens",
+        # llama.cpp uses these for other tokenizers and for filling in the middle alone, or never.
+        "add_mask_token", "add_padding_token", "add_sep_token", "add_unknown_token",
+        "added_tokens", "cls_token_id", "fim_mid_token_id", "fim_pre_token_id",
+        "fim_suf_token_id", "mask_token_id", "middle_token_id", "precompiled_charsmap",
+        "prefix_token_id", "remove_extra_whitespaces", "seperator_token_id", "suffix_token_id",
+        "token_type_count",
+    }
+)  # fmt: skip
+"""Fields that are read, or change nothing here."""
+
+
+def build(file: GGUFFile) -> Any:
+    """The `tokenizers.Tokenizer`, with the tokens that a text begins and ends with.
 
     Raises:
-      InputError: the tokenizer is of another kind, or damaged.
+      InputError: the tokenizer is of another kind, has a field that is not read, or is damaged.
     """
+    from tokenizers import processors
+
     kind = file.need("tokenizer.ggml.model")
     kinds = {"gpt2": _byte_level, "llama": _sentencepiece, "gemma4": _sentencepiece}
     if kind not in kinds:
@@ -69,6 +91,12 @@ def build(file: GGUFFile) -> tuple[Any, int | None]:
             f"{file.path} has a tokenizer of kind {kind!r:.40}; byte-level BPE ('gpt2') and "
             "SentencePiece ('llama') are read. Give the model's tokenizer.json with --tokenizer"
         )
+    for name, value in file.fields.items():
+        if name.startswith(_FRONT) and name.removeprefix(_FRONT) not in _FIELDS:
+            raise InputError(
+                f"{file.path}: the field {name:.80} = {value!r:.60} is not understood; give the "
+                "model's tokenizer.json with --tokenizer"
+            )
     texts = _texts(file, "tokens")
     try:
         inner = kinds[kind](file, texts)
@@ -80,11 +108,28 @@ def build(file: GGUFFile) -> tuple[Any, int | None]:
             f"{file.path} has a damaged tokenizer ({str(error).splitlines()[0]:.200}); give "
             "the model's tokenizer.json with --tokenizer"
         ) from error
+    added = dict(_added(file, kind, len(texts)))
+    around = [name for name in ("bos", "$A", "eos") if name in added or name == "$A"]
+    inner.post_processor = processors.TemplateProcessing(
+        single=" ".join(around), special_tokens=[*added.items()]
+    )
+    return inner
+
+
+def _added(file: GGUFFile, kind: Any, count: int) -> Iterator[tuple[str, int]]:
+    """The tokens that a text begins and ends with."""
     split = file.fields.get("tokenizer.ggml.pre")
     begins = kind == "llama" or (kind == "gpt2" and split in _WITHOUT_MERGES)
-    if not file.fields.get("tokenizer.ggml.add_bos_token", begins):
-        return inner, None
-    return inner, _token_id(file, "bos_token_id", len(texts))
+    for name, usual in (("bos", begins), ("eos", False)):
+        stated = file.fields.get(f"tokenizer.ggml.add_{name}_token")
+        index = _token_id(file, f"{name}_token_id", count)
+        if stated and index is None:
+            raise InputError(
+                f"{file.path}: tokenizer.ggml.add_{name}_token is {stated!r:.40}, but there is no "
+                f"{name}_token_id; give the model's tokenizer.json with --tokenizer"
+            )
+        if index is not None and (usual if stated is None else stated):
+            yield name, index
 
 
 def special_tokens(file: GGUFFile) -> dict[str, str]:
@@ -98,9 +143,13 @@ def stop_ids(file: GGUFFile) -> tuple[int, ...]:
     """Tokens that end an output: those that the header names, and those that llama.cpp knows by
     their texts, for many a header names one that its chat template never writes.
     """
-    names = ("eos_token_id", "eot_token_id", "eom_token_id")
-    ids = [file.fields.get(f"tokenizer.ggml.{name}") for name in names]
     texts, kinds = (file.fields.get(f"tokenizer.ggml.{n}") for n in ("tokens", "token_type"))
+    count = len(texts) if isinstance(texts, list) else 2**31
+    ids = []
+    for name in _STOPS:
+        stated = file.fields.get(f"{_FRONT}{name}")
+        values = stated if isinstance(stated, list) else [stated]
+        ids += [_checked_id(file, name, value, count) for value in values]
     if isinstance(texts, list) and isinstance(kinds, list):
         special = {t: i for i, (t, k) in enumerate(zip(texts, kinds, strict=False)) if k in _ADDED}
         ends = _TOOL_ENDS if special.keys() >= {*_TOOL_ENDS} else (*_ENDS, *_TOOL_ENDS)
@@ -122,20 +171,23 @@ def _texts(file: GGUFFile, name: str) -> list[str]:
         raise InputError(
             f"{file.path}: tokenizer.ggml.{name} is not a list of texts; fetch it again"
         )
-    if texts and (longest := max(map(len, texts))) > _LONGEST_TOKEN:
+    if texts and (longest := max(map(len, texts))) > LONGEST_TOKEN:
         raise InputError(
             f"{file.path}: tokenizer.ggml.{name} has a text of {longest:,} characters, more than "
-            f"{_LONGEST_TOKEN}; give the model's tokenizer.json with --tokenizer"
+            f"{LONGEST_TOKEN}; give the model's tokenizer.json with --tokenizer"
         )
     return texts
 
 
-_LONGEST_TOKEN = 1024
+LONGEST_TOKEN = 1024
 """Characters, more than in any vocabulary: joining tokens is tried at each of them."""
 
 
 def _token_id(file: GGUFFile, name: str, count: int) -> int | None:
-    value = file.fields.get(f"tokenizer.ggml.{name}")
+    return _checked_id(file, name, file.fields.get(f"{_FRONT}{name}"), count)
+
+
+def _checked_id(file: GGUFFile, name: str, value: Any, count: int) -> int | None:
     if value is not None and not (type(value) is int and 0 <= value < count):
         raise InputError(
             f"{file.path}: tokenizer.ggml.{name} is {value!r:.40}, but there are {count} tokens; "

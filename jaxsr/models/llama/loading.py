@@ -139,6 +139,7 @@ def load_gguf(
         family=config.model_type,
         network=_finish(network, scheme),
         stop_ids=gguf_tokenizer.stop_ids(file),
+        sampling=file.sampling,
     )
 
 

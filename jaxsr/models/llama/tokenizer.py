@@ -4,13 +4,14 @@ The `tokenizers` package does the splitting. Where transformers is installed, it
 says how a folder's files make a tokenizer; GGUF files are read here.
 """
 
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
 import importlib.util
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from jaxsr.models.llama import gguf_tokenizer
 from jaxsr.models.llama.chat_renderer import Renderer, TemplateFailure
 from jaxsr.models.llama.gguf_file import GGUFFile, open_gguf
 from jaxsr.models.llama.hf_folder import read_json
+from jaxsr.models.llama.tokenizer_growth import check_growth
 
 _LOG = logging.getLogger(__name__)
 
@@ -50,8 +52,6 @@ class Tokenizer:
 
     inner: Any
     """The `tokenizers.Tokenizer`."""
-    bos_id: int | None = None
-    """Put before a raw prompt where the file asks for it and `inner` does not do it by itself."""
     template: str | None = None
     """Jinja source of the chat template."""
     special: Mapping[str, Any] = field(default_factory=dict)
@@ -65,20 +65,13 @@ class Tokenizer:
           raw: add the tokens that the model expects at the start of a text; False for the output of
             `chat`, which has it in it.
         """
-        try:
-            ids = self.inner.encode(text, add_special_tokens=raw).ids
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # bare Exception, or a panic of Rust
-            raise InputError(
-                f"the model's tokenizer cannot split a text ({one_line(error):.200}); give another "
-                "with --tokenizer"
-            ) from error
-        return [self.bos_id, *ids] if raw and self.bos_id is not None else ids
+        with _errors_of("the model's tokenizer cannot split a text"):
+            return self.inner.encode(text, add_special_tokens=raw).ids
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of the ids, special tokens left out."""
-        return self.inner.decode(list(ids), skip_special_tokens=True)
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """Text of the ids, with or without special tokens."""
+        with _errors_of("the model's tokenizer cannot join tokens"):
+            return self.inner.decode(list(ids), skip_special_tokens=not special)
 
     @functools.cached_property
     def digest(self) -> str:
@@ -142,15 +135,14 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
 
 
 def _from_gguf(file: GGUFFile) -> Tokenizer:
-    inner, bos_id = gguf_tokenizer.build(file)
+    inner = gguf_tokenizer.build(file)
     template = file.fields.get("tokenizer.chat_template")
     if not isinstance(template, str | None):
         raise InputError(
             f"{file.path} has a tokenizer.chat_template that is not text; use --raw, or --tokenizer"
         )
-    return Tokenizer(
-        inner=inner, bos_id=bos_id, template=template, special=gguf_tokenizer.special_tokens(file)
-    )
+    special = gguf_tokenizer.special_tokens(file)
+    return Tokenizer(inner=inner, template=template, special=special)
 
 
 def _from_folder(folder: Path, path: Path) -> Tokenizer:
@@ -212,77 +204,97 @@ def _inner(folder: Path, path: Path) -> Any:
     """
     config_path = folder / "tokenizer_config.json"
     config = _listing_tokens(config_path) if config_path.is_file() else {}
-    older = [name for name in _OLDER if (folder / name).is_file()]
-    if not path.is_file() and not older:
+    if not path.is_file() and not any((folder / name).is_file() for name in _OLDER):
         raise MissingFileError(
             f"{folder} has no tokenizer.json; get it from where the model came from, or give "
             "--tokenizer a folder that has one"
         )
     if path.is_file():
-        _check_growth(path)
         is_installed = importlib.util.find_spec("transformers") is not None
         if path.name != "tokenizer.json" or "auto_map" in config or not is_installed:
-            return _plain(_read(path))
-    entry = cache_folder() / "tokenizers" / f"{_files_digest(folder)}.json"
+            return _read(path)
+    files = _files(folder)
+    entry = cache_folder() / "tokenizers" / f"{_digest(files)}.json"
     inner = _stored(entry, path)
     if inner is None:
-        of_file = _plain(_read(path)) if path.is_file() else None
-        inner = _made_by_transformers(folder, config, path if of_file else None, older)
-        same = of_file is not None and of_file.to_str() == inner.to_str()
-        _store(entry, None if same else inner.to_str(), split=inner.encode_special_tokens)
+        of_file = _read(path) if path.is_file() else None
+        inner = _made_by_transformers(folder, files)
+        made = inner.to_str()
+        same = of_file is not None and of_file.to_str() == made
+        if not same:
+            check_growth(inner, json.loads(made), folder)
+        _store(entry, None if same else made, split=inner.encode_special_tokens)
     return inner
 
 
+def _files(folder: Path) -> dict[str, bytes]:
+    """The files that transformers reads, so that it opens no other."""
+    from jaxsr.models.transformers_files import tokenizer_arguments
+
+    names = [name for name in (*_FILES, *_OLDER) if (folder / name).is_file()]
+    files = {name: read_bounded(folder / name) for name in names}
+    for name in {"tokenizer_config.json", "special_tokens_map.json"} & files.keys():
+        files[name] = tokenizer_arguments(folder / name, _listing_tokens(folder / name))
+    return files
+
+
 def _read(path: Path) -> Any:
+    """A tokenizer.json, without truncation and padding of whoever called it before it was saved."""
     import tokenizers
 
+    content = _listing_tokens(path)
+    with _errors_of(f"{path} is not a tokenizer"):
+        inner = _plain(tokenizers.Tokenizer.from_file(str(path)))
+    check_growth(inner, content, path)
+    return inner
+
+
+@contextlib.contextmanager
+def _errors_of(what: str) -> Iterator[None]:
+    """Errors of the `tokenizers` package become one line."""
     try:
-        return tokenizers.Tokenizer.from_file(str(path))
+        yield
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # bare Exception, or a panic of Rust
         raise InputError(
-            f"{path} is not a tokenizer ({one_line(error)}); get it again, or give another with "
-            "--tokenizer"
+            f"{what} ({one_line(error):.200}); get it again, or give another with --tokenizer"
         ) from error
 
 
 def _plain(inner: Any) -> Any:
-    """The tokenizer without the truncation and padding of whoever called it before it was saved."""
     inner.no_truncation()
     inner.no_padding()
     return inner
 
 
-def _made_by_transformers(
-    folder: Path, config: JsonObject, path: Path | None, older: Sequence[str]
-) -> Any:
-    from jaxsr.models.transformers_files import check_config, tokenizer_from_folder
+def _made_by_transformers(folder: Path, files: Mapping[str, bytes]) -> Any:
+    from jaxsr.models.transformers_files import check_config, tokenizer_from_files
 
     try:
-        return _plain(tokenizer_from_folder(folder, config).backend_tokenizer)
+        return _plain(tokenizer_from_files(files).backend_tokenizer)
     except UserError:
         raise
     except Exception as error:  # whatever a file that is missing or damaged raises
-        if (folder / "config.json").is_file():  # which transformers reads to find the class
+        if "config.json" in files:  # which transformers reads to find the class
             check_config(read_json(folder / "config.json"))
-        if path is not None:
-            lacks, files = f"{folder} has tokenizer.json", "it"
+        older = [name for name in _OLDER if name in files]
+        if "tokenizer.json" in files:
+            lacks, of_files = f"{folder} has tokenizer.json", "it"
         else:
-            lacks, files = f"{folder} has no tokenizer.json", ", ".join(older)
+            lacks, of_files = f"{folder} has no tokenizer.json", ", ".join(older)
         needs = "; install sentencepiece" if older and older[0].endswith(".model") else ""
         raise InputError(
-            f"{lacks}, and transformers makes none of {files} "
+            f"{lacks}, and transformers makes none of {of_files} "
             f"({one_line(error):.200}){needs}, or give --tokenizer a folder that has one"
         ) from error
 
 
-def _files_digest(folder: Path) -> str:
+def _digest(files: Mapping[str, bytes]) -> str:
     """Tells apart the files that transformers reads, and its versions."""
-    digest = hashlib.sha256()
-    for name in (*_FILES, *_OLDER):
-        if (folder / name).is_file():
-            digest.update(name.encode() + b"\0" + read_bounded(folder / name) + b"\0")
+    digest = hashlib.sha256(b"of checked growth")  # which 0.3.0's were not
+    for name, content in files.items():
+        digest.update(name.encode() + b"\0" + content + b"\0")
     for package in ("transformers", "tokenizers"):
         digest.update(importlib.metadata.version(package).encode() + b"\0")
     return digest.hexdigest()[:32]
@@ -300,7 +312,7 @@ def _stored(entry: Path, path: Path) -> Any:
         _LOG.warning("%s; the tokenizer is made again", one_line(error))
         return None
     text = content["tokenizer"]
-    inner = _plain(_read(path)) if text is None else tokenizers.Tokenizer.from_str(text)
+    inner = _read(path) if text is None else tokenizers.Tokenizer.from_str(text)
     inner.encode_special_tokens = content["encode_special_tokens"]
     return inner
 
@@ -313,33 +325,3 @@ def _store(entry: Path, text: str | None, *, split: bool) -> None:
         atomic_write(entry, seal(content).encode())
     except OSError as error:
         _LOG.warning("the tokenizer is not stored in %s: %s", entry.parent, one_line(error))
-
-
-def _check_growth(path: Path) -> None:
-    content = _listing_tokens(path)
-    for part in ("normalizer", "decoder"):
-        if (growth := _growth(content.get(part))) > _MOST_GROWTH:
-            raise InputError(
-                f"{path} has a {part} that makes texts {growth:,} times as long; get it again, or "
-                "give another with --tokenizer"
-            )
-
-
-_MOST_GROWTH = 64
-"""Times that a text may become longer; Unicode's decompositions take 18."""
-
-
-def _growth(part: Any) -> int:
-    """How many times as long replacements make a text at most, as tokenizer.json states them."""
-    if not isinstance(part, dict):
-        return 1
-    inner = part.get("normalizers") or part.get("decoders") or ()
-    growth = 1
-    for each in inner if isinstance(inner, list) else ():
-        growth = min(growth * _growth(each), 2**62)
-    pattern, content = part.get("pattern"), part.get("content")
-    if part.get("type") == "Replace" and isinstance(content, str):
-        text = pattern.get("String", "") if isinstance(pattern, dict) else ""
-        # An expression may match between any two characters.
-        growth *= max(1, -(-len(content) // len(text)) if text else len(content) + 1)
-    return growth

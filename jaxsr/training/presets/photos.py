@@ -74,6 +74,12 @@ class PhotoRun(PictureRunConfig):
                 f"crop={self.crop} must be a positive multiple of the model's "
                 f"scale={self.picture.scale}"
             )
+        least = self.side_multiple * max(self.picture.scale, 2)  # at scale 1 detail is halved
+        if self.validation_px < least:
+            raise InputError(
+                f"validation_px={self.validation_px} must be at least {least} with the model's "
+                f"scale={self.picture.scale}"
+            )
 
     @property
     def picture(self) -> Any:
