@@ -19,10 +19,13 @@ from PIL import Image
 from jaxsr.data.batch_plan import Size
 from jaxsr.data.infrared import to_gray
 from jaxsr.errors import InputError
-from jaxsr.interop.fields import check_literals
+from jaxsr.field_values import from_values
+from jaxsr.interop.fields import check_fields, number
 
 Form = Literal["base", "native"]
 
+_LARGEST_BASE = 2**12
+"""Pixels; a file may not ask for more."""
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and standard deviation of each channel, of an image in 0…1."""
 
@@ -37,36 +40,46 @@ class InputForm:
     """Standard deviation of each channel."""
     gray: bool = False
     """Whether colours become luma first, in all three channels."""
-    base: int = 256
+    base: int = number(256, least=16, most=2**14)
     """Side in pixels that images are resized to."""
     evaluate: Form = "base"
     """Whether images are resized, or taken as they are."""
     channels: Literal[1, 3] = 3
     """Channels of the network's input; 1 is luma, normalised as the first of the three."""
-    multiple: int = 32
+    multiple: int = number(32, least=1, most=2**10)
     """Pixels that the sides of native images are padded to multiples of."""
 
     def __post_init__(self) -> None:
-        check_literals(self)
+        check_fields(self)
         if len(self.mean) != 3 or len(self.deviation) != 3:
             raise InputError(
                 f"mean and deviation need 3 channels, got {self.mean} and {self.deviation}"
             )
         if not all(value > 0 for value in self.deviation):
             raise InputError(f"deviation must be positive, got {self.deviation}")
-        if self.base < 16 or self.base % 16:
+        if self.base % 16:
             raise InputError(f"base must be a positive multiple of 16 px, got {self.base}")
-        if self.multiple < 1:
-            raise InputError(f"multiple must be at least 1 px, got {self.multiple}")
 
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> "InputForm":
-        """The form in a weights file's metadata; by default, the paper's."""
-        fields: dict[str, Any] = dict(description.get("input", {}))
-        for name in ("mean", "deviation"):
-            if name in fields:
-                fields[name] = tuple(fields[name])
-        return cls(**fields)
+        """The form in a weights file's metadata; by default, the paper's.
+
+        Raises:
+          InputError: it has a field of another name, type or range.
+        """
+        values = description.get("input", {})
+        if not isinstance(values, Mapping):
+            raise InputError(
+                f"the file's metadata have the input {values!r:.80}, which is not a mapping of "
+                "fields; get the file again"
+            )
+        form = from_values(cls, values, prefix="the file's input.")
+        if form.base > _LARGEST_BASE:
+            raise InputError(
+                f"the file's input.base is {form.base} px, more than {_LARGEST_BASE}; get the file "
+                "again"
+            )
+        return form
 
     def prepare(self, image: UInt8[np.ndarray, "h w 3"]) -> Float32[np.ndarray, "c H W"]:
         """An image as the network wants it."""

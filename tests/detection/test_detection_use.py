@@ -18,6 +18,7 @@ from jaxsr.detect import main
 from jaxsr.detection.detector import Detector, load_detector
 from jaxsr.detection.evaluation import write_report
 from jaxsr.detection.targets import find_targets, overlay
+from jaxsr.errors import InputError
 from jaxsr.metrics.evaluation import evaluate
 from jaxsr.models.mshnet.config import MSHNetConfig
 from jaxsr.models.mshnet.network import MSHNet
@@ -155,6 +156,28 @@ def test_the_weights_file_says_what_its_network_wants(weights):
         mean=(0.4,) * 3, deviation=(0.2,) * 3, base=32, gray=True, evaluate="base"
     )
     assert load_detector(weights, options=TORCH, evaluate="native").form.evaluate == "native"
+
+
+@pytest.mark.parametrize(
+    ("stated", "message"),
+    [
+        ([1, 2], "have the input [1, 2], which is not a mapping"),
+        (None, "have the input None, which is not a mapping"),
+        ({"evil": 1}, "input.evil"),
+        ({"mean": "123"}, "input.mean"),
+        ({"mean": 5}, "input.mean"),
+        ({"mean": [[1], [2], [3]]}, "input.mean"),
+        ({"deviation": ["1", "2", "3"]}, "input.deviation"),
+        ({"gray": "false"}, "input.gray"),
+        ({"base": 960000}, "base must be at most 16,384"),
+        ({"base": 16384}, "input.base is 16384 px, more than 4096"),
+        ({"multiple": 10**9}, "multiple must be at most 1,024"),
+    ],
+)
+def test_a_form_that_no_run_writes_is_one_line(stated, message):
+    with pytest.raises(InputError) as caught:
+        InputForm.from_description({"input": stated})
+    assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_engines_agree(weights):
