@@ -20,7 +20,6 @@ from jaxsr.interop.install import install_extra
 from jaxsr.models.builder_arguments import check_library_arguments, check_library_entry
 from jaxsr.models.libraries import import_transformers
 
-_ADAPTER = "adapter_config.json"
 _CODE = ("auto_map", "custom_generate")
 _KERNELS = ("attn_implementation", "_attn_implementation", "experts_implementation")
 """Fields that may name a kernel of the hub, which is code."""
@@ -177,16 +176,7 @@ def model_of(kind: str, config: Any, **options: Any) -> Any:
 
 
 def model_from_folder(kind: str, folder: Path, fields: JsonObject, **options: Any) -> Any:
-    """A model with the safetensors of a folder, see `model_of`; `fields` are its `config.json`.
-
-    Raises:
-      InputError: the folder has an adapter, with which peft imports the modules that it names.
-    """
-    if (adapter := folder / _ADAPTER).is_file():
-        raise InputError(
-            f"{adapter} is of an adapter, which is not applied: merge it into the model, or move "
-            "the file away"
-        )
+    """A model with the safetensors of a folder, see `model_of`; `fields` are its `config.json`."""
     return getattr(transformers_library(), kind).from_pretrained(
         str(folder),
         config=config_of(fields),

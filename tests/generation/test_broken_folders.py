@@ -32,12 +32,13 @@ def broken(folder, how, tensors):
         (folder / "pytorch_model.bin").write_bytes(b"")
 
 
-def test_an_adapter_in_a_folder_is_refused(model_folder, tmp_path):
+@pytest.mark.parametrize("implementation", ["own", "transformers"])
+def test_an_adapter_in_a_folder_is_refused(model_folder, tmp_path, implementation):
     """transformers would have peft apply it, which imports the `megatron_core` that it names."""
     folder = shutil.copytree(model_folder("llama"), tmp_path / "m")
     (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "megatron_core": "evil"}')
     with pytest.raises(InputError, match=r"adapter_config\.json is of an adapter, which is not"):
-        load_model(folder, kind="language model", implementation="transformers")
+        load_model(folder, kind="language model", implementation=implementation)
 
 
 @pytest.mark.parametrize(

@@ -117,9 +117,15 @@ def weight_files(folder: Path) -> list[Path]:
 
     Raises:
       FileNotFoundError: there are no weights, or a shard that the index names is missing.
-      InputError: `config.json` names a file of another kind, or outside the folder; or shards hold
+      InputError: an adapter lies beside them, with which peft would import modules that it names;
+        `config.json` names a file of another kind, or outside the folder; or shards hold
         other tensors than their index says.
     """
+    if (adapter := folder / _ADAPTER).is_file():
+        raise InputError(
+            f"{adapter} is of an adapter, which is not applied: merge it into the model, or move "
+            "the file away"
+        )
     single, index = _named_weights(folder)
     if (folder / single).is_file():
         return [folder / single]
