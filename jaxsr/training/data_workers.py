@@ -6,17 +6,24 @@ folder are imported anew. Worker w of n makes the batches of steps w, w + n, …
 order. The content of a step's batch does not depend on n.
 """
 
+import logging
 import multiprocessing
 import os
 import signal
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import connection, parent_process
 from typing import Any
 
+import jax
+import numpy as np
+
 from jaxsr.data.prefetch import HostBatch
 from jaxsr.errors import InputError, UserError, one_line
 from jaxsr.interop.install import install_extra
+
+log = logging.getLogger(__name__)
 
 _AHEAD = 2
 """Batches that each worker makes ahead."""
@@ -80,6 +87,7 @@ class Workers:
                 worker_init_fn=_begin,
             )
         )
+        self._own_first: Callable[[], Any] | None = lambda: source[start]
         self._others = {*multiprocessing.active_children()}
         self._batches: Any = iter(batches)
 
@@ -96,6 +104,9 @@ class Workers:
             ) from error
         if isinstance(batch.get("error"), str):
             raise InputError(batch["error"])
+        if self._own_first is not None:
+            _warn_of_others(batch, self._own_first())
+            self._own_first = None
         return batch, None
 
     def close(self) -> None:
@@ -110,6 +121,17 @@ class Workers:
         closing = threading.Thread(target=self.close, daemon=True)
         closing.start()
         closing.join(timeout=2)
+
+
+def _warn_of_others(batch: HostBatch, own: HostBatch) -> None:
+    """Warns where a worker's batch is not that of this process."""
+    pairs = zip(jax.tree.leaves(batch), jax.tree.leaves(own), strict=True)
+    if not all(np.array_equal(a, b, equal_nan=np.asarray(a).dtype.kind == "f") for a, b in pairs):
+        log.warning(
+            "the first batch of a worker differs from that of this process: the data read what "
+            "train_data set in globals or classes, which workers have as they are imported, or "
+            "count, or draw from a generator without a seed; --workers 0 trains on other batches"
+        )
 
 
 def _begin(worker: int, workers: int) -> None:

@@ -28,6 +28,19 @@ class Noisy(Dataset):
         return {"index": index, "noise": np.array(drawn)}
 
 
+OFFSET = 0
+
+
+class Shifted(Dataset):
+    """Reads a global, which another process has as it is imported."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> dict:
+        return {"index": index + OFFSET}
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         for index in range(5):
@@ -142,6 +155,17 @@ def test_an_error_in_a_worker_is_one_line():
     pytest.importorskip("grain", reason="the extra data is not installed")
     with pytest.raises(InputError, match=r"item \d failed: OSError: cannot read \d.png \(test_ta"):
         take(open_data(Failing()), 1, workers=1)
+
+
+def test_data_that_read_other_values_in_workers_say_so(caplog):
+    pytest.importorskip("grain", reason="the extra data is not installed")
+    take(open_data(Noisy()), 2, workers=1)
+    assert not caplog.records
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tests.training.test_task_data.OFFSET", 5)  # as train_data would
+        take(open_data(Shifted()), 2, workers=1)
+    (line,) = caplog.messages
+    assert "first batch of a worker differs from that of this process" in line
 
 
 def test_what_cannot_be_sent_to_workers_says_so():
