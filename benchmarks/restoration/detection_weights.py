@@ -32,7 +32,7 @@ def measure(options: Options) -> None:
     from jaxsr.runtime.setup import setup_compute
 
     setup_compute(ComputeOptions())
-    report = Report("detection_weights", options)
+    report = Report("detection_weights", options, key=("model",))
     images = open_split(options.data, "test")
     for model in options.models:
         detector = load_detector(model, scales=options.scales)
