@@ -6,6 +6,7 @@ Both run the same task, so the loop above them is the same for both.
 import contextlib
 import dataclasses
 import random
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,10 @@ from jax.typing import ArrayLike
 
 from jaxsr.errors import InputError
 from jaxsr.interop import mesh as meshes
+from jaxsr.interop.agreement import check_alike
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.out_of_memory import check_program_fits
+from jaxsr.interop.sealed_json import short_digest
 from jaxsr.interop.sharding_rules import check_rules
 from jaxsr.interop.train.gradients import Arrays, select_network
 from jaxsr.interop.train.optimizers import (
@@ -140,6 +143,10 @@ class StepPrograms:
         )
 
 
+_ADDRESS = re.compile(r"\b\d{12,}\b")
+"""Functions of a process, in calls of its program."""
+
+
 class JaxEngine:
     """The jitted step on a mesh; the state leaves the devices only to be saved."""
 
@@ -175,8 +182,12 @@ class JaxEngine:
         """Runs one step; its metrics may still be pending."""
         step, placed = self.compiled(phase), self.place(batch)
         if phase not in self._fits:
-            program = step.lower(self._state, placed).compile()
-            check_program_fits(program, self.mesh.local_devices, "the values of a step")
+            lowered = step.lower(self._state, placed)
+            if jax.process_count() > 1:
+                text = _ADDRESS.sub("", lowered.as_text())
+                digest = short_digest(text.encode())
+                check_alike({"programs": {f"step of {phase}": digest}})
+            check_program_fits(lowered.compile(), self.mesh.local_devices, "the values of a step")
             self._fits.add(phase)
         self._state, metrics = step(self._state, placed)
         self._step += 1

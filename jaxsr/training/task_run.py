@@ -17,9 +17,12 @@ from jaxsr.data.device_cache import on_device
 from jaxsr.data.input_files import files_digest
 from jaxsr.data.prefetch import BatchStream
 from jaxsr.errors import InputError
+from jaxsr.interop.agreement import check_alike
 from jaxsr.interop.annotations import JsonObject, PyTree
+from jaxsr.interop.array_digests import named_leaves
 from jaxsr.interop.module_copy import copy_module
 from jaxsr.interop.out_of_memory import check_fits
+from jaxsr.interop.sealed_json import short_digest
 from jaxsr.interop.sharding_rules import planned_rules
 from jaxsr.interop.train.objective import Objective, check_objective
 from jaxsr.interop.train.optimizers import OptimizerConfig
@@ -298,7 +301,11 @@ class TaskRun:
 
     def constants(self, sharding: jax.sharding.Sharding | None) -> Mapping[str, PyTree]:
         """Returns the arrays that every batch carries unchanged, placed once by `sharding`."""
-        return jax.tree.map(lambda leaf: on_device(leaf, sharding), self.host_constants())
+        arrays = self.host_constants()
+        if jax.process_count() > 1:
+            leaves = named_leaves(arrays).items()
+            check_alike({"constants": {n: short_digest(leaf.tobytes()) for n, leaf in leaves}})
+        return jax.tree.map(lambda leaf: on_device(leaf, sharding), arrays)
 
     def host_constants(self) -> Mapping[str, PyTree]:
         """Returns the constants as NumPy arrays."""

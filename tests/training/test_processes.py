@@ -196,6 +196,7 @@ def test_a_mesh_without_a_device_of_each_process_is_refused(tmp_path):
     [
         ("code", "the code of this job's processes differ: process", "has fit_task "),
         ("variable", "the environment variables of this job's processes differ: process", "X64"),
+        ("program", "the programs of this job's processes differ: process", "step of train"),
         ("weights", "the first weights of this job's processes differ: process", "network."),
     ],
 )
@@ -208,6 +209,11 @@ def test_processes_with_other_code_stop_before_the_first_step(tmp_path, other, d
         source = TASKS.read_text().replace("mse_loss", loss)
         if other == "weights":  # of its own for each process, such as weights that a host has
             source += "\n\ntorch.manual_seed = lambda seed: torch.random.default_generator.seed()\n"
+        if other == "program":
+            source += (
+                "\n\nimport os\n\nloss, scale = Fit.loss, 1 + int(os.environ['JAXSR_PROCESS'])\n"
+                "Fit.loss = lambda self, *inputs: (loss(self, *inputs)[0] * scale, {})\n"
+            )
         (folder / "fit_task.py").write_text(source)
         command = [sys.executable, "-m", "jaxsr.train", "fit_task:Fit", "--platform", "cpu"]
         job.append(
@@ -231,7 +237,8 @@ def test_processes_with_other_code_stop_before_the_first_step(tmp_path, other, d
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 2, errors[-2000:]
         assert differs in errors and named in errors
-    assert not (tmp_path / "run").exists()
+    if other != "program":
+        assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("loser", [0, 1])
