@@ -16,13 +16,15 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from jaxsr.errors import InputError
 
-_FREE_BYTES = 2**29
+_FREE_BYTES = 2**28
 """Tables and temporary values that networks of any size may have."""
-_BYTES_A_BYTE = 16
+_BYTES_A_BYTE = 24
 """Networks drop layers that they made, and float32 takes the double of a file of float16."""
 _FREE_STEPS = 100_000
 _STEPS_A_TENSOR = 200
 """Operations that give a tensor its first values."""
+_BYTES_OF_OBJECT = 512
+"""Of a tensor without its values."""
 
 
 @contextmanager
@@ -58,7 +60,10 @@ class _Bounded(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if any(result.alias_info is None for result in func._schema.returns):
+        if func is torch.ops.aten.unbind.int:  # as `for` does
+            dim = args[1] if len(args) > 1 else 0
+            self.bytes_left -= _BYTES_OF_OBJECT * args[0].shape[dim]
+        elif any(result.alias_info is None for result in func._schema.returns):
             self.bytes_left -= _bytes_of_results(func, args, kwargs)
         if self.bytes_left < 0:
             raise InputError(self.refusal.format("memory"))

@@ -38,12 +38,13 @@ def test_metadata_of_weights(tmp_path, notes, name):
 class Sized(nn.Module):
     """Takes memory or time by arguments whose names and kinds say nothing of it."""
 
-    def __init__(self, ratio=1.0, window=2, dims=((2,),), rows=1):
+    def __init__(self, ratio=1.0, window=2, dims=((2,),), rows=1, steps=1):
         super().__init__()
         self.widen = nn.Linear(8, int(8 * ratio))
         area = torch.arange(window * window)
         self.register_buffer("distances", area[:, None] - area[None], persistent=False)
         self.largest = torch.ones(dims[0][0], 64).double().sum()
+        self.rates = [x.item() for x in torch.linspace(0, 1, steps)]
         self.parts = nn.ModuleList(nn.Linear(1, 1) for _ in range(rows))
 
 
@@ -53,6 +54,7 @@ class Sized(nn.Module):
         ({"ratio": 3e7}, "memory"),
         ({"window": 150}, "memory"),
         ({"dims": [[10**6]]}, "memory"),
+        ({"steps": 10**7}, "memory"),
         ({"ratio": 1.5, "rows": 60_000}, "time"),
     ],
 )
