@@ -30,6 +30,7 @@ from jaxsr.models.build import (
     is_class_name,
     is_configuration,
 )
+from jaxsr.models.build_bound import bounded_build
 from jaxsr.models.claims import check_claims
 from jaxsr.models.gguf_names import find_gguf
 from jaxsr.models.hub import fetched, hub_hint, is_hub_name
@@ -222,7 +223,8 @@ def _from_weights(path: Path, name: str, kind: Kind | None, trust_builder: bool)
         try:
             size = path.stat().st_size
             check_claims(config, tensors=len(weights), size=size, source=path, least=1024)
-            network = family.build(config)
+            with bounded_build(path, size=size, tensors=len(weights)):
+                network = family.build(config)
             load_weights(network, bare, source=str(path))
         except InputError as error:
             refusals.append(str(error))

@@ -20,6 +20,7 @@ from typing import Any
 from jaxsr.errors import InputError
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.models.build import LIBRARIES, build_network, import_attribute
+from jaxsr.models.build_bound import bounded_build
 from jaxsr.models.builder_arguments import check_library_arguments, check_library_entry
 from jaxsr.models.claims import check_claims
 from jaxsr.models.named_code import (
@@ -73,9 +74,11 @@ def load_own_network(
         )
         check_library_entry(path, builder, way_out=way_out)
         check_library_arguments(path, arguments, way_out=way_out)
+        with bounded_build(path, size=size, tensors=len(weights), way_out=way_out):
+            network = build_network(builder, arguments)
     else:
         _check_builder(path, builder, arguments, trusted=trust_builder)
-    network = build_network(builder, arguments)
+        network = build_network(builder, arguments)
     if "task" in metadata:  # by --network, which trains float64 parameters and buffers in float32
         network.float()
     load_weights(network, weights, source=str(path))

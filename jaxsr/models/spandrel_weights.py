@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jaxsr.errors import InputError, first_of, one_line
+from jaxsr.errors import InputError, UserError, first_of, one_line
 from jaxsr.interop.install import install_extra
+from jaxsr.models.build_bound import bounded_build
 from jaxsr.models.libraries import import_library
 from jaxsr.models.registry import FAMILIES, LoadedModel, Weights
 
@@ -50,11 +51,15 @@ def load_by_spandrel(
             f"architectures ({error})"
         ) from error
     try:
-        with warnings.catch_warnings():  # of torch, about a default of meshgrid in their code
+        size, tensors = path.stat().st_size, len(weights)
+        with warnings.catch_warnings(), bounded_build(path, size=size, tensors=tensors):
+            # torch warns about a default of meshgrid in their code
             warnings.filterwarnings("ignore", "torch.meshgrid")
             descriptor = spandrel.ModelLoader("cpu").load_from_state_dict(dict(weights))
     except spandrel.UnsupportedModelError:
         raise InputError(f"{unknown}, nor one that spandrel knows; {workaround}") from None
+    except UserError:
+        raise
     except Exception as error:  # whatever a network's constructor raises at sizes that do not fit
         raise InputError(
             f"{path} cannot be loaded by spandrel ({type(error).__name__}: {one_line(error)}); "

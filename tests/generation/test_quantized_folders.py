@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,8 @@ from jaxsr.generation.jax_decoder import JaxDecoder
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.torch_decoder import TorchDecoder
 from jaxsr.models.language_models import load_language_model
-from jaxsr.models.llama.group_formats import four_bit_layer
+from jaxsr.models.llama.group_formats import take_layer
+from jaxsr.models.llama.quantized_folder import swap_quantized
 from tests.oracles.language_models.tiny import tiny_model
 
 TOKENS = torch.arange(4, 12)[None]
@@ -119,13 +121,17 @@ def four_bits(weight, *, block=64):
     }, value  # fmt: skip
 
 
+def four_bit_layer(parts) -> Any:
+    return take_layer("four-bit", "layer", {f"layer.{name}": t for name, t in parts.items()})
+
+
 @pytest.mark.parametrize("case", RECORDED, ids=lambda c: f"{c['kind']}{' nested' * c['nested']}")
 def test_four_bits_are_those_of_bitsandbytes(case):
     parts = {
         name: torch.tensor(values, dtype=getattr(torch, dtype.removeprefix("torch.")))
         for name, (dtype, values) in case["parts"].items()
     }
-    layer = four_bit_layer("layer", parts)
+    layer = four_bit_layer(parts)
     torch.testing.assert_close(
         layer.dequantized(), torch.tensor(case["value"]), rtol=1e-6, atol=0.0
     )
@@ -134,8 +140,8 @@ def test_four_bits_are_those_of_bitsandbytes(case):
         ("weight.absmax", torch.zeros(1, dtype=torch.uint8)),
         (f"weight.quant_state.bitsandbytes__{case['kind']}", torch.zeros(4, dtype=torch.uint8)),
     ):
-        with pytest.raises(InputError, match=r"layer\.weight has a quant_state that does not fit"):
-            four_bit_layer("layer", parts | {name: other})
+        with pytest.raises(InputError, match="layer has tensors that do not fit each other"):
+            four_bit_layer(parts | {name: other})
 
 
 CT = {
@@ -249,6 +255,23 @@ def test_both_engines_and_our_own_network_compute_them(in_jax, case, tmp_path):
         ("awq", {"quant_method": "gptq"}, "zero_point = True, which is not understood"),
         ("gptq", {"group_size": 64}, "group_size = 64, but .* has groups of 16 inputs"),
         ("compressed-tensors", scheme(num_bits=4, symmetric=False, group_size=8), "group_size = 8"),
+        ("gptq", {"group_size": -1}, "group_size = all, but .* has groups of 16 inputs"),
+        ("awq", {"group_size": 0}, "group_size = 0, which must be a positive"),
+        ("gptq", {"sym": True}, "sym = True, but zero points other than the middle level"),
+        ("gptq", {"desc_act": "yes"}, "desc_act = 'yes'"),
+        (
+            "compressed-tensors",
+            scheme(num_bits=4, symmetric=False, strategy="channel", group_size=None),
+            "group_size = all, but",
+        ),
+        (
+            "compressed-tensors", scheme(num_bits=4, symmetric=True),
+            "symmetric = True, but a weight_zero_point in model",
+        ),
+        (
+            "compressed-tensors, symmetric", scheme(num_bits=4, symmetric=False),
+            "symmetric = False, but no weight_zero_point in model",
+        ),
     ],
 )  # fmt: skip
 def test_another_key_or_value_is_refused_by_name(case, change, message, tmp_path):
@@ -269,10 +292,13 @@ PROJECTION = "model.layers.0.self_attn.q_proj"
     ("case", "change", "message"),
     [
         ("gptq", {"scales": None}, r"lacks .*q_proj\.scales"),
+        ("gptq", {"bias": None}, r"lacks .*q_proj\.bias"),
+        ("gptq", {"bias": torch.zeros(1)}, r"q_proj: 32 outputs have a bias of shape \(1,\)"),
+        ("gptq, ordered", {"g_idx": None}, r"desc_act = True, but no g_idx .* in .*q_proj"),
         ("gptq", {"g_idx": torch.full((32,), 9, dtype=torch.int32)}, "does not name a group"),
         ("gptq", {"g_idx": torch.zeros(32, dtype=torch.int32)}, "groups of 0 to 32 inputs"),
         ("gptq", {"scales": torch.ones(3, 32)}, "but scales"),
-        ("awq", {"qweight": torch.ones(32, 4)}, "packed numbers are torch.float32, not int32"),
+        ("awq", {"qweight": torch.ones(32, 4)}, r"qweight is torch.float32 .* where torch\.int32"),
         ("awq", {"qweight": torch.ones(64, 4, dtype=torch.int32)}, "but config.json makes it"),
         ("compressed-tensors", {"weight_shape": torch.tensor([32, 16])}, "16"),
         ("compressed-tensors", {"weight_g_idx": torch.zeros(32)}, "orders its inputs"),
@@ -292,6 +318,122 @@ def test_tensors_that_do_not_fit_are_named(case, change, message, tmp_path):
     with pytest.raises(InputError, match=message) as refusal:
         load_language_model(folder)
     assert "\n" not in str(refusal.value)
+
+
+FP8 = {"quant_method": "fp8", "activation_scheme": "static"}
+INT8 = {"type": "int", "num_bits": 8, "symmetric": True, "dynamic": False, "strategy": "channel"}
+
+
+def scaled(weight, dtype):
+    parts = {"weight": (weight * 100).to(dtype), "weight_scale": torch.full((32, 1), 0.01)}
+    return parts | {"input_scale": torch.ones(())} if dtype.is_floating_point else parts
+
+
+LAYERS = {
+    **{case: (lambda w, pack=pack: pack(w)[0], stated) for case, (pack, stated) in CASES.items()},
+    "float8": (lambda w: scaled(w, torch.float8_e4m3fn), FP8),
+    "int8": (
+        lambda w: scaled(w, torch.int8),
+        {"quant_method": "compressed-tensors", "format": "int-quantized",
+         "config_groups": {"group_0": {"targets": ["Linear"], "weights": INT8}}},
+    ),
+}  # fmt: skip
+
+
+def forms_of(tensor):
+    """The tensor in forms that no library writes, and in some that one may."""
+    plain = tensor.float()
+    dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.float8_e4m3fn, torch.complex64,
+              torch.bool, torch.uint8, torch.int8, torch.int64)  # fmt: skip
+    shapes = (tensor.flatten(), tensor[None], tensor[..., None], tensor.flatten()[:1].squeeze(),
+              tensor[:0] if tensor.ndim else tensor.reshape(1)[:0], tensor[..., :0]
+              if tensor.ndim else tensor, tensor.T if tensor.ndim == 2 else tensor,
+              torch.cat((tensor.reshape(-1), tensor.reshape(-1))))  # fmt: skip
+    whole = not tensor.is_floating_point()
+    values = (torch.zeros_like(tensor), plain * torch.nan, plain * torch.inf, -plain - 1)
+    return [*map(plain.to, dtypes), *shapes, *(v.nan_to_num().to(tensor.dtype) if whole else
+            v.to(tensor.dtype) for v in values)]  # fmt: skip
+
+
+def layer_of(stated, parts) -> Any:
+    network = torch.nn.ModuleDict({"proj": torch.nn.Linear(32, 32, bias=False)})
+    tensors = {f"proj.{name}": t for name, t in parts.items()}
+    swap_quantized(network, tensors, stated)
+    return network["proj"]
+
+
+@pytest.mark.parametrize("case", LAYERS)
+@torch.no_grad()
+def test_a_layer_of_any_form_computes_or_is_named_in_one_line(case):
+    weight = torch.randn(32, 32, generator=GENERATOR)
+    pack, stated = LAYERS[case]
+    parts = pack(weight)
+    image = torch.randn(2, 32, generator=GENERATOR)
+    assert torch.isfinite(layer_of(stated, parts)(image)).all()
+    for name, tensor in parts.items():
+        for other in [None, *forms_of(tensor)]:
+            changed = {n: t for n, t in (parts | {name: other}).items() if t is not None}
+            try:
+                result = layer_of(stated, changed)(image)
+            except InputError as error:
+                assert "\n" not in str(error)
+                assert "proj" in str(error) or "no layer has tensors" in str(error)
+            else:
+                assert result.shape == image.shape and torch.isfinite(result).all(), (name, other)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"blocksize": 0}, "0 is not a size"),
+        ({"blocksize": 64.9}, "64.9 is not a size"),
+        ({"blocksize": 1e400}, "inf is not a size"),
+        ({"shape": [1e400, 1]}, "inf is not a size"),
+        ({"shape": [32, 32, 1]}, "too many values"),
+        ({"nested_blocksize": 10**9}, "2 nested blocks of 1000000000 for 16"),
+        ({"nested_blocksize": 0}, "0 is not a size"),
+        ({"nested_offset": 1e400}, "offset=inf"),
+        ({"nested_offset": None}, "NoneType"),
+    ],
+)
+def test_numbers_of_a_quant_state_are_compared_with_the_tensors(change, message):
+    parts = four_bits(torch.randn(32, 32, generator=GENERATOR))[0]
+    name = "weight.quant_state.bitsandbytes__nf4"
+    state = json.loads(bytes(parts[name].tolist()))
+    nested = {"nested_blocksize": 8, "nested_offset": 0.1}
+    parts["weight.absmax"] = torch.zeros(16, dtype=torch.uint8)
+    parts["weight.nested_absmax"] = torch.ones(2)
+    parts["weight.nested_quant_map"] = torch.ones(256)
+
+    def with_state(**changes):
+        text = json.dumps(state | nested | changes).encode()
+        return parts | {name: torch.tensor([*text], dtype=torch.uint8)}
+
+    assert layer_of(CASES["four bits"][1], with_state()).weight_scale.shape == (16,)
+    with pytest.raises(InputError, match=f"proj has tensors that do not fit .*{message}"):
+        layer_of(CASES["four bits"][1], with_state(**change))
+
+
+def test_a_block_larger_than_the_weight_takes_no_memory():
+    weight = torch.randn(32, 32, generator=GENERATOR)
+    parts, value = four_bits(weight, block=1024)
+    name = "weight.quant_state.bitsandbytes__nf4"
+    state = json.loads(bytes(parts[name].tolist())) | {"blocksize": 10**12}
+    parts[name] = torch.tensor([*json.dumps(state).encode()], dtype=torch.uint8)
+    torch.testing.assert_close(layer_of(CASES["four bits"][1], parts).dequantized(), value)
+    parts = {"weight": weight.to(torch.float8_e4m3fn), "weight_scale_inv": torch.ones(1, 1)}
+    layer = layer_of({"quant_method": "fp8", "weight_block_size": [2**20, 32]}, parts)
+    assert torch.equal(layer.dequantized(), parts["weight"].float())
+
+
+def test_zero_points_in_the_middle_are_symmetric(tmp_path):
+    folder, _ = make_folder("qwen2", "gptq", tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    middle = {n: torch.full_like(t, 0x77777777) for n, t in tensors.items() if "qzeros" in n}
+    save_file(tensors | middle, folder / "model.safetensors", metadata={"format": "pt"})
+    path = folder / "config.json"
+    path.write_text(path.read_text().replace('"sym": false', '"sym": true'))
+    assert load_language_model(folder).network
 
 
 @pytest.mark.parametrize("in_jax", [False, True])

@@ -6,6 +6,8 @@ import time
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from jaxsr.errors import InputError
 from jaxsr.interop import out_of_memory
@@ -31,6 +33,69 @@ def test_metadata_of_weights(tmp_path, notes, name):
     with pytest.raises(InputError, match="claims") as error:
         load_model(path)
     assert name in str(error.value) and time.perf_counter() - begin < 5
+
+
+class Sized(nn.Module):
+    """Takes memory or time by arguments whose names and kinds say nothing of it."""
+
+    def __init__(self, ratio=1.0, window=2, dims=((2,),), rows=1, steps=1):
+        super().__init__()
+        self.widen = nn.Linear(8, int(8 * ratio))
+        area = torch.arange(window * window)
+        self.register_buffer("distances", area[:, None] - area[None], persistent=False)
+        self.largest = torch.ones(dims[0][0], 64).double().sum()
+        self.rates = [x.item() for x in torch.linspace(0, 1, steps)]
+        self.parts = nn.ModuleList(nn.Linear(1, 1) for _ in range(rows))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "resource"),
+    [
+        ({"ratio": 3e7}, "memory"),
+        ({"window": 150}, "memory"),
+        ({"dims": [[10**6]]}, "memory"),
+        ({"steps": 10**7}, "memory"),
+        ({"ratio": 1.5, "rows": 60_000}, "time"),
+    ],
+)
+def test_what_a_builder_computes_is_bounded_by_the_file(tmp_path, monkeypatch, arguments, resource):
+    monkeypatch.setitem(build.LIBRARIES, "timm", lambda name, options: Sized(**options))
+    # What is computed is bounded by itself, also where no number is too large.
+    monkeypatch.setattr("jaxsr.models.own_network.check_claims", lambda *_, **__: None)
+    path = tmp_path / "w.safetensors"
+    state = {name: value.numpy() for name, value in Sized().state_dict().items()}
+    notes = {"builder": "timm:sized", "builder_args": {}}
+    export_weights(path, state, metadata=notes)
+    assert load_model(path).family == "Sized"
+    export_weights(path, state, metadata=notes | {"builder_args": arguments})
+    with pytest.raises(InputError, match=f"far more {resource} to build than its .* bytes of"):
+        load_model(path)
+
+
+def test_a_family_is_bounded_by_the_file(tmp_path):
+    path = tmp_path / "w.safetensors"
+    notes = {"family": "span", "config": {"depth": 64, "width": 1024}}
+    export_weights(path, {"conv.weight": np.zeros((4, 4), np.float32)}, metadata=notes)
+    with pytest.raises(InputError, match="far more memory to build"):
+        load_model(path)
+
+
+@pytest.mark.parametrize("quantised", [False, True])
+def test_tables_of_a_folders_network_are_bounded_by_its_weights(tmp_path, quantised):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPTNeoConfig(
+        vocab_size=32, hidden_size=16, num_layers=1, num_heads=2, max_position_embeddings=32,
+        attention_types=[[["global"], 1]],
+    )  # fmt: skip
+    transformers.GPTNeoForCausalLM(config).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    fields = json.loads(path.read_text()) | {"max_position_embeddings": 40_000}
+    if quantised:
+        fields["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 16}
+    path.write_text(json.dumps(fields))
+    message = "far more memory to build than" if quantised else "describes .* parameters, but"
+    with pytest.raises(InputError, match=message):
+        load_model(tmp_path, kind="language model")
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,22 @@ def test_a_published_layout_restores_as_spandrel_itself(weights, name, engine):
     assert np.abs(restored - by_spandrel(path, image)).max() <= 0.505
 
 
+@pytest.mark.parametrize(
+    ("name", "first", "far"),
+    [
+        ("RRDBNet", r"model\.1\.sub\.0\.", "model.1.sub.100000000."),
+        ("SwinIR-M", r"(layers\.0\.residual_group\.blocks)\.0\.", r"\1.99999999."),
+    ],
+)
+def test_a_name_with_a_large_number_builds_no_such_network(tmp_path, name, first, far):
+    state = network(name).state_dict()
+    more = {re.sub(first, far, key): value for key, value in state.items() if re.match(first, key)}
+    assert more
+    torch.save(state | more, tmp_path / "w.pth")
+    with pytest.raises(InputError, match="claims a network that takes far more memory to build"):
+        load_model(tmp_path / "w.pth")
+
+
 @pytest.mark.parametrize("name", sorted(EXACT))
 def test_tiles_change_nothing(weights, name):
     path = weights(name)

@@ -14,6 +14,7 @@ from torch import nn
 
 from jaxsr.errors import InputError, UserError, first_of, one_line
 from jaxsr.interop.annotations import JsonObject
+from jaxsr.models.build_bound import bounded_build
 from jaxsr.models.hugging_face.direct_weights import directly_read
 from jaxsr.models.hugging_face.network import LibraryLM
 from jaxsr.models.llama.filling import fill, is_tied, packable
@@ -69,9 +70,10 @@ def load_folder(
             f"{stored:,} bytes; get the folder again"
         )
     try:
-        inner, report = model_from_folder(
-            "AutoModelForCausalLM", folder, fields, dtype=dtype, output_loading_info=True
-        )
+        with bounded_build(folder / "config.json", size=2 * stored):
+            inner, report = model_from_folder(
+                "AutoModelForCausalLM", folder, fields, dtype=dtype, output_loading_info=True
+            )
     except UserError:
         raise
     except Exception as error:  # whatever a family's code raises on weights that do not fit
@@ -89,7 +91,8 @@ def _load_quantized(
     folder: Path, fields: JsonObject, *, dtype: torch.dtype, scheme: Scheme | None
 ) -> LanguageModel:
     plain = {name: value for name, value in fields.items() if name != "quantization_config"}
-    inner = _without_parameters(plain, dtype)
+    stored = sum(path.stat().st_size for path in weight_files(folder))
+    inner = _without_parameters(plain, dtype, folder / "config.json", stored)
     tensors = dict(read_folder(folder))
     swap_quantized(inner, tensors, fields["quantization_config"])
     tied = _tied_names(inner) if inner.config.tie_word_embeddings else None
@@ -142,7 +145,7 @@ def load_gguf(
     Raises:
       InputError: the header makes no such model, or the tensors do not fit it.
     """
-    inner = _without_parameters(fields, dtype)
+    inner = _without_parameters(fields, dtype, file.path, file.size)
     tied = _tied_names(inner) if fields["tie_word_embeddings"] else None
     names = inner.state_dict().keys()
     keep = packable(inner) if packed and scheme is None else ()
@@ -179,8 +182,9 @@ def _parameters_without_values() -> Generator[None]:
         yield
 
 
-def _without_parameters(fields: JsonObject, dtype: torch.dtype) -> Any:
-    return _built(fields, dtype, _parameters_without_values())
+def _without_parameters(fields: JsonObject, dtype: torch.dtype, source: Path, stored: int) -> Any:
+    with bounded_build(source, size=2 * stored):  # of four bits a weight and less
+        return _built(fields, dtype, _parameters_without_values())
 
 
 def shapes_of(fields: JsonObject, *, dtype: torch.dtype, scheme: Scheme | None = None) -> LibraryLM:

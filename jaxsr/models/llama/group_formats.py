@@ -7,15 +7,17 @@ bitsandbytes are the numbers of 16 values (`functional.dequantize_4bit`).
 """
 
 import json
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from jaxsr.errors import InputError, one_line
+from jaxsr.errors import InputError, UserError, one_line
 from jaxsr.models.llama.block_formats import Levels
-from jaxsr.models.llama.quantized import CodebookLinear, LevelsLinear, joined
+from jaxsr.models.llama.quantized import CodebookLinear, LevelsLinear, ScaledLinear, joined
 
 Tensors = dict[str, Tensor]
 
@@ -41,7 +43,54 @@ class InputOrder(nn.Module):
         return self.layer(x.index_select(-1, self.order))
 
 
-def gptq_layer(name: str, parts: Tensors, *, bits: int, adds_one: bool) -> nn.Module:
+_STATES = ("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4")
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_WHOLE = (torch.int32, torch.int64)
+_FORMS: Mapping[str, tuple[int, tuple[torch.dtype, ...]]] = {
+    **dict.fromkeys(("qweight", "qzeros", "weight_packed", "weight_zero_point"), (2, _WHOLE[:1])),
+    **dict.fromkeys(("scales", "weight_scale"), (2, _FLOATS)),
+    **dict.fromkeys(("g_idx", "weight_shape"), (1, _WHOLE)),
+    **dict.fromkeys(("weight.quant_map", "weight.nested_absmax", "SCB", "bias"), (1, _FLOATS)),
+    **dict.fromkeys(_STATES, (1, (torch.uint8,))),
+    "weight.nested_quant_map": (1, _FLOATS),
+    "weight.absmax": (1, (*_FLOATS, torch.uint8)),
+}
+"""Number of dimensions and dtypes of a layer's tensors."""
+
+
+def check_forms(parts: Tensors) -> None:
+    """Refuses tensors of a layer that are of another form than their format's writers make."""
+    for part, tensor in parts.items():
+        dims, dtypes = _FORMS.get(part, (tensor.ndim, (tensor.dtype,)))
+        if tensor.ndim != dims or tensor.dtype not in dtypes or not tensor.numel():
+            raise InputError(
+                f"{part} is {tensor.dtype} of shape {tuple(tensor.shape)}, where "
+                f"{' or '.join(map(str, dtypes))} of {dims} dimensions is needed; get the folder "
+                "again"
+            )
+        if part in _FORMS and tensor.dtype in _FLOATS and not torch.isfinite(tensor).all():
+            raise InputError(f"{part} has NaN or infinity; get the folder again")
+
+
+@contextmanager
+def reading_layer(name: str) -> Generator[None]:
+    """Makes whatever tensors that do not fit each other raise one line with the layer's name."""
+    try:
+        yield
+    except UserError as error:
+        if name in str(error):
+            raise
+        raise InputError(f"{name}: {error}") from error
+    except (ValueError, LookupError, TypeError, RuntimeError, ArithmeticError) as error:
+        raise InputError(
+            f"{name} has tensors that do not fit each other ({type(error).__name__}: "
+            f"{one_line(error)}); get the folder again"
+        ) from error
+
+
+def gptq_layer(
+    name: str, parts: Tensors, *, bits: int, adds_one: bool, ordered: bool, symmetric: bool
+) -> nn.Module:
     """A layer of GPTQ.
 
     Args:
@@ -50,6 +99,8 @@ def gptq_layer(name: str, parts: Tensors, *, bits: int, adds_one: bool) -> nn.Mo
         `g_idx` (I,), the group of each input, and `bias`.
       bits: of a level, 4 or 8.
       adds_one: whether a stored zero point is one too low, as in the first version.
+      ordered: whether the configuration says that inputs have an order, which `g_idx` holds.
+      symmetric: whether it says that every zero point is the middle level.
     """
     levels = _unpacked(parts["qweight"].T, bits)
     stored = parts["qzeros"]
@@ -58,8 +109,12 @@ def gptq_layer(name: str, parts: Tensors, *, bits: int, adds_one: bool) -> nn.Mo
     zeros = _unpacked(stored, bits).T.int()
     scales = parts["scales"].T
     _check(name, levels, scales, zeros)
+    if symmetric and not (zeros == 1 << (bits - 1)).all():
+        raise _contradiction(name, "sym = True, but zero points other than the middle level")
     order = None
     groups = parts.get("g_idx")
+    if groups is None and ordered:
+        raise _contradiction(name, "desc_act = True, but no g_idx with the inputs' order")
     if groups is not None:
         known = (groups >= 0) & (groups < scales.shape[1])
         if groups.shape != levels.shape[1:] or not known.all():
@@ -96,7 +151,7 @@ def awq_layer(name: str, parts: Tensors) -> nn.Module:
     return _layer(levels, scales, zeros.int(), bits=4, bias=parts.get("bias"))
 
 
-def compressed_layer(name: str, parts: Tensors, *, bits: int) -> nn.Module:
+def compressed_layer(name: str, parts: Tensors, *, bits: int, symmetric: bool) -> nn.Module:
     """A layer of compressed-tensors' pack-quantized format.
 
     Args:
@@ -104,14 +159,25 @@ def compressed_layer(name: str, parts: Tensors, *, bits: int) -> nn.Module:
       parts: `weight_packed` (O, I · bits / 32), `weight_scale` (O, G), `weight_shape`, perhaps
         `weight_zero_point` (O · bits / 32, G), `weight_g_idx` and `bias`.
       bits: of a level, 4 or 8.
+      symmetric: whether the configuration says that there are no zero points.
     """
     outputs, inputs = (int(size) for size in parts["weight_shape"])
+    if symmetric == ("weight_zero_point" in parts):
+        found = "a" if symmetric else "no"
+        raise _contradiction(name, f"symmetric = {symmetric}, but {found} weight_zero_point")
     if "weight_g_idx" in parts:
         raise InputError(
             f"{name} orders its inputs by weight_g_idx, which is not computed; use a checkpoint "
             "with actorder weight or none"
         )
-    levels = _unpacked(parts["weight_packed"], bits)[:, :inputs]
+    levels = _unpacked(parts["weight_packed"], bits)
+    padding = levels.shape[1] - inputs
+    if levels.shape[0] != outputs or not 0 <= padding < 32 // bits:
+        raise InputError(
+            f"{name}.weight_packed holds {tuple(levels.shape)} numbers, and weight_shape says "
+            f"{(outputs, inputs)}; get the folder again"
+        )
+    levels = levels[:, :inputs]
     scales = parts["weight_scale"]
     # Levels and zero points are stored with half their range added.
     if "weight_zero_point" in parts:
@@ -119,15 +185,17 @@ def compressed_layer(name: str, parts: Tensors, *, bits: int) -> nn.Module:
     else:
         zeros = torch.full(scales.shape, 1 << (bits - 1), dtype=torch.int32)
     _check(name, levels, scales, zeros)
-    if levels.shape != (outputs, inputs):
-        raise InputError(
-            f"{name}.weight_packed holds {tuple(levels.shape)} numbers, and weight_shape says "
-            f"{(outputs, inputs)}; get the folder again"
-        )
     return _layer(levels, scales, zeros, bits=bits, bias=parts.get("bias"))
 
 
-_STATES = ("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4")
+def int8_layer(name: str, parts: Tensors) -> ScaledLinear:
+    """A layer of bitsandbytes' LLM.int8(): `SCB` is the largest magnitude of each output."""
+    if "weight_format" in parts and int(parts["weight_format"]) != 0:
+        raise InputError(f"{name} has a weight_format other than rows; use another checkpoint")
+    weight = parts.get("weight")
+    if weight is None or weight.dtype != torch.int8:
+        raise InputError(f"{name} has SCB but no int8 weight; get the folder again")
+    return ScaledLinear(weight, parts["SCB"].float()[:, None] / 127, bias=parts.get("bias"))
 
 
 def four_bit_layer(name: str, parts: Tensors) -> CodebookLinear:
@@ -139,28 +207,43 @@ def four_bit_layer(name: str, parts: Tensors) -> CodebookLinear:
         `weight.quant_map`, the 16 values; a `weight.quant_state…` in JSON; for magnitudes that are
         quantised themselves `weight.nested_absmax` and `weight.nested_quant_map`; perhaps `bias`.
     """
-    try:
-        (text,) = [bytes(parts[n].tolist()) for n in _STATES if n in parts]
-        state = json.loads(text)
-        outputs, inputs = (int(size) for size in state["shape"])
-        packed = parts["weight"].contiguous().view(torch.uint8).flatten()
-        largest, block = parts["weight.absmax"], int(state["blocksize"])
-        if "weight.nested_absmax" in parts:
-            values = parts["weight.nested_quant_map"][largest.int()]
-            outer = parts["weight.nested_absmax"][:, None].expand(-1, state["nested_blocksize"])
-            largest = values * outer.flatten()[: len(values)] + state["nested_offset"]
-        sizes = len(packed), len(largest), len(parts["weight.quant_map"])
-        if sizes != (outputs * inputs // 2, -(-outputs * inputs // block), 16):
-            raise ValueError(f"{sizes[0]} bytes and {sizes[1]} blocks for {outputs} x {inputs}")
-    except (ValueError, KeyError, TypeError, IndexError, RuntimeError, RecursionError) as error:
-        raise InputError(
-            f"{name}.weight has a quant_state that does not fit it ({type(error).__name__}: "
-            f"{one_line(error)}); get the folder again"
-        ) from error
+    (text,) = [bytes(parts[n].tolist()) for n in _STATES if n in parts]
+    state = json.loads(text)
+    outputs, inputs = map(_size, state["shape"])
+    packed = parts["weight"].contiguous().view(torch.uint8).flatten()
+    largest, block = parts["weight.absmax"], _size(state["blocksize"])
+    sizes = len(packed), len(largest), len(parts["weight.quant_map"])
+    if sizes != (outputs * inputs // 2, -(-outputs * inputs // block), 16):
+        raise ValueError(f"{sizes[0]} bytes and {sizes[1]} blocks for {outputs} x {inputs}")
+    is_nested = "weight.nested_absmax" in parts
+    if is_nested != (largest.dtype == torch.uint8):
+        raise ValueError(f"absmax of {largest.dtype}, nested_absmax is there: {is_nested}")
+    if is_nested:
+        values, outer = (
+            parts["weight.nested_quant_map"][largest.int()],
+            parts["weight.nested_absmax"],
+        )
+        each, offset = _size(state["nested_blocksize"]), float(state["nested_offset"])
+        if len(outer) != -(-len(values) // each) or not math.isfinite(offset):
+            raise ValueError(f"{len(outer)} nested blocks of {each} for {len(values)}, {offset=}")
+        outer = outer[:, None].expand(-1, min(each, len(values))).flatten()[: len(values)]
+        largest = values * outer + offset
     return CodebookLinear(
         packed, parts["weight.quant_map"], largest, block=block, shape=(outputs, inputs),
         bias=parts.get("bias"),
     )  # fmt: skip
+
+
+def _size(value: object) -> int:
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{value!r:.40} is not a size")
+    return value
+
+
+def _contradiction(name: str, what: str) -> InputError:
+    return InputError(
+        f"config.json's quantization_config has {what} in {name}; get the folder again"
+    )
 
 
 _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -191,6 +274,7 @@ def dequantize_mxfp4(tensors: Tensors) -> bool:
 LAYERS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], Callable[..., nn.Module]]] = {
     "gptq": (("qweight", "qzeros", "scales"), ("g_idx", "bias"), gptq_layer),
     "awq": (("qweight", "qzeros", "scales"), ("bias",), awq_layer),
+    "bitsandbytes": (("SCB",), ("weight", "weight_format", "bias"), int8_layer),
     "four-bit": (
         ("weight.absmax", "weight.quant_map"),
         ("weight", "weight.nested_absmax", "weight.nested_quant_map", *_STATES, "bias"),
@@ -219,13 +303,14 @@ def take_layer(layout: str, name: str, tensors: Tensors, **options: Any) -> nn.M
         absent = next(part for part in needed if part not in present)
         raise InputError(f"the checkpoint lacks {name}.{absent}; get the folder again")
     names = [part for part in (*needed, *optional) if f"{name}.{part}" in tensors]
-    return make(name, {part: tensors.pop(f"{name}.{part}") for part in names}, **options)
+    parts = {part: tensors.pop(f"{name}.{part}") for part in names}
+    with reading_layer(name):
+        check_forms(parts)
+        return make(name, parts, **options)
 
 
 def _unpacked(packed: Tensor, bits: int) -> Tensor:
     """The numbers along the last axis of int32, from the lowest bits on, as uint8."""
-    if packed.dtype != torch.int32:
-        raise InputError(f"packed numbers are {packed.dtype}, not int32; get the folder again")
     steps = torch.arange(0, 32, bits, dtype=torch.int32)
     return ((packed[..., None] >> steps) & ((1 << bits) - 1)).to(torch.uint8).flatten(-2)
 

@@ -35,7 +35,7 @@ class Quantization:
     ] = "scaled"
     """How a layer's tensors are laid out: see `jaxsr.models.llama.group_formats`; `scaled`: a
     weight and its scale."""
-    group: int | None = None
+    group: int | Literal["all"] | None = None
     """Inputs with one scale, where the configuration says so."""
     options: tuple[tuple[str, Any], ...] = ()
     """Options of the function that makes a layer."""
@@ -96,10 +96,17 @@ def _gptq(stated: Mapping[str, Any]) -> Quantization:
         "lm_head": (None, False),
         "dynamic": (None, {}),
         "is_marlin_format": (None, False),
+        "desc_act": (None, True, False),
+        "sym": (None, True, False),
     }
     _check(stated, known, needed=("bits",))
     second = "gptq_v2" in (stated.get("checkpoint_format"), stated.get("format"))
-    options = (("bits", stated["bits"]), ("adds_one", not second))
+    options = (
+        ("bits", stated["bits"]),
+        ("adds_one", not second),
+        ("ordered", stated.get("desc_act") is True),
+        ("symmetric", stated.get("sym") is True),
+    )
     return Quantization(layout="gptq", group=_group_size(stated), options=options)
 
 
@@ -251,16 +258,17 @@ def _packed_group(group: Mapping[str, Any], place: str) -> Quantization:
         "group_size": _ANY, "block_structure": (None,), "dynamic": (None, False), **_CALIBRATION,
     }  # fmt: skip
     _check(weights, known, f"{place}.weights", needed=("num_bits", "strategy"))
-    options = (("bits", weights["num_bits"]),)
-    return Quantization(layout="pack-quantized", group=_group_size(weights), options=options)
+    options = (("bits", weights["num_bits"]), ("symmetric", weights.get("symmetric", True)))
+    group_size = "all" if weights["strategy"] == "channel" else _group_size(weights)
+    return Quantization(layout="pack-quantized", group=group_size, options=options)
 
 
-def _group_size(stated: Mapping[str, Any]) -> int | None:
-    """Inputs of a group; None where all have one scale."""
+def _group_size(stated: Mapping[str, Any]) -> int | Literal["all"] | None:
+    """Inputs of a group; None where nothing is stated."""
     value = stated.get("group_size")
-    if value is not None and type(value) is not int:
-        raise _refused("group_size", value, "must be a whole number")
-    return value if value is not None and value > 0 else None
+    if value is not None and (type(value) is not int or not (value > 0 or value == -1)):
+        raise _refused("group_size", value, "must be a positive whole number, or -1 for all inputs")
+    return "all" if value == -1 else value
 
 
 def _check(

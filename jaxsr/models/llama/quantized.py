@@ -55,6 +55,10 @@ class QuantizedLinear(nn.Module):
     def __init__(self, inputs: int, outputs: int, bias: Tensor | None) -> None:
         super().__init__()
         self.in_features, self.out_features = inputs, outputs
+        if bias is not None and bias.shape != (outputs,):
+            raise InputError(
+                f"{outputs} outputs have a bias of shape {tuple(bias.shape)}; get the file again"
+            )
         self.register_buffer("bias", bias)
 
     def dequantized(self) -> Tensor:
@@ -117,6 +121,8 @@ class ScaledLinear(QuantizedLinear):
                     f"a weight of shape {(outputs, inputs)} in blocks of {block} needs scales "
                     f"{want}, got {tuple(scale.shape)}"
                 )
+            # A block is repeated whole, and a configuration may state any size of it.
+            block = (min(block[0], outputs), min(block[1], inputs))
         self.block = block
         self.register_buffer("weight", weight)
         self.register_buffer("weight_scale", scale.float())
@@ -263,7 +269,7 @@ class CodebookLinear(QuantizedLinear):
         bias: Tensor | None = None,
     ) -> None:
         super().__init__(shape[1], shape[0], bias)
-        self.block = block
+        self.block = min(block, shape[0] * shape[1])  # which is repeated whole
         self.register_buffer("packed", packed)
         self.register_buffer("book", book.float())
         self.register_buffer("weight_scale", scale.float())
