@@ -222,6 +222,10 @@ class Checkpoints:
 
         return _restore_newest(self.folder, like, rename)
 
+    def has_metrics(self, step: int) -> bool:
+        """Whether this step was saved with metrics; damage of its record raises."""
+        return read_record(self.folder / str(step)).metrics is not None
+
 
 def restore_newest(folder: Path, like: PyTree) -> tuple[int, PyTree] | None:
     """`Checkpoints.restore` for another run's folder, which stays unchanged.

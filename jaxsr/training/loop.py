@@ -109,6 +109,9 @@ def train(
             task.batches(start, host=jax.process_index(), hosts=jax.process_count())
         )
         run = _Run(task, engine, checkpoints, records, out)
+        due = origin == "resumed" and task.is_validated and run.validates(start, total)
+        if due and not checkpoints.has_metrics(start):  # a signal or an error ended the validation
+            run.validate(start, phase_at(task.phases, start - 1), stopping)
         devices = config.mesh_shape.devices
         set_status(f"tracing and compiling the step for {counted(devices, 'device')}")
         run.steps(batches, total, stopping)
@@ -168,9 +171,13 @@ class _Run:
         self.phase: str | None = None
         """Phase of the last step; the first step of each phase is compiled."""
 
+    def validates(self, step: int, total: int) -> bool:
+        """Whether a validation follows a step."""
+        every = self.task.config.validate_every or max(total // 10, 1)
+        return step == total or (step > 0 and step % every == 0)
+
     def steps(self, batches: Iterator[Any], total: int, stopping: StopRequest) -> None:
         config, engine = self.task.config, self.engine
-        validate_every = config.validate_every or max(total // 10, 1)
         profiler = _Profiler(config.profile_window, self.out / "profile")
         with profiler:
             while engine.step < total:
@@ -194,14 +201,14 @@ class _Run:
                     self.phase = phase
                     self.records.compiled(done)
                 last = done == total
-                validating = done % validate_every == 0 or last
+                validating = self.validates(done, total)
                 saving = config.save_every is not None and done % config.save_every == 0
                 stop = stopping.is_due(done)
                 line = done % config.log_every == 0 or last or stop
                 if line or validating or saving:
                     self._report(done, phase, line=line)
                 if validating:
-                    self._validate(done, phase, stopping)
+                    self.validate(done, phase, stopping)
                 if validating or saving or stop:
                     metrics = self.figures if validating and self.figures else None
                     self._save(done, engine.state(), metrics)
@@ -273,7 +280,8 @@ class _Run:
                 mend = "Mend the labels, or the number of classes"
         raise TrainingError(f"{cause}; {saved}. {mend}, and {again}")
 
-    def _validate(self, done: int, phase: str, stopping: StopRequest) -> None:
+    def validate(self, done: int, phase: str, stopping: StopRequest) -> None:
+        """Validates after a step, and writes the figures, a picture, and the weights."""
         # Every host checks for itself: all have the figures, because Orbax ranks checkpoints by
         # them, so no host has to wait for another.
         what = f"the validation of step {done} goes on"

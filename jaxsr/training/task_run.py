@@ -78,8 +78,8 @@ class TaskRun:
         self._form = "" if self.task.defines("files") else self._look(self.train)
         if self.held_out is not None:
             self._look(self.held_out)
-        is_validated = self.held_out is not None or self.task.defines("validate")
-        self.metric = self.task.metric if is_validated else None
+        self.is_validated = self.held_out is not None or self.task.defines("validate")
+        self.metric = self.task.metric if self.is_validated else None
         self._check_names()
         if config.epochs is not None and self.train.length is None:
             raise InputError(

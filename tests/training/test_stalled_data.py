@@ -127,6 +127,15 @@ def test_a_signal_saves_the_last_step(tmp_path, words, number, line):
     assert re.search(f"^jaxsr: {line}$", errors.splitlines()[-1]), errors[-3000:]
     (step,) = re.findall(r"the state of step (\d+) is saved", errors)
     assert (tmp_path / "run" / "checkpoints" / step).is_dir()
+    if "--validate-every" in words:  # it is repeated at the resume
+        (tmp_path / "stall").unlink()
+        again = [word for word in process.args if word != "100000"]  # pyright: ignore
+        subprocess.run(
+            [*again, step, "--resume"], cwd=tmp_path, check=True, capture_output=True,
+            env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"},
+        )  # fmt: skip
+        records = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+        assert any(f'"step": {step},' in line and "validation/" in line for line in records)
 
 
 @pytest.mark.slow
