@@ -24,7 +24,7 @@ _FREE_STEPS = 100_000
 _STEPS_A_TENSOR = 200
 """Operations that give a tensor its first values."""
 _BYTES_OF_OBJECT = 512
-"""Of a tensor without its values."""
+"""Bytes of a tensor beside its values."""
 
 
 @contextmanager
