@@ -42,8 +42,10 @@ def check_index(state: Path, array_bytes: int) -> None:
     )
     begun, _, reason = reader.stdout.decode(errors="replace").partition("\n")
     if begun != _BEGUN:
-        said = reader.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        raise CheckpointError(f"{state} was not read ({' '.join(said)}); run the command again")
+        last_line = reader.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        raise CheckpointError(
+            f"{state} was not read ({' '.join(last_line)}); run the command again"
+        )
     if reason or reader.returncode:
         reason = reason.partition("\n")[0]
         raise DamagedFileError(reason or f"its index unpacks to more than {_MOST_BYTES} bytes")

@@ -179,7 +179,7 @@ _ENTRY_BYTES = 2**20
 
 
 def _check_sizes(files: Iterable[Path], path: Path, arrays: int = 0) -> None:
-    """Refuses large files of metadata, sparse ones perhaps, which are read whole.
+    """Refuses large files of metadata, sparse ones perhaps, which are read in full.
 
     `checkpoint_index` checks those of data.
 

@@ -18,7 +18,8 @@ import sys
 def _is_run_as_module() -> bool:
     """Whether Python is at `python -m jaxsr.COMMAND`, or at `-mjaxsr.COMMAND`."""
     words = sys.orig_argv
-    named = (word[2:] or after for word, after in zip(words, [*words[1:], ""]) if word[:2] == "-m")  # noqa: B905
+    pairs = zip(words, [*words[1:], ""], strict=True)
+    named = (word.removeprefix("-m") or after for word, after in pairs if word.startswith("-m"))
     return sys.argv[:1] == ["-m"] and next(named, "").partition(".")[0] == "jaxsr"
 
 

@@ -198,14 +198,14 @@ def _in_lmdb(path: Path, listing: Listing) -> list[tuple[str, _Part, int]]:
         ) from error
     try:
         # LMDB itself maps the file: a page that is damaged or beyond the end ends the process.
-        whole = os.stat(path).st_size
+        file_bytes = os.stat(path).st_size
         if problems := verify.verify(str(path), subdir=False):
             raise InputError(f"{path} is a damaged LMDB ({problems[0]}); copy or make it again")
         with _environment(path).begin(buffers=True) as transaction:
             return [
                 (
                     bytes(key).decode("utf-8", "backslashreplace"),
-                    functools.partial(_value, path, bytes(key), whole),
+                    functools.partial(_value, path, bytes(key), file_bytes),
                     len(value),
                 )
                 for key, value in transaction.cursor()
@@ -216,10 +216,10 @@ def _in_lmdb(path: Path, listing: Listing) -> list[tuple[str, _Part, int]]:
         ) from error
 
 
-def _value(path: Path, key: bytes, whole: int, offset: int, size: int) -> bytes:
+def _value(path: Path, key: bytes, file_bytes: int, offset: int, size: int) -> bytes:
     # The file is mapped: to read a page that is gone ends the process.
-    if os.stat(path).st_size < whole:
-        raise OSError(errno.EIO, f"the LMDB had {whole:,} bytes and is shorter now", str(path))
+    if os.stat(path).st_size < file_bytes:
+        raise OSError(errno.EIO, f"the LMDB had {file_bytes:,} bytes and is shorter now", str(path))
     with _environment(path).begin(buffers=True) as transaction:
         return bytes((transaction.get(key) or b"")[offset : offset + size])
 

@@ -228,7 +228,7 @@ def open_split(
     root = _root(folder, split)
     images, masks = _subfolder(root, IMAGE_FOLDERS), _subfolder(root, MASK_FOLDERS)
     image_files = _index(images, ("",))
-    mask_files = _index(masks, MASK_SUFFIXES, whole=image_files)
+    mask_files = _index(masks, MASK_SUFFIXES, full_names=image_files)
     try:
         list_file = find_list(folder, split, lists)
         listed = read_entries(list_file)
@@ -398,20 +398,20 @@ def _subfolder(folder: Path, names: Sequence[str]) -> Path:
 
 
 def _index(
-    folder: Path, suffixes: Sequence[str], *, whole: Container[str] = ()
+    folder: Path, suffixes: Sequence[str], *, full_names: Container[str] = ()
 ) -> dict[str, list[Path]]:
     """All image files by name, those with a suffix behind the plain ones.
 
     Args:
       folder: of the files.
       suffixes: of names, "" for none.
-      whole: names of which the suffix is a part.
+      full_names: names that end in a suffix and are taken as they are.
     """
     files = sorted(p for p in folder.iterdir() if p.suffix.lower() in PICTURE_ENDINGS)
     index: dict[str, list[Path]] = {}
     for suffix in suffixes:
         for file in files:
-            if file.stem.endswith(suffix) and not (suffix and file.stem in whole):
+            if file.stem.endswith(suffix) and not (suffix and file.stem in full_names):
                 index.setdefault(file.stem.removesuffix(suffix), []).append(file)
     return index
 

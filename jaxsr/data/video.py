@@ -89,11 +89,9 @@ def open_video(path: Path, *, max_pixels: int = MAX_PIXELS) -> "Iterator[Reading
     is_strict = int(av.__version__.partition(".")[0]) < 19
     options: dict[str, Any] = {"metadata_errors": "replace"} if is_strict else {}
     try:
-        with contextlib.ExitStack() as stack:
-            with _counting():
-                container = stack.enter_context(
-                    av.open(str(path), options={"format_whitelist": _CONTAINERS}, **options)
-                )
+        with _counting():
+            opened = av.open(str(path), options={"format_whitelist": _CONTAINERS}, **options)
+        with opened as container:
             stream = main_stream(container)
             coded = stream.codec_context
             if coded is None or coded.pix_fmt is None:

@@ -43,9 +43,10 @@ class RowFile:
         self._path, self._early_path = path, path.with_name(f"{path.name}.early")
         is_new = not path.is_file()
         for place in (path, self._early_path):
-            is_link = place == self._early_path and place.is_symlink()
-            if is_link or (place.exists() and not place.is_file()):
+            if place.exists() and not place.is_file():
                 raise InputError(f"{place} is not a regular file; give another --out")
+        if self._early_path.is_symlink():
+            raise InputError(f"{self._early_path} is a link; remove it, or give another --out")
         self._file = _locked(path)
         try:
             if is_new:  # removed, to begin anew

@@ -100,8 +100,8 @@ def fetched(model: str | Path) -> Path:
         else:
             # Where nothing is in the cache the library explains that at length; the cause is why.
             cause = error.__cause__ if kind == "LocalEntryNotFoundError" else None
-            said = f"{type(cause or error).__name__}: {one_line(cause or error):.300}"
-            reason = f"({said}); where the hub is reached: {_command(repo, revision, file)}"
+            cause_text = f"{type(cause or error).__name__}: {one_line(cause or error):.300}"
+            reason = f"({cause_text}); where the hub is reached: {_command(repo, revision, file)}"
         here = "" if text.startswith("hf:") else "is not a folder here, and "
         raise MissingFileError(f"{printable(text)} {here}cannot be fetched {reason}") from error
     _check_digests(path)

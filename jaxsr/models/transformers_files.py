@@ -223,11 +223,11 @@ def tokenizer_arguments(path: Path, fields: JsonObject) -> bytes:
     Raises:
       InputError: a field would have another file opened.
     """
-    kept = {name: value for name, value in fields.items() if name not in _PLACES}
-    arguments = {name: value for name, value in kept.items() if not name.endswith(_TEXTS)}
+    placeless = {name: value for name, value in fields.items() if name not in _PLACES}
+    arguments = {name: value for name, value in placeless.items() if not name.endswith(_TEXTS)}
     way_out = "put the file into the folder, under its usual name, and remove the field"
     check_library_arguments(path, arguments, way_out=way_out, builds="tokenizer")
-    return json.dumps(kept).encode()
+    return json.dumps(placeless).encode()
 
 
 _PLACES = (

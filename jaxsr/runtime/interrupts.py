@@ -148,8 +148,8 @@ def _watch(reader: int) -> None:
             break
         for number in _TERMINATIONS:
             handler = signal.getsignal(number)
-            asked = getattr(getattr(handler, "__self__", None), "is_stalled", None)
-            if number in numbers and (handler is _interrupt or asked is not None):
-                reason, is_stuck = f"{_ENDED_BY}{number.name}", asked
+            is_stalled = getattr(getattr(handler, "__self__", None), "is_stalled", None)
+            if number in numbers and (handler is _interrupt or is_stalled is not None):
+                reason, is_stuck = f"{_ENDED_BY}{number.name}", is_stalled
     os.write(2, f"jaxsr: {reason}\n".encode())
     os._exit(ExitStatus.INTERRUPTED)

@@ -87,7 +87,7 @@ class Workers:
                 worker_init_fn=_begin,
             )
         )
-        self._own_first: Callable[[], Any] | None = lambda: source[start]
+        self._first_of_this_process: Callable[[], Any] | None = lambda: source[start]
         self._others = {*multiprocessing.active_children()}
         self._batches: Any = iter(batches)
 
@@ -104,9 +104,9 @@ class Workers:
             ) from error
         if isinstance(batch.get("error"), str):
             raise InputError(batch["error"])
-        if self._own_first is not None:
-            _warn_of_others(batch, self._own_first())
-            self._own_first = None
+        if self._first_of_this_process is not None:
+            _warn_of_difference(batch, self._first_of_this_process())
+            self._first_of_this_process = None
         return batch, None
 
     def close(self) -> None:
@@ -123,9 +123,9 @@ class Workers:
         closing.join(timeout=2)
 
 
-def _warn_of_others(batch: HostBatch, own: HostBatch) -> None:
+def _warn_of_difference(batch: HostBatch, expected: HostBatch) -> None:
     """Warns where a worker's batch is not that of this process."""
-    pairs = zip(jax.tree.leaves(batch), jax.tree.leaves(own), strict=True)
+    pairs = zip(jax.tree.leaves(batch), jax.tree.leaves(expected), strict=True)
     if not all(np.array_equal(a, b, equal_nan=np.asarray(a).dtype.kind == "f") for a, b in pairs):
         log.warning(
             "the first batch of a worker differs from that of this process: the data read what "

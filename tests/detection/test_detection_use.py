@@ -1,97 +1,18 @@
-"""Finding targets in pictures, and testing a detector, with a network whose answers are known."""
+"""Finding targets in pictures with the command, and its results."""
 
 import csv
 import json
 from fractions import Fraction
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import save_file
 
-from jaxsr.data.input_form import InputForm
 from jaxsr.data.scenes import open_scenes
 from jaxsr.detect import main
-from jaxsr.detection.detector import Detector, load_detector
-from jaxsr.detection.evaluation import write_report
 from jaxsr.detection.targets import find_targets, overlay
-from jaxsr.errors import InputError
-from jaxsr.metrics.evaluation import evaluate
-from jaxsr.models.mshnet.config import MSHNetConfig
-from jaxsr.models.mshnet.network import MSHNet
-from jaxsr.runtime.open_runner import open_runner
-from jaxsr.runtime.options import ComputeOptions
-
-PLAIN = InputForm(mean=(0.0,) * 3, deviation=(1.0,) * 3, base=64)
-TORCH = ComputeOptions(engine="torch")
-THIN = MSHNetConfig(widths=(4, 6, 8), blocks=(1, 1, 1), attention_ratio=2)
-
-
-def bright(images):
-    """Logits that are positive where a picture is nearly white."""
-    return 20 * (images[:, :1] - 0.9)
-
-
-class Function:
-    """The runner of a function of arrays."""
-
-    platform, devices, compiles = "cpu", 1, True
-
-    def __init__(self, function):
-        self.network, self.programs = SimpleNamespace(forward=function), set()
-
-    def submit(self, batch, **named):
-        return lambda: self.network.forward(batch, **named)
-
-    def run(self, method, batch, *, seed):
-        raise NotImplementedError
-
-
-class Half(torch.nn.Module):
-    def forward(self, x):
-        return 20 * (x[:, :1] - 0.9)
-
-
-def _spotted(height, width, *boxes):
-    image = np.full((height, width, 3), 40, np.uint8)
-    for top, left, h, w in boxes:
-        image[top : top + h, left : left + w] = 255
-    return image
-
-
-@pytest.mark.parametrize("engine", ["function", "jax", "torch"])
-def test_native_sizes_come_back_in_order(engine):
-    form = InputForm(mean=(0.0,) * 3, deviation=(1.0,) * 3, evaluate="native")
-    images = [_spotted(30, 47, (2, 3, 2, 2)), _spotted(64, 33), _spotted(30, 47, (29, 46, 1, 1))]
-    images *= 2
-    if engine == "function":
-        detector = Detector(Function(bright), form, batch=3)
-    else:
-        detector = Detector(open_runner(Half(), ComputeOptions(engine=engine)), form, batch=3)
-    for image, logits in zip(images, detector.logits(images), strict=True):
-        assert logits.shape == image.shape[:2]
-        np.testing.assert_array_equal(logits > 0, image[..., 0] > 200)
-
-
-def test_base_is_pillows_resize_and_probabilities_are_of_native_size():
-    image = np.random.default_rng(0).integers(0, 256, (90, 50, 3), np.uint8)
-    detector = Detector(Function(lambda x: x[:, :1]), PLAIN)
-    (logits,) = detector.logits([image])
-    want = np.asarray(Image.fromarray(image).resize((64, 64), Image.Resampling.BILINEAR))
-    np.testing.assert_allclose(logits, want[..., 0] / 255.0, atol=1e-6)
-    (probability,) = detector.probabilities([image])
-    assert probability.shape == (90, 50)
-
-
-def test_normalisation_follows_the_form():
-    seen = []
-    form = InputForm(mean=(0.5, 0.25, 0.0), deviation=(0.5, 0.5, 2.0), base=16)
-    detector = Detector(Function(lambda x: seen.append(x) or x[:, :1]), form, batch=1)
-    list(detector.logits([np.full((16, 16, 3), 255, np.uint8)]))
-    np.testing.assert_allclose(seen[0][0, :, 0, 0], [1.0, 1.5, 0.5])
+from tests.detection.detectors import spotted
 
 
 def test_targets_have_boxes_centroids_and_scores():
@@ -113,128 +34,6 @@ def test_targets_have_boxes_centroids_and_scores():
     assert shown.shape == image.shape and shown[3, 7, 0] > 100 and not image.any()
 
 
-def test_evaluation_of_a_perfect_detector_and_its_files(tmp_path):
-    data = open_scenes(6, side=64, seed=2)
-    masks = [data.read(k)[1] for k in range(6)]
-    answers = iter([masks[:4], [*masks[4:], masks[4], masks[4]]])  # batches are filled up
-    detector = Detector(
-        Function(lambda x: np.where(np.stack(next(answers)), 9.0, -9.0)[:, None]),
-        PLAIN,
-        batch=4,
-    )
-    result = evaluate(detector, data)
-    figures = result.figures
-    assert (figures.iou, figures.pd, figures.fa, figures.f1) == (1, 1, 0, 1)
-    assert result.images == 6 and figures.images_without_target == sum(not m.any() for m in masks)
-    write_report(result, tmp_path)
-    written = json.loads((tmp_path / "report.json").read_text())
-    assert written["list_sha256"] == data.list_hash and written["split"] == "train"
-    assert written["sized"] == "64×64 px" and written["figures"]["threshold"] == 0.5
-    assert written["figures"]["fa_1e6"] == 0 and len(written["rows"]) == 6
-    with (tmp_path / "images.csv").open() as file:
-        assert {row["name"] for row in csv.DictReader(file)} == set(data.names)
-    assert Image.open(tmp_path / "roc.png").size[0] > 400
-    assert "IoU 100.00" in str(result) and "list " in str(result)
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    """An exported file whose metadata says how its network was trained."""
-    torch.manual_seed(0)
-    path = tmp_path_factory.mktemp("weights") / "network.safetensors"
-    described = {
-        "family": json.dumps("mshnet"),
-        "input": json.dumps({"mean": [0.4] * 3, "deviation": [0.2] * 3, "base": 32, "gray": True}),
-    }
-    save_file(MSHNet(THIN).state_dict(), path, metadata=described)
-    return path
-
-
-def test_the_weights_file_says_what_its_network_wants(weights):
-    detector = load_detector(weights, options=TORCH)
-    assert detector.form == InputForm(
-        mean=(0.4,) * 3, deviation=(0.2,) * 3, base=32, gray=True, evaluate="base"
-    )
-    assert load_detector(weights, options=TORCH, evaluate="native").form.evaluate == "native"
-
-
-@pytest.mark.parametrize(
-    ("stated", "message"),
-    [
-        ([1, 2], "have the input [1, 2], which is not a mapping"),
-        (None, "have the input None, which is not a mapping"),
-        ({"evil": 1}, "input.evil"),
-        ({"mean": "123"}, "input.mean"),
-        ({"mean": 5}, "input.mean"),
-        ({"mean": [[1], [2], [3]]}, "input.mean"),
-        ({"deviation": ["1", "2", "3"]}, "input.deviation"),
-        ({"gray": "false"}, "input.gray"),
-        ({"base": 960000}, "base must be at most 16,384"),
-        ({"base": 16384}, "input.base is 16384 px, more than 4096"),
-        ({"multiple": 10**9}, "multiple must be at most 1,024"),
-    ],
-)
-def test_a_form_that_no_run_writes_is_one_line(stated, message):
-    with pytest.raises(InputError) as caught:
-        InputForm.from_description({"input": stated})
-    assert message in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_engines_agree(weights):
-    images = [_spotted(40, 56, (9, 9, 3, 3))]
-    (ours,) = load_detector(weights).logits(images)
-    (theirs,) = load_detector(weights, options=TORCH).logits(images)
-    np.testing.assert_allclose(ours, theirs, atol=1e-4)
-
-
-def test_native_sizes_on_few_canvases_are_as_alone(weights):
-    """Pictures of eleven sizes, in JAX on canvases that they share, in torch each alone."""
-    random = np.random.default_rng(0)
-    sizes = [tuple(int(n) for n in random.integers(20, 120, 2)) for _ in range(11)]
-    images = [random.integers(0, 256, (*size, 3), np.uint8) for size in sizes]
-    ours = load_detector(weights, evaluate="native", batch=4)
-    plans = ours.plan(image.shape[:2] for image in images)
-    assert len({(each.canvas, each.rows) for each in plans}) <= 2
-    assert any(each.mixed for each in plans)
-    alone = load_detector(weights, options=TORCH, evaluate="native", batch=1)
-    for got, want in zip(ours.logits(images), alone.logits(images), strict=True):
-        np.testing.assert_allclose(got, want, atol=1e-4)
-
-
-@pytest.mark.parametrize("form", ["native", "base"])
-def test_scales_are_the_mean_probability_of_resized_images(weights, form):
-    """Pillow resizes the images, torch the logits; in JAX on canvases that images share."""
-    random = np.random.default_rng(1)
-    sizes = [(40, 56), (33, 90), (64, 64), (41, 50)]
-    images = [random.integers(0, 256, (*size, 3), np.uint8) for size in sizes]
-    scales = (0.75, 1.0, 1.5)
-    alone = load_detector(weights, options=TORCH, evaluate=form, batch=1)
-    bases = {0.75: 32, 1.0: 32, 1.5: 48}  # multiples of 16
-    wants = []
-    for image in images:
-        likely = []
-        for scale in scales:
-            height, width = image.shape[:2]
-            size = (round(width * scale), round(height * scale))
-            if form == "base":
-                size, detector = None, load_detector(weights, options=TORCH, base=bases[scale])
-            else:
-                detector = alone
-            smaller = image if size is None else Image.fromarray(image).resize(size, 2)
-            (logits,) = detector.logits([np.asarray(smaller)])
-            side = image.shape[:2] if form == "native" else (32, 32)
-            resized = torch.nn.functional.interpolate(
-                torch.from_numpy(np.array(logits))[None, None], side, mode="bilinear",
-                antialias=True,
-            )  # fmt: skip
-            likely.append(resized.sigmoid()[0, 0].numpy())
-        wants.append(np.mean(likely, axis=0))
-    for options in (TORCH, ComputeOptions()):
-        ours = load_detector(weights, options=options, evaluate=form, batch=4, scales=scales)
-        for logits, want in zip(ours.logits(images), wants, strict=True):
-            np.testing.assert_allclose(1 / (1 + np.exp(-logits)), want, atol=2e-4)
-
-
 def _detect(*arguments):
     return main([str(a) for a in (*arguments, "--engine", "torch")])
 
@@ -243,7 +42,7 @@ def test_command_writes_masks_overlays_and_tables(weights, tmp_path):
     source = tmp_path / "in" / "deep"
     source.mkdir(parents=True)
     for number, size in enumerate([(40, 56), (33, 90)]):
-        Image.fromarray(_spotted(*size, (9, 9, 3, 3))).save(source / f"{number}.png")
+        Image.fromarray(spotted(*size, (9, 9, 3, 3))).save(source / f"{number}.png")
     out = tmp_path / "out"
     status = _detect(tmp_path / "in", "--model", weights, "--out", out, "--threshold", "0.3")
     assert status == 0
@@ -289,7 +88,7 @@ def _film(path, *, frames=5, size=(48, 64), codec="ffv1", pixels="gray", rotatio
         video.time_base = Fraction(1, 10)
         video.set_display_rotation(rotation)
         for number in range(frames):
-            picture = _spotted(*size, (9, 3 + 8 * number % 48, 4, 4))
+            picture = spotted(*size, (9, 3 + 8 * number % 48, 4, 4))
             frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
             frame.pts, frame.time_base = number + 7 * (number > 2), Fraction(1, 10)
             out.mux(video.encode(frame))
@@ -310,7 +109,7 @@ def test_images_in_a_folder_of_a_videos_name_are_refused(weights, tmp_path, caps
     films, out = tmp_path / "films", tmp_path / "out"
     (films / "film").mkdir(parents=True)
     _film(films / "film.mkv")
-    Image.fromarray(_spotted(48, 64, (9, 3, 4, 4))).save(films / "film" / "000000.png")
+    Image.fromarray(spotted(48, 64, (9, 3, 4, 4))).save(films / "film" / "000000.png")
     assert _detect(films, "--model", weights, "--out", out) == 2
     assert "would both be written as masks/film" in capsys.readouterr().err
     assert not out.exists()
@@ -339,7 +138,7 @@ class NotANumber(torch.nn.Module):
 def test_nan_is_not_taken_for_no_target(tmp_path, capsys):
     _film(tmp_path / "film.mkv")
     for name, boxes in (("a", [(9, 3, 4, 4)]), ("b", [])):
-        Image.fromarray(_spotted(48, 64, *boxes)).save(tmp_path / f"{name}.png")
+        Image.fromarray(spotted(48, 64, *boxes)).save(tmp_path / f"{name}.png")
     torch.save(NotANumber().state_dict(), tmp_path / "w.pth")
     words = ["--model", "tests.detection.test_detection_use:NotANumber", "--out", tmp_path / "out"]
     words += ["--weights", tmp_path / "w.pth"]
@@ -397,7 +196,7 @@ def test_names_that_are_not_utf8_keep_their_results(weights, tmp_path):
     import os
 
     name = os.fsdecode(b"a\xff.png")
-    Image.fromarray(_spotted(32, 32, (5, 5, 3, 3))).save(tmp_path / name)
+    Image.fromarray(spotted(32, 32, (5, 5, 3, 3))).save(tmp_path / name)
     out = tmp_path / "out"
     assert _detect(tmp_path / name, "--model", weights, "--out", out, "--threshold", "0.01") == 0
     assert (out / "masks" / name).is_file()
@@ -409,7 +208,7 @@ def test_names_that_are_not_utf8_keep_their_results(weights, tmp_path):
 
 def test_names_as_long_as_the_file_system_has_them_are_written(weights, tmp_path, capsys):
     (tmp_path / "in").mkdir()
-    Image.fromarray(_spotted(32, 32)).save(tmp_path / "b.png")
+    Image.fromarray(spotted(32, 32)).save(tmp_path / "b.png")
     for name in ("x" * 251 + ".png", "y" * 244 + ".png", "b.png"):
         (tmp_path / "in" / name).write_bytes((tmp_path / "b.png").read_bytes())
     out = tmp_path / "out"
@@ -419,7 +218,7 @@ def test_names_as_long_as_the_file_system_has_them_are_written(weights, tmp_path
 
 
 def test_unreadable_pictures_are_named_and_the_rest_is_done(weights, tmp_path, capsys):
-    Image.fromarray(_spotted(32, 32)).save(tmp_path / "good.png")
+    Image.fromarray(spotted(32, 32)).save(tmp_path / "good.png")
     (tmp_path / "bad.png").write_bytes(b"not an image")
     pixels = np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)
     Image.fromarray(pixels).save(tmp_path / "cut.png")
@@ -445,7 +244,7 @@ def test_the_torch_engine_refuses_what_it_has_not(
     weights, tmp_path, capsys, monkeypatch, arguments, message
 ):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    Image.fromarray(_spotted(32, 32)).save(tmp_path / "a.png")
+    Image.fromarray(spotted(32, 32)).save(tmp_path / "a.png")
     command = [tmp_path / "a.png", "--model", weights, "--out", tmp_path / "out", *arguments]
     assert _detect(*command) == 2
     assert message in capsys.readouterr().err
@@ -453,7 +252,7 @@ def test_the_torch_engine_refuses_what_it_has_not(
 
 
 def test_an_unwritable_folder_is_refused_before_any_work(weights, tmp_path, capsys):
-    Image.fromarray(_spotted(32, 32)).save(tmp_path / "a.png")
+    Image.fromarray(spotted(32, 32)).save(tmp_path / "a.png")
     (tmp_path / "file").write_text("")
     out = tmp_path / "file" / "out"
     assert _detect(tmp_path / "a.png", "--model", weights, "--out", out) == 2
@@ -461,7 +260,7 @@ def test_an_unwritable_folder_is_refused_before_any_work(weights, tmp_path, caps
 
 
 def test_dtype_and_precision_are_options(weights, tmp_path):
-    Image.fromarray(_spotted(32, 32)).save(tmp_path / "a.png")
+    Image.fromarray(spotted(32, 32)).save(tmp_path / "a.png")
     command = [tmp_path / "a.png", "--model", weights, "--out", tmp_path / "out"]
     assert _detect(*command, "--dtype", "bfloat16", "--matmul-precision", "highest") == 0
 
@@ -480,7 +279,7 @@ def test_dtype_and_precision_are_options(weights, tmp_path):
 )
 def test_wrong_input_is_one_line_and_status_2(weights, tmp_path, capsys, arguments, said):
     picture = tmp_path / "a.png"
-    Image.fromarray(_spotted(32, 32)).save(picture)
+    Image.fromarray(spotted(32, 32)).save(picture)
     command = [a.replace("{picture}", str(picture)) for a in arguments]
     if "--model" not in command:
         command += ["--model", str(weights)]
@@ -490,26 +289,11 @@ def test_wrong_input_is_one_line_and_status_2(weights, tmp_path, capsys, argumen
     assert not (tmp_path / "out" / "targets.csv").exists()
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"mean": (0.0,)}, "3 channels"),
-        ({"deviation": (0.0,) * 3}, "deviation"),
-        ({"base": 40}, "base"),
-        ({"evaluate": "half"}, "evaluate"),
-    ],
-)
-@pytest.mark.usefixtures("unchecked_types")
-def test_forms_that_cannot_be_are_refused(options: Any, said):
-    with pytest.raises(ValueError, match=said):
-        InputForm(**options)
-
-
 def test_a_data_set_keeps_its_masks(weights, tmp_path, capsys):
     """Its masks have the names of results: they were replaced, with status 0."""
     for kind in ("images", "masks"):
         (tmp_path / kind).mkdir()
-        Image.fromarray(_spotted(32, 32)).save(tmp_path / kind / "a.png")
+        Image.fromarray(spotted(32, 32)).save(tmp_path / kind / "a.png")
     mask = (tmp_path / "masks/a.png").read_bytes()
     assert _detect(tmp_path / "images", "--model", weights, "--out", tmp_path) == 2
     assert "masks/a.png); choose another --out" in capsys.readouterr().err

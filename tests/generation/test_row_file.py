@@ -142,3 +142,11 @@ def test_a_new_file_belongs_to_one_run(tmp_path, caplog):
     second.complete([{"a": 2}])
     second.close()
     assert path.read_text().split() == ["a", "2"]
+
+
+def test_early_rows_are_not_written_through_a_link(tmp_path):
+    other = tmp_path / "other"
+    (tmp_path / "rows.jsonl.early").symlink_to(other)
+    with pytest.raises(InputError, match=r"rows\.jsonl\.early is a link; remove it"):
+        RowFile(tmp_path / "rows.jsonl", SETTINGS)
+    assert not other.exists()

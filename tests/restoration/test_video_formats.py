@@ -485,20 +485,3 @@ def test_the_page_has_these_rows():
     section = PAGE.read_text().partition("## Videos")[2]
     rows = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \|$", section, re.MULTILINE)[1:]
     assert {row for row in rows if row[0] != "---"} == set(CASES)
-
-
-@pytest.mark.parametrize("degrees", [0, 90, 180, -90])
-@pytest.mark.parametrize("mirrored", [False, True])
-def test_turned_is_what_a_player_shows(tmp_path, degrees, mirrored):
-    """As FFmpeg's display.h defines it: turned against the clock, then mirrored."""
-    from jaxsr.data.video import display_matrix, open_video, turned
-
-    path = tmp_path / "a.mkv"
-    with film(path, codec="ffv1", sound=False) as (_, video, _):
-        video.set_display_rotation(degrees, hflip=mirrored)
-    with open_video(path) as reading:
-        frame = next(reading.frames())
-    pixels = frame.to_ndarray(format="rgb24")
-    want = np.rot90(pixels, degrees // 90)
-    want = want[:, ::-1] if mirrored else want
-    np.testing.assert_array_equal(turned(pixels, display_matrix(frame)), want)

@@ -65,12 +65,12 @@ class Validated(user_tasks.Fit):
 """
 
 
-def stalled(folder: Path, *words: str) -> subprocess.Popen[str]:
-    """A run of the task of these words that has taken a few steps and waits for its data."""
+def stalled(folder: Path, task: str, *words: str) -> subprocess.Popen[str]:
+    """A run of this task, with these options, that has taken a few steps and waits for its data."""
     (folder / "stalling.py").write_text(TASK)
     command = [
-        sys.executable, "-m", "jaxsr.train", *words, "--out", "run", "--platform", "cpu",
-        "--no-tensorboard", "--log-every", "1", "--steps", "100000",
+        sys.executable, "-m", "jaxsr.train", f"stalling:{task}", *words, "--out", "run",
+        "--platform", "cpu", "--no-tensorboard", "--log-every", "1", "--steps", "100000",
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
     pipe = subprocess.PIPE
@@ -89,42 +89,32 @@ def stalled(folder: Path, *words: str) -> subprocess.Popen[str]:
     return process
 
 
+NO_DATA = r"the data of step \d+ do not come"
+
+
 @pytest.mark.parametrize(
-    ("words", "number", "line"),
+    ("words", "number", "reason"),
     [
-        (["stalling:Fit"], signal.SIGTERM, r"stopped by SIGTERM: the data of step \d+ do not come"),
-        pytest.param(
-            ["stalling:Fit"],
-            signal.SIGINT,
-            r"stopped by Ctrl-C: the data of step \d+ do not come",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            ["stalling:Fit", "--workers", "2"],
-            signal.SIGTERM,
-            r"stopped by SIGTERM: the data of step \d+ do not come",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            ["stalling:Ahead", "--prefetch", "3"],
-            signal.SIGTERM,
-            r"stopped by SIGTERM: the data of step \d+ do not come",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            ["stalling:Validated", "--validate-every", "4"],
-            signal.SIGTERM,
-            r"stopped by SIGTERM: the validation of step \d+ goes on",
-            marks=pytest.mark.slow,
+        (["Fit"], signal.SIGTERM, NO_DATA),
+        *(
+            pytest.param(words, number, reason, marks=pytest.mark.slow)
+            for words, number, reason in (
+                (["Fit"], signal.SIGINT, NO_DATA),
+                (["Fit", "--workers", "2"], signal.SIGTERM, NO_DATA),
+                (["Ahead", "--prefetch", "3"], signal.SIGTERM, NO_DATA),
+                (["Validated", "--validate-every", "4"], signal.SIGTERM,
+                 r"the validation of step \d+ goes on"),
+            )
         ),
     ],
-)
-def test_a_signal_saves_the_last_step(tmp_path, words, number, line):
+)  # fmt: skip
+def test_a_signal_saves_the_last_step(tmp_path, words, number, reason):
     process = stalled(tmp_path, *words)
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in errors, errors[-3000:]
-    assert re.search(f"^jaxsr: {line}$", errors.splitlines()[-1]), errors[-3000:]
+    by = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
+    assert re.search(f"^jaxsr: stopped by {by}: {reason}$", errors.splitlines()[-1]), errors[-3000:]
     (step,) = re.findall(r"the state of step (\d+) is saved", errors)
     assert (tmp_path / "run" / "checkpoints" / step).is_dir()
     if "--validate-every" in words:  # it is repeated at the resume
@@ -135,12 +125,12 @@ def test_a_signal_saves_the_last_step(tmp_path, words, number, line):
             env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"},
         )  # fmt: skip
         records = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-        assert any(f'"step": {step},' in line and "validation/" in line for line in records)
+        assert any(f'"step": {step},' in one and "validation/" in one for one in records)
 
 
 @pytest.mark.slow
 def test_a_signal_ends_a_run_whose_data_hang_in_native_code(tmp_path):
-    process = stalled(tmp_path, "stalling:Blocked")
+    process = stalled(tmp_path, "Blocked")
     process.terminate()
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130 and errors.endswith("jaxsr: ended by SIGTERM\n")

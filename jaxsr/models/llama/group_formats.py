@@ -163,8 +163,8 @@ def compressed_layer(name: str, parts: Tensors, *, bits: int, symmetric: bool) -
     """
     outputs, inputs = (int(size) for size in parts["weight_shape"])
     if symmetric == ("weight_zero_point" in parts):
-        found = "a" if symmetric else "no"
-        raise _contradiction(name, f"symmetric = {symmetric}, but {found} weight_zero_point")
+        article = "a" if symmetric else "no"
+        raise _contradiction(name, f"symmetric = {symmetric}, but {article} weight_zero_point")
     if "weight_g_idx" in parts:
         raise InputError(
             f"{name} orders its inputs by weight_g_idx, which is not computed; use a checkpoint "

@@ -121,7 +121,7 @@ class ScaledLinear(QuantizedLinear):
                     f"a weight of shape {(outputs, inputs)} in blocks of {block} needs scales "
                     f"{want}, got {tuple(scale.shape)}"
                 )
-            # A block is repeated whole, and a configuration may state any size of it.
+            # A block is repeated in full, and a configuration may state any size of it.
             block = (min(block[0], outputs), min(block[1], inputs))
         self.block = block
         self.register_buffer("weight", weight)
@@ -269,7 +269,7 @@ class CodebookLinear(QuantizedLinear):
         bias: Tensor | None = None,
     ) -> None:
         super().__init__(shape[1], shape[0], bias)
-        self.block = min(block, shape[0] * shape[1])  # which is repeated whole
+        self.block = min(block, shape[0] * shape[1])  # which is repeated in full
         self.register_buffer("packed", packed)
         self.register_buffer("book", book.float())
         self.register_buffer("weight_scale", scale.float())

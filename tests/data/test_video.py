@@ -1,0 +1,31 @@
+"""Frames of videos as players show them."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from jaxsr.data.video import display_matrix, open_video, turned
+
+av = pytest.importorskip("av", reason="videos need PyAV")
+
+
+@pytest.mark.parametrize("degrees", [0, 90, 180, -90])
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_turned_is_what_a_player_shows(tmp_path, degrees, mirrored):
+    """As FFmpeg's display.h defines it: turned against the clock, then mirrored."""
+    path, pixels = tmp_path / "a.mkv", np.random.default_rng(0).integers(0, 256, (48, 80, 3))
+    with av.open(str(path), "w") as out:
+        video = out.add_stream("ffv1", rate=30)
+        video.width, video.height, video.pix_fmt = 80, 48, "bgr0"
+        video.set_display_rotation(degrees, hflip=mirrored)
+        frame = av.VideoFrame.from_ndarray(pixels.astype(np.uint8), format="rgb24")
+        frame.pts, frame.time_base = 0, Fraction(1, 30)
+        out.mux(video.encode(frame))
+        out.mux(video.encode(None))
+    with open_video(path) as reading:
+        frame = next(reading.frames())
+    want = np.rot90(pixels, degrees // 90)
+    want = want[:, ::-1] if mirrored else want
+    shown = turned(frame.to_ndarray(format="rgb24"), display_matrix(frame))
+    np.testing.assert_array_equal(shown, want)
