@@ -1,6 +1,7 @@
 """Frames of videos as players show them."""
 
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -29,3 +30,21 @@ def test_turned_is_what_a_player_shows(tmp_path, degrees, mirrored):
     want = want[:, ::-1] if mirrored else want
     shown = turned(frame.to_ndarray(format="rgb24"), display_matrix(frame))
     np.testing.assert_array_equal(shown, want)
+
+
+def test_a_packet_that_ffmpeg_does_not_decode_is_damage(tmp_path):
+    path = tmp_path / "a.mkv"
+    with av.open(str(path), "w") as out:
+        video = out.add_stream("ffv1", rate=30)
+        video.width, video.height, video.pix_fmt = 16, 16, "bgr0"
+        out.mux(video.encode(av.VideoFrame.from_ndarray(np.zeros((16, 16, 3), np.uint8))))
+        out.mux(video.encode(None))
+
+    def fails():
+        raise av.InvalidDataError(1, "no picture")
+
+    with open_video(path) as reading:
+        stream = SimpleNamespace(index=0, type="video")
+        assert not [*reading.decode(SimpleNamespace(stream=stream, decode=fails, size=1))]
+        assert len([*reading.frames()]) == 1
+        assert "damaged" in reading.shortage() and "no picture" in reading.shortage()

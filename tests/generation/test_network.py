@@ -174,6 +174,20 @@ def test_configuration_says_what_is_wrong():
         LlamaConfig.from_hf({"model_type": "qwen3", **sizes, "use_sliding_window": True})
 
 
+def test_the_older_rotary_field_comes_first_as_in_transformers():
+    import transformers
+
+    from jaxsr.models.language_models import choose
+
+    plain = {"rope_type": "default", "rope_theta": 10000.0}
+    linear = {"type": "linear", "factor": 4.0}
+    fields = {"model_type": "llama", "rope_parameters": plain, "rope_scaling": linear}
+    theirs = transformers.LlamaConfig(rope_parameters=dict(plain), rope_scaling=dict(linear))
+    assert theirs.rope_parameters["rope_type"] == "linear"
+    assert choose(fields) == "transformers"
+    assert choose(fields | {"rope_scaling": None}) == "own"
+
+
 @torch.no_grad()
 def test_float64_network_stays_float64(network, tokens):
     """A comparison takes this network for the truth, which must not be rounded on the way."""

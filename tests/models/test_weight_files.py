@@ -360,6 +360,30 @@ def test_values_that_the_network_cannot_hold_are_refused():
         load_weights(network, {"weight": wide}, source="w")
 
 
+def test_an_archive_of_two_tables_is_refused(tmp_path):
+    """torch unpacks the entries of one, and Python's reader sees those of the other."""
+    stored, file = tmp_path / "stored.pth", tmp_path / "net.pth"
+    torch.save({"weight": torch.zeros(1000)}, stored)
+    with zipfile.ZipFile(stored) as old, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as new:
+        for entry in old.infolist():
+            new.writestr(entry.filename, old.read(entry))
+    with zipfile.ZipFile(file) as archive:
+        table, names = archive.start_dir, archive.namelist()
+    content = file.read_bytes()
+    packed, end = content[table:-22], bytearray(content[-22:])
+    plain, at = bytearray(packed), 0
+    for name in names:  # stored entries of as many bytes as the packed ones have
+        struct.pack_into("<H", plain, at + 10, zipfile.ZIP_STORED)
+        plain[at + 24 : at + 28] = plain[at + 20 : at + 24]
+        at += 46 + len(name)
+    file.write_bytes(content[:table] + packed + plain + end)
+    assert torch.load(file)["weight"].shape == (1000,)
+    with zipfile.ZipFile(file) as archive:
+        assert all(e.compress_type == zipfile.ZIP_STORED for e in archive.infolist())
+    with pytest.raises(InputError, match=r"it does not end as torch\.save ends a file"):
+        read_weights(file)
+
+
 @pytest.mark.parametrize("way", ["further end", "comment", "table elsewhere"])
 def test_archives_that_readers_take_for_different_ones_are_refused(tmp_path, way):
     """torch would unpack entries that Python's reader does not see."""

@@ -1,5 +1,7 @@
 """Tensors that the first call makes of weights or buffers, and that torch keeps as they are."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -78,6 +80,16 @@ class CountsInTable(Anchored):
         return x * self.table["count"]
 
 
+class CountsInObject(Anchored):
+    def __init__(self) -> None:
+        super().__init__()
+        self.box = SimpleNamespace(count=None)
+
+    def extra(self, x):
+        self.box.count = torch.ones(1) if self.box.count is None else self.box.count + 1
+        return x * self.box.count
+
+
 class View(Anchored):
     """Follows the weight in torch as well."""
 
@@ -110,10 +122,12 @@ class OldWeightNorm(Anchored):
 
 
 @pytest.mark.parametrize("train", [True, False])
-@pytest.mark.parametrize("kind", [OfCount, CountsInTensor, ReplacesTensor, CountsInTable])
+@pytest.mark.parametrize(
+    "kind", [OfCount, CountsInTensor, ReplacesTensor, CountsInTable, CountsInObject]
+)
 def test_counts_in_tensors_are_refused(kind, train):
     model = to_jax(kind())
-    with pytest.raises(UnsupportedTorchError, match=r"changes `self\.(anchor|table)"):
+    with pytest.raises(UnsupportedTorchError, match=r"changes `self\.(anchor|table|box)"):
         model.apply(model.params, model.buffers, X, train=train)
 
 
