@@ -47,4 +47,5 @@ def test_a_packet_that_ffmpeg_does_not_decode_is_damage(tmp_path):
         stream = SimpleNamespace(index=0, type="video")
         assert not [*reading.decode(SimpleNamespace(stream=stream, decode=fails, size=1))]
         assert len([*reading.frames()]) == 1
-        assert "damaged" in reading.shortage() and "no picture" in reading.shortage()
+        shortage = reading.shortage() or ""
+        assert "damaged" in shortage and "no picture" in shortage

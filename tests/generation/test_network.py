@@ -182,8 +182,8 @@ def test_the_older_rotary_field_comes_first_as_in_transformers():
     plain = {"rope_type": "default", "rope_theta": 10000.0}
     linear = {"type": "linear", "factor": 4.0}
     fields = {"model_type": "llama", "rope_parameters": plain, "rope_scaling": linear}
-    theirs = transformers.LlamaConfig(rope_parameters=dict(plain), rope_scaling=dict(linear))
-    assert theirs.rope_parameters["rope_type"] == "linear"
+    theirs = transformers.LlamaConfig.from_dict(fields).to_dict()
+    assert theirs["rope_parameters"]["rope_type"] == "linear"
     assert choose(fields) == "transformers"
     assert choose(fields | {"rope_scaling": None}) == "own"
 
