@@ -11,7 +11,6 @@ module that it names is imported: see `jaxsr.models.own_network`.
 """
 
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -46,20 +45,10 @@ from jaxsr.models.registry import (
 )
 from jaxsr.models.spandrel_weights import freeze_merged, load_by_spandrel
 from jaxsr.models.weight_files import READERS, exported_weights, load_weights, read_weights
-from jaxsr.models.weight_sources import weights_file
+from jaxsr.models.weight_sources import SHIPPED, shipped_weights, weights_file
 
-SHIPPED = {
-    "clean": "restore_x4.safetensors",
-    "photo": "restore_x4_photo.safetensors",
-    "clean_x2": "restore_x2.safetensors",
-    "photo_x2": "restore_x2_photo.safetensors",
-    "targets": "detect_targets.safetensors",
-}
-"""Files in the package's `weights` folder, by the words that users give."""
 _DEFAULTS = {"detector": "targets"}
 """The word that stands for no model, by the kind asked for; `clean` for others."""
-_TRAINED_BY = {"targets": "mshnet"}
-"""Task that trains weights like a word's; `span` for others."""
 
 
 def load_model(
@@ -141,7 +130,7 @@ def load_model(
     if model is None:
         name = _DEFAULTS.get(kind or "", "clean")
     if name in SHIPPED:
-        return _from_weights(_shipped(name), f"jaxsr's own, {name}", kind, trust_builder)
+        return _from_weights(shipped_weights(name), f"jaxsr's own, {name}", kind, trust_builder)
     if not path.exists() and path.suffix not in READERS:
         raise MissingFileError(
             f"no model {name!r}{_class_hint(name)}: {_accepted(random_weights)}{hub_hint(name)}"
@@ -172,21 +161,6 @@ def _accepted(random_weights: bool) -> str:
         f"{libraries}, nor a weights file (weights are read from {', '.join(READERS)} files)"
         f"{names}; give one of these"
     )
-
-
-def _shipped_path(word: str) -> Path:
-    return Path(str(resources.files("jaxsr").joinpath("weights", SHIPPED[word])))
-
-
-def _shipped(word: str) -> Path:
-    path = _shipped_path(word)
-    if not path.is_file():
-        raise MissingFileError(
-            f"this installation has no weights {word!r} of jaxsr's own; train some with `python -m "
-            f"jaxsr.train {_TRAINED_BY.get(word, 'span')} --out runs/mine` and give --model "
-            "runs/mine, or name a weights file"
-        )
-    return path
 
 
 def _is_language_checkpoint(path: Path, kind: Kind | None) -> bool:

@@ -38,8 +38,9 @@ class RunConfig(LaneFoldingOptions, AotOptions, StepConfig, OptimizerConfig):
     scaled."""
     init: Path | None = None
     """Weights to start from: a safetensors file, a file of torch.save, a run folder, ORG/NAME or
-    hf:ORG/NAME:FILE of the Hugging Face hub, or pretrained for timm's weights of timm:NAME. Tensors
-    whose name and shape match are loaded; the others are listed."""
+    hf:ORG/NAME:FILE of the Hugging Face hub, jaxsr's own (clean, photo, clean_x2, photo_x2,
+    targets), or pretrained for timm's weights of timm:NAME. Tensors whose name and shape match are
+    loaded; the others are listed."""
     freeze: tuple[str, ...] = ()
     """Patterns (encoder.*) of parameters of the exported network to keep fixed. A BatchNorm whose
     statistics match (encoder.bn.running_mean) keeps them fixed and normalises with them."""

@@ -16,8 +16,8 @@ from skimage.metrics import peak_signal_noise_ratio
 from jaxsr import restore
 from jaxsr.data.photos import BUILT_IN_VALIDATION, open_training_photos
 from jaxsr.interop.weights import read_weights
-from jaxsr.models.load import SHIPPED
 from jaxsr.models.span.config import SpanConfig
+from jaxsr.models.weight_sources import SHIPPED
 from jaxsr.ops import resize
 from jaxsr.restoration.models import find_model
 

@@ -11,7 +11,7 @@ from PIL import Image
 from jaxsr import restore
 from jaxsr.data.photos import open_training_photos
 from jaxsr.errors import InputError, MissingFileError
-from jaxsr.models import load
+from jaxsr.models import weight_sources
 from jaxsr.models.load import load_model
 from jaxsr.restoration.config import included_enlargers
 from jaxsr.restoration.pictures import read_picture
@@ -30,10 +30,10 @@ def two_enlargers(tmp_path, monkeypatch):
     """The shipped file, and beside it one of other weights."""
     folder = tmp_path / "package"
     (folder / "weights").mkdir(parents=True)
-    shipped = resources.files("jaxsr").joinpath("weights", load.SHIPPED["clean"])
-    for name in load.SHIPPED.values():
+    shipped = resources.files("jaxsr").joinpath("weights", weight_sources.SHIPPED["clean"])
+    for name in weight_sources.SHIPPED.values():
         (folder / "weights" / name).write_bytes(Path(str(shipped)).read_bytes())
-    monkeypatch.setattr(load.resources, "files", lambda package: folder)
+    monkeypatch.setattr(weight_sources.resources, "files", lambda package: folder)
 
 
 def _file(pixels, name="JPEG", **options):
@@ -122,6 +122,6 @@ def test_a_scale_chooses_among_the_weights_of_that_scale(photos, tmp_path, capsy
 
 
 def test_a_word_whose_weights_are_not_there(monkeypatch, tmp_path):
-    monkeypatch.setattr(load.resources, "files", lambda package: tmp_path)
+    monkeypatch.setattr(weight_sources.resources, "files", lambda package: tmp_path)
     with pytest.raises(MissingFileError, match="has no weights 'photo'"):
         load_model("photo")

@@ -1,13 +1,17 @@
 """Training from given weights: what fits, what is frozen, and other learning rates."""
 
+import copy
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from jaxsr.errors import InputError
+from jaxsr.errors import InputError, MissingFileError
 from jaxsr.interop.weights import export_weights
+from jaxsr.models.load import load_model
 from jaxsr.training.engines import make_engine
 from jaxsr.training.fine_tuning import freeze, initialise, parse_factors, prepare_network
 from jaxsr.training.phases import phase_at
@@ -39,6 +43,22 @@ def trained(config):
 
 def is_frozen(name):
     return name.startswith(("head.", "norm.", "body.0."))
+
+
+@pytest.mark.parametrize("word", ["targets", "clean"])
+def test_training_starts_from_the_weights_that_come_with_jaxsr(word, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trained = load_model(word).network
+    network = copy.deepcopy(trained)
+    for parameter in network.parameters():
+        nn.init.zeros_(parameter)
+    total = len(network.state_dict())
+    assert initialise(network, Path(word))[0].startswith(f"initialised {total} of {total} tensors")
+    for name, value in trained.state_dict().items():
+        assert torch.equal(value, network.state_dict()[name])
+    (tmp_path / word).mkdir()  # a folder of that name comes first
+    with pytest.raises(MissingFileError, match=f"{word} holds no exported network"):
+        initialise(network, Path(word))
 
 
 @pytest.mark.sample(1)
