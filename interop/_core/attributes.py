@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import jax
 import torch
 from torch import nn
 
 from jaxsr.interop._core.located_errors import write_place
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace import Trace
+from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.errors import UnsupportedTorchError
 from jaxsr.interop.python_state import Change
 from jaxsr.interop.python_values import has_tensor
@@ -27,6 +29,9 @@ from jaxsr.interop.python_values import has_tensor
 TABLES = ("_parameters", "_buffers", "_modules")
 """Attributes of a module under which torch registers its parts."""
 _RETURN_IT = "a pure function cannot: return it, or register it as a buffer of fixed shape"
+
+
+_LOST = ", where it is lost after the call; return it if you need it"
 
 
 class LostTensorWarning(UserWarning):
@@ -51,6 +56,8 @@ class Attributes:
         self._module = module
         self._guarded: _Guards = {}
         """By path of the submodule, and attribute."""
+        self._lost: dict[tuple[str, str], str] = {}
+        """By path and attribute, the warning that a container's tensors are lost; "" after it."""
         self._has_run = False
         self._adopted: set[int] = set()
         """Ids of the tensors in attributes that an earlier trace has read."""
@@ -95,7 +102,11 @@ class Attributes:
                 module.__class__ = kind
 
     def check(
-        self, before: dict[int, dict[str, object]], trace: Trace, tensors: Mapping[str, JaxTensor]
+        self,
+        before: dict[int, dict[str, object]],
+        trace: Trace,
+        tensors: Mapping[str, JaxTensor],
+        outputs: PyTree,
     ) -> bool:
         """Refuses state that forward keeps in attributes.
 
@@ -103,12 +114,14 @@ class Attributes:
           before: the attributes before forward.
           trace: the trace that ran.
           tensors: parameters and buffers by name.
+          outputs: arrays that forward returned.
 
         Returns:
           False where the trace must be repeated, because an attribute has been guarded.
         """
         guards: _Guards = {}
         registered = {id(tensor) for tensor in tensors.values()}
+        returned = {id(leaf) for leaf in jax.tree.leaves(outputs)}
         for name, sub in self._module.named_modules():
             attributes = before.get(id(sub))
             if attributes is None:
@@ -126,17 +139,17 @@ class Attributes:
                 is_unread = isinstance(earlier, torch.Tensor) and not is_state
                 if _holds_traced(value, registered, caches=not is_state):
                     keeps = f"forward keeps a tensor in {where}{write_place(sub, key)}"
-                    if value is earlier:
-                        raise UnsupportedTorchError(
-                            f"{keeps}; {_RETURN_IT}, or, where the same call reads it, give it an "
-                            "attribute of its own"
-                        )
+                    if value is earlier:  # of its entries another call shows whether they are read
+                        lost = {id(tensor.array()) for tensor in _traced(value)} - returned
+                        if lost:
+                            self._lost.setdefault((name, key), keeps + _LOST)
+                        continue
                     if is_unread:
                         self._replaced[id(earlier)] = f"{keeps} and reads it in the next call"
                         continue
                     guards[name, key] = _Guard(
                         f"{keeps} and reads it in the next call; {_RETURN_IT}",
-                        f"{keeps}, where it is lost after the call; return it if you need it",
+                        keeps + _LOST,
                     )
                 elif (
                     isinstance(value, (bool, int, float))
@@ -163,11 +176,30 @@ class Attributes:
         self._has_run |= not guards
         return not guards
 
+    def warn(self) -> None:
+        """Says once which containers of traces that passed have lost their tensors.
+
+        Warns:
+          LostTensorWarning: of each.
+        """
+        for container, warning in self._lost.items():
+            if warning:
+                warnings.warn(warning, LostTensorWarning, stacklevel=2)
+                self._lost[container] = ""
+
     def carried(self, changes: Iterable[Change]) -> str:
         """Describes the first change that another call may read; "" if there is none."""
         names = {id(sub): name for name, sub in self._module.named_modules()}
         readable = (c for c in changes if (names.get(id(c.owner)), c.key) not in self._guarded)
-        return next(map(describe_change, readable), "")
+        return next(map(self.describe, readable), "")
+
+    def describe(self, change: Change) -> str:
+        """The refusal of a change, with the line of the module's class that makes it."""
+        for sub in self._module.modules():
+            for key, value in vars(sub).items():
+                if value is change.owner or (sub is change.owner and key == change.key):
+                    return describe_change(change, place=write_place(sub, key))
+        return describe_change(change)
 
     def unjudged(self, changes: list[Change]) -> list[Change]:
         """Changes of a call that `check` does not judge, so that another call has to show them."""
@@ -211,16 +243,16 @@ class Attributes:
         return not all(is_cache(c) and not any(map(moves, _traced(c.after))) for c in changes)
 
 
-def describe_change(change: Change, source: str = "forward") -> str:
-    """The refusal of a change of Python state, by the code of that name."""
-    values, place = "", ""
-    if change.shows_values:
+def describe_change(change: Change, source: str = "forward", place: str = "") -> str:
+    """The refusal of a change of Python state, by the code of that name at that place."""
+    values, changes = "", "changes"
+    if has_tensor(change.after):
+        changes = "keeps a tensor in"
+    elif change.shows_values:
         values = f" from {shortened(change.before)} to {shortened(change.after)}"
-    if isinstance(change.owner, nn.Module):
-        place = write_place(change.owner, str(change.key))
     return (
-        f"{source} changes `{change.path}`{values}{place}, which a compiled function would do only "
-        "once; make it a buffer, or an argument"
+        f"{source} {changes} `{change.path}`{values}{place}, which a compiled function would do "
+        "only once; make it a buffer, or an argument"
     )
 
 

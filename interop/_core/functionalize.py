@@ -20,7 +20,7 @@ from torch import nn
 from jaxsr.interop._core import module_checks, registry
 from jaxsr.interop._core.activation_sharding import stating_results
 from jaxsr.interop._core.arguments import to_arrays, to_tensor
-from jaxsr.interop._core.attributes import TABLES, Attributes, describe_change, holds_inputs
+from jaxsr.interop._core.attributes import TABLES, Attributes, holds_inputs
 from jaxsr.interop._core.autograd_function import checkpointed
 from jaxsr.interop._core.containers import map_leaves, register_torch_nodes
 from jaxsr.interop._core.deferred import Rewriter
@@ -229,7 +229,7 @@ class FunctionalModule(OfThisProcess):
                     before = self.attributes.snapshot()
                     try:
                         outputs = called(trace)
-                        settled = self.attributes.check(before, trace, tensors)
+                        settled = self.attributes.check(before, trace, tensors, outputs)
                         after = self._collect(trace, tensors, buffers)
                         changes = state.changes()
                         if trace.has_functions:
@@ -256,6 +256,7 @@ class FunctionalModule(OfThisProcess):
                 self._calls.add(key, (inputs, kwargs), carried)
             self._traced.setdefault((method, train), False)
             trace.repeated_code.warn()
+            self.attributes.warn()
             return outputs, after
 
         def check_second_call(
@@ -264,7 +265,7 @@ class FunctionalModule(OfThisProcess):
             """Refuses Python state and draws that another call changes again, or shows."""
             moves |= bool(drawn)  # otherwise both calls have the same parameters and buffers
             changed_again = list[Change]()
-            reason = describe_change(changes[0]) if changes else DRAWN.format(drawn[0])
+            reason = self.attributes.describe(changes[0]) if changes else DRAWN.format(drawn[0])
 
             def program() -> list[PyTree]:
                 trace = self._new_trace(rng, rewriter, Sketched())
@@ -274,8 +275,9 @@ class FunctionalModule(OfThisProcess):
                     with self._swapped(tensors, train, repeated=True):
                         for number in calls_by_draws():
                             state, trace.draws = Snapshot(self.module), 0
+                            trace.rng = rng if rng is None else of_call(rng, number)
                             with stating_results(self.module), self.attributes.guarded():
-                                result = called(trace)
+                                result = called(trace, as_inputs((inputs, kwargs), number))
                                 results.append((result, self._collect(trace, tensors, buffers)))
                             if number == 1:
                                 changed_again[:] = self.attributes.unjudged(state.changes())
@@ -296,7 +298,7 @@ class FunctionalModule(OfThisProcess):
             for change in changed_again:
                 if not (change.is_growth or (change.holds_tensors and not change.is_new)):
                     first = next((one for one in changes if one.path == change.path), change)
-                    raise UnsupportedTorchError(describe_change(first))
+                    raise UnsupportedTorchError(self.attributes.describe(first))
             if not equal:
                 raise UnsupportedTorchError(f"{reason} (a second call computes something else)")
 

@@ -46,14 +46,17 @@ class OtherCall(NamedTuple):
         )
 
 
-def as_inputs(values: PyTree) -> PyTree:
-    """The inputs of a call, which are compared by the equations that compute them from here on."""
+def as_inputs(values: PyTree, number: int | None = None) -> PyTree:
+    """The inputs of a call, which are compared by the equations that compute them from here on.
 
-    def named(x: Any) -> Any:
-        is_wide = isinstance(x, np.ndarray) and x.dtype.itemsize == 8
-        return checkpoint_name(jnp.asarray(x), "input") if _is_array(x) and not is_wide else x
-
-    return map_leaves(named, values)
+    Args:
+      values: arrays, in containers perhaps.
+      number: of the call, where each call may have other inputs. None: all have the same.
+    """
+    label = "input" if number is None else _label(number)
+    return map_leaves(
+        lambda x: checkpoint_name(jnp.asarray(x), label) if _is_array(x) else x, values
+    )
 
 
 def _is_array(x: Any) -> bool:
@@ -108,11 +111,15 @@ def _abstract(inputs: PyTree) -> tuple[tuple, PyTree]:
 
 def of_call(array: ArrayLike, number: int) -> jax.Array:
     """A parameter or buffer in the call of that number, where it may be another one."""
-    return checkpoint_name(jnp.asarray(array), f"{_OF_CALL} {number}")
+    return checkpoint_name(jnp.asarray(array), _label(number))
+
+
+def _label(number: int) -> str:
+    return f"{_OF_CALL} {number}"
 
 
 def equal_calls(program: Callable[[], Sequence[Any]]) -> bool:
-    """Whether several calls compute alike, each from its own parameters and buffers (`of_call`).
+    """Whether several calls compute alike, each from its own inputs and tensors (`of_call`).
 
     Args:
       program: runs them, and returns the result of each, a pytree.
@@ -222,7 +229,7 @@ class _Computed:
             values = (
                 self._constants.results(closed.jaxpr, eqn, operands) if self._constants else None
             )
-            key = (eqn.primitive.name, operands, _parameters(eqn.params, f"{_OF_CALL} {call}"))
+            key = (eqn.primitive.name, operands, _parameters(eqn.params, _label(call)))
             for i, variable in enumerate(eqn.outvars):
                 of_variable[variable] = (
                     self._number((key, i))

@@ -109,29 +109,99 @@ def test_a_cache_filled_before_the_conversion_follows_the_weights():
 
 
 class Keeps(nn.Module):
-    def __init__(self, what):
+    """Adds what an earlier call left in an attribute, a container, or a closure."""
+
+    def __init__(self, kind):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(4))
-        self.register_buffer("count", torch.zeros(()))
-        self.previous, self.what, self.log = torch.zeros(4), what, []
+        self.previous, self.kind, self.log, self.maps = torch.zeros(4), kind, [], {}
+        closure = {}
+        self.swap = lambda x: (closure.get("x", x), closure.update(x=x))[0]
 
     def forward(self, x):
-        if self.what == "input":
+        if self.kind == "attribute":
+            earlier, self.previous = self.previous, self.weight * 2
+        elif self.kind == "first":
             self.log.append(x.sum())
-        elif self.what == "state":
-            x = x + self.previous
-            self.previous = self.weight * 2
-        elif self.what == "random":
+            earlier = self.log[0]
+        elif self.kind == "last but one":
+            self.log.append(x.sum())
+            earlier = self.log[-2] if len(self.log) > 1 else self.log[-1]
+        elif self.kind == "random":
             self.log.append(torch.rand(4) * self.weight)
-        return x
+            earlier = self.log[0]
+        elif self.kind == "entry":
+            earlier = self.maps.setdefault("x", x)
+            self.maps["x"] = x
+        else:
+            earlier = self.swap(x)
+        return x + earlier
 
 
-@pytest.mark.parametrize("what", ["input", "state", "random"])
-def test_state_in_an_attribute_is_refused(what):
-    jm = to_jax(Keeps(what))
-    with pytest.raises(UnsupportedTorchError, match=r"forward keeps a tensor in `(log|previous)`"):
-        jm.apply(jm.params, jm.buffers, X, rng=jax.random.key(0))
+@pytest.mark.parametrize(
+    "kind", ["attribute", "first", "last but one", "random", "entry", "closure"]
+)
+@pytest.mark.filterwarnings("ignore::jaxsr.interop._core.attributes.LostTensorWarning")
+def test_state_of_an_earlier_call_is_refused(kind):
+    jm = to_jax(Keeps(kind))
+    places = r"`(self\.log\[\d\]|previous|self\.maps\['x'\]|closure in .*\['x'\])`"
+    with pytest.raises(UnsupportedTorchError, match=rf"forward keeps a tensor in {places}"):
+        for _ in range(2):
+            jm.apply(jm.params, jm.buffers, X, rng=jax.random.key(0))
     assert jm.functional.module.log == []
+
+
+class Features(nn.Module):
+    """Collects maps of its layers by hooks, as losses on features do."""
+
+    def __init__(self, container, *, returns):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+        self.maps, self.returns = container, returns
+        for name, layer in self.body.named_children():
+            layer.register_forward_hook(self.hook(name))
+
+    def hook(self, name):
+        def keep(layer, inputs, output):
+            if isinstance(self.maps, dict):
+                self.maps[name] = output
+            else:
+                self.maps.append(output)
+
+        return keep
+
+    def forward(self, x):
+        if self.returns == "afresh":
+            self.maps.clear()
+        y = self.body(x)
+        if self.returns == "nothing":
+            return y
+        wanted = ("0", "2") if isinstance(self.maps, dict) else (-3, -1)
+        return [self.maps[which].sin() for which in wanted]
+
+
+@pytest.mark.parametrize("container", [dict, list])
+@pytest.mark.parametrize("returns", ["maps", "afresh"])
+@pytest.mark.filterwarnings("ignore::jaxsr.interop._core.attributes.LostTensorWarning")
+def test_maps_that_hooks_put_into_a_container_are_of_the_call(container, returns):
+    torch.manual_seed(0)
+    module = Features(container(), returns=returns)
+    jm = to_jax(module)
+    for i in range(3):
+        x = X * (i + 1)
+        with torch.no_grad():
+            expected = module(torch.from_numpy(x))
+        for actual, one in zip(jm.apply(jm.params, jm.buffers, x)[0], expected, strict=True):
+            np.testing.assert_allclose(actual, one, atol=1e-6)
+    assert not jm.functional.module.maps
+
+
+def test_a_tensor_left_in_a_container_is_named_once():
+    jm = to_jax(Features({}, returns="nothing"))
+    with pytest.warns(match=r"forward keeps a tensor in `maps` at .*where it is lost") as seen:
+        for _ in range(2):
+            jm.apply(jm.params, jm.buffers, X)
+    assert len(seen) == 1
 
 
 class Pyramid(nn.Module):

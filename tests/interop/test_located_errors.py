@@ -33,7 +33,7 @@ class Listing(nn.Module):
 
     def forward(self, x):
         self.history.append(x.mean())  # the write
-        return x
+        return x + self.history[0]
 
 
 class Counter(Listing):
@@ -50,7 +50,7 @@ class Own(nn.Module):
 FAULTS = {
     Branch: (r"on bool\[\]: the value of a traced tensor.*torch\.where", "the branch"),
     Numpy: (r"needs the values of a traced tensor", "the numpy call"),
-    Listing: (r"forward keeps a tensor in `1\.history`.*register it as a buffer", "the write"),
+    Listing: (r"forward keeps a tensor in `self\.1\.history\[0\]`.*make it a buffer", "the write"),
     Counter: (r"forward changes `1\.calls` from 0 to 1.*make it a buffer", "the count"),
     Own: (r"KeyError: 'missing'", "the user's own fault"),
 }
