@@ -10,13 +10,13 @@ does so. Only attributes of tensors are looked at. The walk ends after `_LIMIT` 
 import collections
 import contextvars
 import functools
-import inspect
 import os
 import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +32,7 @@ from jaxsr.interop.python_code import (
     slots_of,
 )
 from jaxsr.interop.python_values import (
+    MISSING,
     PLAIN,
     attributes_of,
     cached_results,
@@ -39,6 +40,7 @@ from jaxsr.interop.python_values import (
     cell_writer,
     has_tensor,
     long_content,
+    of_class,
     orders,
     same,
     set_key,
@@ -66,7 +68,6 @@ _OPAQUE = (
 _WEAK = (weakref.WeakValueDictionary, weakref.WeakKeyDictionary)
 _REGISTERED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training")
 """Attributes of a module that torch itself manages."""
-_MISSING = object()
 
 
 class Change(NamedTuple):
@@ -146,17 +147,17 @@ class Snapshot:
         for holder in self._holders:
             after = holder.read()
             for key, value in holder.before.items():
-                now = after.get(key, _MISSING)
-                if now is _MISSING or not same(value, now):
-                    now = None if now is _MISSING else now
+                now = after.get(key, MISSING)
+                if now is MISSING or not same(value, now):
+                    now = None if now is MISSING else now
                     changes.append(
                         Change(holder.label(key), value, now, holder.owner, key, is_new=False)
                     )
             for key in after.keys() - holder.before.keys():
                 # `self.count += 1` reads a class attribute and writes one of the object.
-                before = _of_class(holder.owner, key)
-                if before is _MISSING or not same(before, after[key]):
-                    is_new = before is _MISSING
+                before = of_class(holder.owner, key)
+                if before is MISSING or not same(before, after[key]):
+                    is_new = before is MISSING
                     before = None if is_new else before
                     label = holder.label(key)
                     changes.append(Change(label, before, after[key], holder.owner, key, is_new))
@@ -189,6 +190,18 @@ class Snapshot:
                 changed = [k for k in changed if has_tensor(now.get(k)) and not kept]
             if changed or (not holder.is_shared and orders(before, now)):
                 holder.write(before)
+
+    @contextmanager
+    def as_it_was(self) -> Generator[None]:
+        """In this block, objects that copies share have their old values, and then these again."""
+        shared = [(h, h.write, h.read()) for h in self._holders if h.is_shared and h.write]
+        for holder, write, _ in shared:
+            write(holder.before)
+        try:
+            yield
+        finally:
+            for _, write, content in shared:
+                write(content)
 
     # ---- references between objects
 
@@ -423,12 +436,7 @@ class Snapshot:
         )
 
     def _visit_names(self, space: dict, names: frozenset[str]) -> None:
-        """The globals that code names, of its own file and of the modules that it imports.
-
-        Args:
-          space: globals of a file or module.
-          names: in the code, of globals and of attributes.
-        """
+        """The globals of a file or module that code names, and of modules that it imports."""
         module, is_users = space.get("__name__", ""), is_users_file(space.get("__file__") or "")
         for name in sorted(names & space.keys()):
             value = space[name]
@@ -488,11 +496,3 @@ def lengthen(changes: Iterable[Change]) -> None:
     for change in changes:
         if change.is_growth:
             change.owner.extend([change.after] * _LONG)  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def _of_class(owner: object, key: Any) -> Any:
-    """The class attribute that an object's attribute hides."""
-    if not isinstance(key, str) or isinstance(owner, (dict, list, set, type)):
-        return _MISSING
-    value = inspect.getattr_static(type(owner), key, _MISSING)
-    return _MISSING if value is None or hasattr(value, "__get__") else value

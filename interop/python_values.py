@@ -4,6 +4,7 @@ import collections
 import contextvars
 import functools
 import gc
+import inspect
 import itertools
 import operator
 import random
@@ -26,6 +27,7 @@ _RESTORED = 1 << 16
 _READ = 100_000
 """Entries of a long container that are compared."""
 _LONG = 1000
+MISSING = object()
 
 
 def same(first: Any, second: Any, depth: int = 5) -> bool:
@@ -229,3 +231,11 @@ def _is_table(part: object) -> bool:
     return isinstance(part, dict) and any(
         type(entry).__name__ == "_lru_list_elem" for entry in part.values()
     )
+
+
+def of_class(owner: object, key: Any) -> Any:
+    """The class attribute that an object's attribute hides."""
+    if not isinstance(key, str) or isinstance(owner, (dict, list, set, type)):
+        return MISSING
+    value = inspect.getattr_static(type(owner), key, MISSING)
+    return MISSING if value is None or hasattr(value, "__get__") else value

@@ -6,7 +6,7 @@ traced tensors. All other attributes are copied, so that the user's module is ne
 
 import copy
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -20,8 +20,9 @@ from torch import nn
 from jaxsr.interop._core import module_checks, registry
 from jaxsr.interop._core.activation_sharding import stating_results
 from jaxsr.interop._core.arguments import to_arrays, to_tensor
-from jaxsr.interop._core.attributes import TABLES, Attributes, holds_inputs
+from jaxsr.interop._core.attributes import TABLES, Attributes
 from jaxsr.interop._core.autograd_function import checkpointed
+from jaxsr.interop._core.buffers_after import buffers_after
 from jaxsr.interop._core.containers import map_leaves, register_torch_nodes
 from jaxsr.interop._core.deferred import Rewriter
 from jaxsr.interop._core.dispatch import Dispatcher
@@ -37,7 +38,14 @@ from jaxsr.interop._core.host_draws import DRAWN, calls_by_draws, refusing_host_
 from jaxsr.interop._core.index_bounds import collecting_indices
 from jaxsr.interop._core.located_errors import located
 from jaxsr.interop._core.recipes import Recipe
-from jaxsr.interop._core.repeated_calls import Calls, OtherCall, as_inputs, equal_calls, of_call
+from jaxsr.interop._core.repeated_calls import (
+    Calls,
+    Carried,
+    OtherCall,
+    as_inputs,
+    equal_calls,
+    of_call,
+)
 from jaxsr.interop._core.shared_memory import OfThisProcess, Originals, SharedMemory, Window
 from jaxsr.interop._core.slots import Slot, find_slots, matching, mentions, replaced_mentions
 from jaxsr.interop._core.tensor import JaxTensor
@@ -45,7 +53,6 @@ from jaxsr.interop._core.tensor_types import Globals, globals_of
 from jaxsr.interop._core.trace import Trace
 from jaxsr.interop._core.trace_context import session
 from jaxsr.interop._core.trace_scope import is_watched, watched, watching
-from jaxsr.interop._core.wide_integers import carried_by_buffer
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.errors import (
     UnsupportedTorchError,
@@ -179,7 +186,11 @@ class FunctionalModule(OfThisProcess):
                     )[1]
                 )
 
-        def called(trace: Trace, arguments: PyTree = (inputs, kwargs)) -> PyTree:
+        begun = list[Snapshot]()  # the first of a trace that is repeated counts
+
+        def called(
+            trace: Trace, arguments: PyTree = (inputs, kwargs), method: str = method
+        ) -> PyTree:
             """The method's result in a trace, whose tensors are in their places."""
             args, kw = map_leaves(lambda x: to_tensor(trace, x, compute_dtype), arguments)
             versions = module_checks.input_versions((*args, kw))
@@ -217,7 +228,7 @@ class FunctionalModule(OfThisProcess):
                 gradients = recorded(partial(traced, compiling=compiling))
             gradients = gradients or Unrecorded()
             outputs, after, settled = None, dict[str, jax.Array](), False
-            changes, carried, moves = list[Change](), "", True
+            changes, carried, moves = list[Change](), Carried(), True
             trace = self._new_trace(rng, rewriter, gradients)
             with session(trace, compiling=compiling), suppress(GradientRequested):
                 tensors = wrapped(trace)
@@ -227,10 +238,11 @@ class FunctionalModule(OfThisProcess):
                     self.attributes.guarded(),
                 ):
                     before = self.attributes.snapshot()
+                    begun.append(state)
                     try:
                         outputs = called(trace)
                         settled = self.attributes.check(before, trace, tensors, outputs)
-                        after = self._collect(trace, tensors, buffers)
+                        after = buffers_after(self, trace, tensors, buffers)
                         changes = state.changes()
                         if trace.has_functions:
                             trace.left = self.attributes.plain()
@@ -249,10 +261,11 @@ class FunctionalModule(OfThisProcess):
             key = method, train, compiling
             others = self._calls.others(key, (inputs, kwargs), carried)
             if others is not None:
-                if changes or trace.host_draws:
-                    check_second_call(changes, moves, trace.host_draws, compiling=compiling)
-                for other in others:
-                    check_other_call(other, compiling=compiling)
+                with begun[0].as_it_was() if carried.here else nullcontext():
+                    if changes or trace.host_draws:
+                        check_second_call(changes, moves, trace.host_draws, compiling=compiling)
+                    for other in others:
+                        check_other_call(other, compiling=compiling)
                 self._calls.add(key, (inputs, kwargs), carried)
             self._traced.setdefault((method, train), False)
             trace.repeated_code.warn()
@@ -278,7 +291,9 @@ class FunctionalModule(OfThisProcess):
                             trace.rng = rng if rng is None else of_call(rng, number)
                             with stating_results(self.module), self.attributes.guarded():
                                 result = called(trace, as_inputs((inputs, kwargs), number))
-                                results.append((result, self._collect(trace, tensors, buffers)))
+                                results.append(
+                                    (result, buffers_after(self, trace, tensors, buffers))
+                                )
                             if number == 1:
                                 changed_again[:] = self.attributes.unjudged(state.changes())
                                 # Lists that grow in every call must not be read.
@@ -304,6 +319,8 @@ class FunctionalModule(OfThisProcess):
 
         def check_other_call(other: OtherCall, *, compiling: bool) -> None:
             """Refuses Python state with which a call computes something else after another one."""
+            modes = train, other.train
+            methods = method, other.method
 
             def program() -> list[PyTree]:
                 trace = self._new_trace(rng, rewriter, Sketched())
@@ -312,14 +329,16 @@ class FunctionalModule(OfThisProcess):
                 with session(trace, compiling=compiling):
                     for first in (0, 1):
                         tensors = wrapped(trace)  # the same in both calls
-                        with self._swapped(tensors, train, repeated=True):
+                        with self._swapped(tensors, modes[first], repeated=True):
                             for number, which in enumerate((first, 1 - first)):
                                 if number:
                                     tensors = self._place(wrapped(trace), tensors)
+                                    if modes[which] is not modes[first]:
+                                        in_mode(self.module, bool(modes[which]))
                                 trace.draws = 0
                                 with stating_results(self.module), self.attributes.guarded():
-                                    result = called(trace, calls[which])
-                                    after = self._collect(trace, tensors, buffers)
+                                    result = called(trace, calls[which], methods[which])
+                                    after = buffers_after(self, trace, tensors, buffers)
                                     results[number][which] = (result, after)
                 return results
 
@@ -328,9 +347,7 @@ class FunctionalModule(OfThisProcess):
                 equal = equal_calls(program)  # an order of calls that fails says so in torch too
             self.input_written = written
             if not equal:
-                raise UnsupportedTorchError(
-                    f"{other.reason} (after it, a call with other inputs computes something else)"
-                )
+                raise UnsupportedTorchError(f"{other.reason} ({other.difference(method, train)})")
 
         try:
             return traced(compiling=True)
@@ -433,67 +450,3 @@ class FunctionalModule(OfThisProcess):
                     attributes[kind].update(table)
                 vars(m).clear()
                 vars(m).update(attributes)
-
-    def _collect(
-        self, trace: Trace, tensors: dict[str, JaxTensor], buffers: Mapping[str, ArrayLike]
-    ) -> dict[str, jax.Array]:
-        after: dict[str, jax.Array] = {}
-        if made := module_checks.tensors_made(self.module, {*self.slots, *self.aliases}):
-            raise UnsupportedTorchError(made)
-        module_checks.refuse_backward_hooks(self.module)
-        is_mixed = any(tensors[n].dtype != slot.dtype for n, slot in self.slots.items())
-        for name, slot in self.slots.items():
-            everywhere = [
-                getattr(self.module.get_submodule(path), kind).get(key)
-                for path, kind, key in slot.places
-            ]
-            current = everywhere[0]
-            if any(other is not current for other in everywhere):
-                raise UnsupportedTorchError(
-                    f"forward replaces {name} under one of its names alone; write into it"
-                )
-            if isinstance(current, JaxTensor) and not current.has_set(self.set_on[name]):
-                raise UnsupportedTorchError(
-                    f"forward changes attributes of the tensor {name}, which the next call would "
-                    "not see; keep them in a buffer"
-                )
-            if slot.trainable:
-                if current is not tensors[name] or current.is_moved:
-                    raise UnsupportedTorchError(
-                        f"forward replaces the parameter {name}, which would keep the value in "
-                        "torch and lose it here; register a buffer, or requires_grad_(False)"
-                    )
-                if not current.needs_grad:
-                    raise UnsupportedTorchError(
-                        f"forward leaves requires_grad of {name} False, which the next call would "
-                        "not see; set it before to_jax, or back to True"
-                    )
-                continue
-            original = jnp.asarray(buffers[name])
-            if current is tensors[name] and current.cell.version == 0 and not current.is_moved:
-                after[name] = original
-                continue
-            has_shape = isinstance(current, torch.Tensor) and current.shape == original.shape
-            if not has_shape and name in self.non_persistent and not holds_inputs(current):
-                after[name] = original  # a cache of constants, which every trace makes anew
-                continue
-            self.buffers_written.add(name)
-            module_checks.refuse_old_mentions(self.mentions, name, current, tensors[name])
-            module_checks.refuse_other_form(name, current, tensors[name], is_mixed=is_mixed)
-            after[name] = cast(
-                carried_by_buffer(trace.as_jax_tensor(current), name), original.dtype
-            )
-        for name, constant in self.constants:
-            is_read = isinstance(constant, np.ndarray) or id(constant) in trace.adopted
-            if name in self.buffers_written and is_read:
-                raise UnsupportedTorchError(
-                    f"forward writes the buffer {name}, and reads another tensor over the same "
-                    "memory, which would keep its first values; read the buffer itself"
-                )
-        for name in self.numbers_read & self.buffers_written:
-            raise UnsupportedTorchError(
-                f"forward writes the buffer {name}, and needs its value in Python (.item(), a "
-                "branch or size); a compiled function would see one value for ever: make it an "
-                "argument, or use torch.where"
-            )
-        return after

@@ -7,7 +7,7 @@ decides a branch or a factor gives another equation.
 
 import math
 import re
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -30,13 +30,34 @@ _COMPARED = 2
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
-class OtherCall(NamedTuple):
-    """A call that was traced before, with other inputs."""
+class Carried(NamedTuple):
+    """The Python state that a call leaves, in words; "" for none."""
 
+    here: str = ""
+    """As another call of the same method and mode may read it."""
+    elsewhere: str = ""
+    """As one of another method or mode may: without tables that each computes alike."""
+
+
+class OtherCall(NamedTuple):
+    """A call that was traced before, with other inputs, of another method, or in another mode."""
+
+    method: str
+    train: bool | None
     inputs: PyTree
     """Arrays are shapes and dtypes."""
-    reason: str
+    carried: Carried
+    reason: str = ""
     """The Python state that it or the present call leaves."""
+
+    def difference(self, method: str, train: bool | None) -> str:
+        """How a call of this method and mode is found to depend on it."""
+        if (method, train) == (self.method, self.train):
+            return "after it, a call with other inputs computes something else"
+        names = [
+            f"{name}(), train={mode}" for name, mode in ((self.method, self.train), (method, train))
+        ]
+        return f"{names[0]} and {names[1]} compute something else in another order"
 
     def zeros(self) -> PyTree:
         """Its inputs, with zeros in the arrays."""
@@ -69,15 +90,15 @@ class Calls:
     """The first calls of a module's methods, by the sizes and values of their inputs."""
 
     def __init__(self) -> None:
-        self._seen: dict[Hashable, dict[tuple, OtherCall]] = {}
+        self._seen: dict[_Key, dict[tuple, OtherCall]] = {}
 
-    def others(self, key: Hashable, inputs: PyTree, reason: str) -> list[OtherCall] | None:
+    def others(self, key: "_Key", inputs: PyTree, carried: Carried) -> list[OtherCall] | None:
         """The last calls with other inputs, where they or this one leave Python state.
 
         Args:
-          key: tells methods and modes apart.
+          key: method, mode, and whether torch says that it compiles.
           inputs: of the call.
-          reason: the state that it leaves, "" for none.
+          carried: the state that it leaves.
 
         Returns:
           None if a call with such inputs was added, or as many as are compared.
@@ -85,13 +106,26 @@ class Calls:
         seen = self._seen.get(key, {})
         if _abstract(inputs)[0] in seen or len(seen) >= _MOST_CALLS:
             return None
-        others = [one._replace(reason=one.reason or reason) for one in seen.values()]
-        return [one for one in others if one.reason][-_COMPARED:]
+        _, train, compiling = key
+        alike = [one._replace(reason=one.carried.here or carried.here) for one in seen.values()]
+        elsewhere = [
+            list(calls.values())[-1]
+            for (_, mode, compiles), calls in self._seen.items()
+            if calls is not seen and compiles == compiling and (mode is None) == (train is None)
+        ]
+        elsewhere = [
+            one._replace(reason=one.carried.elsewhere or carried.elsewhere) for one in elsewhere
+        ]
+        return [*[c for c in alike if c.reason][-_COMPARED:], *[c for c in elsewhere if c.reason]]
 
-    def add(self, key: Hashable, inputs: PyTree, reason: str) -> None:
+    def add(self, key: "_Key", inputs: PyTree, carried: Carried) -> None:
         """Remembers a call; see `others`."""
         words, shapes = _abstract(inputs)
-        self._seen.setdefault(key, {})[words] = OtherCall(shapes, reason)
+        method, train, _ = key
+        self._seen.setdefault(key, {})[words] = OtherCall(method, train, shapes, carried)
+
+
+_Key = tuple[str, bool | None, bool]
 
 
 def _abstract(inputs: PyTree) -> tuple[tuple, PyTree]:

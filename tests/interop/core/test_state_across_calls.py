@@ -1,0 +1,131 @@
+"""Python state of a call that one in another mode, of another method, or any later one reads."""
+
+import jax
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from jaxsr.interop import UnsupportedTorchError, to_jax
+
+X = np.random.default_rng(0).standard_normal((2, 4)).astype(np.float32)
+SHARED = {"scale": 1.0}
+FACTOR = 1.0
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.settings = nn.Linear(4, 4), {"scale": 1.0}
+
+    def forward(self, x):
+        return self.linear(x)
+
+    def prepare(self, x):
+        return self.linear(x) * 2
+
+
+class SetInTraining(Net):
+    def forward(self, x):
+        if self.training:
+            self.settings["scale"] = 2.0
+        return self.linear(x) * self.settings["scale"]
+
+
+class MapOfTraining(Net):
+    def forward(self, x):
+        y = self.linear(x)
+        if self.training:
+            self.settings["y"] = y
+        return y + self.settings.get("y", 0)
+
+
+class GlobalOfTraining(Net):
+    def forward(self, x):
+        if self.training:
+            SHARED["scale"] = 2.0
+        return self.linear(x) * SHARED["scale"]
+
+
+class SetByMethod(Net):
+    def prepare(self, x):
+        self.settings["scale"] = 3.0
+        return self.linear(x)
+
+    def forward(self, x):
+        return self.linear(x) * self.settings["scale"]
+
+
+class FirstCallOfAll(Net):
+    def forward(self, x):
+        y = self.linear(x) * SHARED["scale"]
+        SHARED["scale"] = 2.0
+        return y
+
+
+class FirstCallByAName(Net):
+    def forward(self, x):
+        global FACTOR  # noqa: PLW0603
+        y = self.linear(x) * FACTOR
+        FACTOR = 2.0
+        return y
+
+
+class SizeOfEachCall(Net):
+    """Writes what it reads in every call, so no call depends on another."""
+
+    def forward(self, x):
+        self.settings["scale"], SHARED["scale"] = x.shape[0], x.shape[0] + 1.0
+        return self.linear(x) * self.settings["scale"] * SHARED["scale"]
+
+
+CALLS = [(False, "forward"), (True, "forward"), (False, "prepare"), (False, "forward")]
+
+
+@pytest.fixture(autouse=True)
+def at_first():
+    def reset():
+        global FACTOR
+        SHARED["scale"], FACTOR = 1.0, 1.0
+
+    reset()
+    yield reset
+    reset()
+
+
+def sequence(net, calls):
+    """The results of compiled calls; refusals end it."""
+    jm = to_jax(net)
+    compiled = jax.jit(jm.apply, static_argnames=("train", "method"))
+    for train, method in calls:
+        yield np.asarray(compiled(jm.params, jm.buffers, X, train=train, method=method)[0])
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [SetInTraining, MapOfTraining, GlobalOfTraining, SetByMethod, FirstCallOfAll, FirstCallByAName],
+)
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.filterwarnings("ignore::jaxsr.interop._core.attributes.LostTensorWarning")
+def test_state_of_an_earlier_call_is_refused(kind, turned):
+    net = kind()
+    names = r"(settings\['(scale|y)'\]|SHARED\['scale'\]|FACTOR)`.* compute"
+    with pytest.raises(UnsupportedTorchError, match=names):
+        [*sequence(net, [*reversed(CALLS)] if turned else CALLS * 2)]
+
+
+def test_a_call_that_writes_first_is_as_in_torch(at_first):
+    torch.manual_seed(0)
+    net = SizeOfEachCall()
+    actual = [*sequence(net, CALLS)]
+    at_first()
+    for result, (train, method) in zip(actual, CALLS, strict=True):
+        with torch.no_grad():
+            expected = getattr(net.train(train), method)(torch.from_numpy(X))
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_trial_leaves_shared_state_as_the_call_did():
+    jm = to_jax(SizeOfEachCall())
+    jm.apply(jm.params, jm.buffers, X)
+    assert SHARED["scale"] == len(X) + 1
