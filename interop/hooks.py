@@ -65,9 +65,9 @@ def run_torch(function: Callable[..., Any], *args: PyTree, **kwargs: PyTree) -> 
       UnsupportedTorchError: JAX would compute something else.
     """
     from jaxsr.interop._core import registry
+    from jaxsr.interop._core.arguments import to_arrays, to_tensor
     from jaxsr.interop._core.containers import map_leaves
     from jaxsr.interop._core.dispatch import Dispatcher
-    from jaxsr.interop._core.functionalize import to_arrays, to_tensor
     from jaxsr.interop._core.trace_context import session
 
     registry.load()

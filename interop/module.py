@@ -21,7 +21,8 @@ from jax.typing import ArrayLike, DTypeLike
 from torch import nn
 
 from jaxsr.interop._core.explicit_axes import explicit_mesh, with_automatic_axes
-from jaxsr.interop._core.functionalize import FunctionalModule, functionalize
+from jaxsr.interop._core.functional_module import FunctionalModule
+from jaxsr.interop._core.functionalize import functionalize
 from jaxsr.interop._core.registry import Operator, register_user_lowering
 from jaxsr.interop._core.slots import array_of
 from jaxsr.interop.annotations import PyTree

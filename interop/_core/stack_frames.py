@@ -50,7 +50,7 @@ def is_outside_frameworks(file: str) -> bool:
     return not file.startswith("<frozen") and not file.startswith(_FRAMEWORKS)
 
 
-_ENTRY = "jaxsr.interop._core.functionalize"
+_ENTRY = "jaxsr.interop._core.functional_module"
 """Runs the module's code. Code outside of `apply` may catch its errors."""
 
 
