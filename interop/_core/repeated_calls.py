@@ -75,9 +75,12 @@ def as_inputs(values: PyTree, number: int | None = None) -> PyTree:
       number: of the call, where each call may have other inputs. None: all have the same.
     """
     label = "input" if number is None else _label(number)
-    return map_leaves(
-        lambda x: checkpoint_name(jnp.asarray(x), label) if _is_array(x) else x, values
-    )
+
+    def named(x: Any) -> Any:
+        is_array = _is_array(x) or isinstance(x, np.generic)
+        return checkpoint_name(jnp.asarray(x), label) if is_array else x
+
+    return map_leaves(named, values)
 
 
 def _is_array(x: Any) -> bool:
