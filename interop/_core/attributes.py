@@ -58,7 +58,8 @@ class Attributes:
         self._guarded: _Guards = {}
         """By path of the submodule, and attribute."""
         self._lost: dict[tuple[str, str], str] = {}
-        """By path and attribute, the warning that a container's tensors are lost; "" after it."""
+        """By path and attribute, the warning that a container's tensors are lost; "" once it was
+        given, or a call was seen to read them."""
         self._has_run = False
         self._adopted: set[int] = set()
         """Ids of the tensors in attributes that an earlier trace has read."""
@@ -85,9 +86,11 @@ class Attributes:
           LostTensorWarning: forward wrote a tensor there and did not read it.
         """
         modules: list[tuple[nn.Module, type]] = []
-        by_path: dict[str, dict[str, _Guarded]] = {}
+        by_path: dict[str, dict[str, _Guarded | _Watched]] = {}
         for (path, key), guard in self._guarded.items():
             by_path.setdefault(path, {})[key] = _Guarded(key, guard)
+        for path, key in [container for container, warning in self._lost.items() if warning]:
+            by_path.setdefault(path, {})[key] = _Watched(key)
         try:
             for path, guards in by_path.items():
                 module = self._module.get_submodule(path)
@@ -96,8 +99,12 @@ class Attributes:
                 modules.append((module, kind))
                 module.__class__ = type(kind.__name__, (kind,), guards | names)
             yield
-            for guarded in (g for guards in by_path.values() for g in guards.values()):
-                guarded.warn()
+            for path, guards in by_path.items():
+                for key, guarded in guards.items():
+                    if isinstance(guarded, _Guarded):
+                        guarded.warn()
+                    elif guarded.is_read(self._module.get_submodule(path)):
+                        self._lost[path, key] = ""
         finally:
             for module, kind in modules:
                 module.__class__ = kind
@@ -287,6 +294,26 @@ class _Guarded:
         if self.is_written and not self.is_read and self.guard.loss:
             warnings.warn(self.guard.loss, LostTensorWarning, stacklevel=2)
             self.guard.loss = ""
+
+
+class _Watched:
+    """An attribute with a container that forward fills."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.content: list[int] = []
+
+    def __get__(self, module: nn.Module, kind: type) -> Any:
+        value = vars(module)[self.key]
+        self.content = [id(tensor) for tensor in _traced(value)]
+        return value
+
+    def __set__(self, module: nn.Module, value: object) -> None:
+        vars(module)[self.key] = value
+
+    def is_read(self, module: nn.Module) -> bool:
+        """Whether code took the container after the last change of its tensors."""
+        return self.content == [id(tensor) for tensor in _traced(vars(module)[self.key])]
 
 
 def holds_inputs(value: object) -> bool:

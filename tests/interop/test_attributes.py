@@ -182,7 +182,6 @@ class Features(nn.Module):
 
 @pytest.mark.parametrize("container", [dict, list])
 @pytest.mark.parametrize("returns", ["maps", "afresh"])
-@pytest.mark.filterwarnings("ignore::jaxsr.interop._core.attributes.LostTensorWarning")
 def test_maps_that_hooks_put_into_a_container_are_of_the_call(container, returns):
     torch.manual_seed(0)
     module = Features(container(), returns=returns)
