@@ -195,6 +195,8 @@ class Snapshot:
     def as_it_was(self) -> Generator[None]:
         """In this block, objects that copies share have their old values, and then these again."""
         shared = [(h, h.write, h.read()) for h in self._holders if h.is_shared and h.write]
+        # Other threads may look at the rest.
+        shared = [(h, write, now) for h, write, now in shared if not same(h.before, now)]
         for holder, write, _ in shared:
             write(holder.before)
         try:
