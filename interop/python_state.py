@@ -120,7 +120,7 @@ class Snapshot:
 
     def __init__(self, root: object, name: str = "self") -> None:
         self._holders: list[_Holder] = []
-        self._seen: dict[Any, object] = {}
+        self._seen: dict[Any, object] = {id(sys.modules): 0}  # which any import changes
         self._pending = collections.deque[tuple[Any, str, bool]]([(root, name, False)])
         self._is_shared = False
         self.tensors: list[torch.Tensor] = []

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from jaxsr.interop import UnsupportedTorchError, to_jax
+from jaxsr.interop.python_state import Snapshot
 
 # Python 3.12 and newer say so of the copies that the converted module is.
 pytestmark = pytest.mark.filterwarnings(
@@ -435,3 +436,17 @@ def test_state_is_refused_with_its_path(name):
     jm = to_jax(Net(code))
     with pytest.raises(UnsupportedTorchError, match=path):
         jax.eval_shape(lambda x: jm.apply(jm.params, jm.buffers, x)[0], X)
+
+
+def imports(name):
+    if name not in sys.modules:
+        sys.modules[name] = types.ModuleType(name)
+
+
+def test_an_import_is_not_state():
+    state = Snapshot(imports)
+    imports("imported_by_a_test")
+    try:
+        assert not state.changes()
+    finally:
+        del sys.modules["imported_by_a_test"]
