@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from jaxsr.interop import Checkpoints
+from jaxsr.interop.errors import CheckpointError
 from jaxsr.interop.weights import read_weights
 from tests.test_train import TINY, finished, records, refused, run
 
@@ -104,3 +106,34 @@ def test_records_that_a_run_would_not_write_are_left_out(twice, caplog, finished
     assert "damaged lines" in caplog.text and (out / "metrics.jsonl.damaged").exists()
     steps = [r["step"] for r in records(out) if "generator/loss" in r]
     assert steps == ([1, 2, 3, 4, 5] if twice else [2, 3, 4, 5])
+
+
+def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew(capsys, finished, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    shutil.rmtree(out / "checkpoints")
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    line = refused(capsys, "--resume", "--out", out, "--steps", 6)
+    assert f"{out}/checkpoints has no checkpoint to resume, though generator.safetensors" in line
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    for path in out.glob("*.safetensors"):
+        path.unlink()
+    assert run("--resume", "--out", out, "--steps", 4) == 0
+    assert "has no checkpoint yet: it begins again at step 0" in capsys.readouterr().err
+    assert [r["step"] for r in records(out) if "generator/loss" in r] == [1, 2, 3, 4]
+
+
+def test_weights_are_exported_after_a_checkpoint(monkeypatch, tmp_path):
+    """Or else a run that was killed between them could not be told from one that lost it."""
+    saved = Checkpoints.save
+
+    def fails_late(self, *arguments):
+        saved(self, *arguments)
+        monkeypatch.setattr(Checkpoints, "wait", fails)
+
+    def fails(self):
+        raise CheckpointError("no space is left")
+
+    monkeypatch.setattr(Checkpoints, "save", fails_late)
+    assert run(*TINY, "--out", tmp_path / "run") != 0
+    assert not [*tmp_path.glob("run/*.safetensors")]

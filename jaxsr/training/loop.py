@@ -112,6 +112,7 @@ def train(
         due = origin == "resumed" and task.is_validated and run.validates(start, total)
         if due and not checkpoints.has_metrics(start):  # a signal or an error ended the validation
             run.validate(start, phase_at(task.phases, start - 1), stopping)
+            run.export(start, run.figures)
         devices = config.mesh_shape.devices
         set_status(f"tracing and compiling the step for {counted(devices, 'device')}")
         run.steps(batches, total, stopping)
@@ -212,9 +213,9 @@ class _Run:
                 if validating or saving or stop:
                     metrics = self.figures if validating and self.figures else None
                     self._save(done, engine.state(), metrics)
+                if validating or (stop and not last):
+                    self.export(done, self.figures if validating else {})
                 if stop and not last:
-                    if not validating:
-                        self._export(done, {})
                     self.checkpoints.wait()
                     self.records.say(
                         f"stopped by {stopping.signal_name} after step {done}; "
@@ -230,7 +231,10 @@ class _Run:
 
     def _save(self, step: int, state: Any, metrics: Mapping[str, float] | None = None) -> None:
         self._check_folder()
+        is_first = not self.checkpoints.steps
         self.checkpoints.save(step, state, metrics)
+        if is_first:  # whoever finds weights, but no checkpoint, knows that they were removed
+            self.checkpoints.wait()
 
     def _keep_steps(self, done: int, phase: str) -> None:
         """Saves before an error ends the run, if this process can do so alone."""
@@ -281,7 +285,7 @@ class _Run:
         raise TrainingError(f"{cause}; {saved}. {mend}, and {again}")
 
     def validate(self, done: int, phase: str, stopping: StopRequest) -> None:
-        """Validates after a step, and writes the figures, a picture, and the weights."""
+        """Validates after a step, and writes the figures and a picture."""
         # Every host checks for itself: all have the figures, because Orbax ranks checkpoints by
         # them, so no host has to wait for another.
         what = f"the validation of step {done} goes on"
@@ -301,9 +305,8 @@ class _Run:
                 self.records.validation(done, self.figures, validation.picture)
             if validation.picture is not None:
                 _write_picture(self.out / "validation" / f"step-{done:07d}.png", validation.picture)
-        self._export(done, self.figures)
 
-    def _export(self, done: int, figures: Mapping[str, float]) -> None:
+    def export(self, done: int, figures: Mapping[str, float]) -> None:
         """Writes the weights of this step, and keeps a copy of the best validation's."""
         weights = self.engine.weights()  # a collective operation where parameters are split over
         # hosts

@@ -193,16 +193,25 @@ def _fixed_changes(run: ConfigFile, config: RunConfig) -> str:
     )
 
 
-def _check_checkpoints(out: Path, run: ConfigFile, config: RunConfig) -> None:
-    """Refuses checkpoints of another run, which came into the folder by a copy.
+def _check_checkpoints(out: Path, run: ConfigFile, config: RunConfig, exported: str) -> None:
+    """Refuses checkpoints of another run, which came into the folder by a copy, and their absence.
 
     Raises:
-      InputError: there is one; the message has what differs.
+      InputError: there is one, and the message has what differs; or there is none, though the run
+        has exported weights, which it does after its first checkpoint.
     """
-    from jaxsr.interop.checkpoint import all_notes
+    from jaxsr.interop.checkpoint import all_notes, steps_of
 
-    for step, notes in all_notes(out / "checkpoints").items():
-        path = out / "checkpoints" / str(step)
+    folder = out / "checkpoints"
+    weights = [out / name for name in _weights_of(exported) if (out / name).exists()]
+    if weights and not (steps_of(folder) or any(folder.glob("*.damaged*"))):
+        raise InputError(
+            f"{folder} has no checkpoint to resume, though {weights[0].name} was "
+            f"written after one; put it back, start another run with --init {out} --out NEW, or "
+            f"move {weights[0]} away to begin this run again"
+        )
+    for step, notes in all_notes(folder).items():
+        path = folder / str(step)
         saved = ConfigFile.from_json(notes, source=path)
         changed = f"family={saved.family}, not {run.family}" if saved.family != run.family else ""
         changed = changed or _fixed_changes(saved, config)
@@ -356,8 +365,9 @@ def claim_folder(
             f"{out} already holds a run; add --resume to go on with it, or choose another --out"
         )
     check_changes(out, run, config)
-    _check_checkpoints(out, run, config)
-    from jaxsr.interop.weights import has_digest  # imports NumPy, which --help does not need
+    _check_checkpoints(out, run, config, exported)
+    from jaxsr.interop.checkpoint import steps_of  # imports JAX, which --help does not need
+    from jaxsr.interop.weights import has_digest
 
     for path in (out / name for name in _weights_of(exported)):
         if path.is_file() and not has_digest(path):
@@ -381,6 +391,8 @@ def claim_folder(
                 f"computed with {before} {kind} so far, now with {now}: on a CPU the results "
                 "differ in the last bits from those of an uninterrupted run"
             )
+    if config.branch_from is None and not steps_of(out / "checkpoints"):
+        remarks.append(f"the run in {out} has no checkpoint yet: it begins again at step 0")
     remarks += _other_computation(run.computed_by or {}, computed_by or {})
     return RunRecord(out=out, content=content, remarks=tuple(map(printable, remarks)))
 
