@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
+from torch.utils import _pytree as pytree
 
 from jaxsr.interop._core.trace_scope import plain_torch
 from jaxsr.interop.errors import UnsupportedTorchError
@@ -119,6 +120,18 @@ def cast(value: ArrayLike, dtype: DTypeLike) -> jax.Array:
     if jnp.iscomplexobj(value) and not jnp.issubdtype(dtype, jnp.complexfloating):
         value = value.real
     return value.astype(dtype)
+
+
+def as_autocast(values: Any) -> Any:
+    """Arguments of a product, as `torch.autocast` of the CPU hands them on where it is on."""
+    if not torch.is_autocast_enabled("cpu"):
+        return values
+    dtype = torch.get_autocast_dtype("cpu")
+
+    def in_dtype(x: torch.Tensor) -> torch.Tensor:
+        return x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x
+
+    return pytree.tree_map_only(torch.Tensor, in_dtype, values)
 
 
 def as_int32(value: jax.Array) -> jax.Array:

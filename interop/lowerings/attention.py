@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import torch
 import torch.nn.functional as F
 
+from jaxsr.interop._core.dtypes import as_autocast
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import handles, overrides
 from jaxsr.interop._core.tensor import JaxTensor
@@ -23,8 +24,7 @@ def _drop(rng: jax.Array, p: float, weights: jax.Array) -> jax.Array:
 
 @overrides(F.scaled_dot_product_attention)
 def _sdpa(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
-    if torch.is_autocast_enabled("cpu"):
-        return func(*args, **kwargs)
+    args, kwargs = as_autocast((args, kwargs))
     return _run_attention(trace, func, *args, **kwargs)
 
 

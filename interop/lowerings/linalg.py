@@ -14,7 +14,14 @@ from jax import lax
 from torch.utils import _pytree as pytree
 
 from jaxsr.interop._core.accumulation import broadcast, copies
-from jaxsr.interop._core.dtypes import nan_where, to_jax_dtype, wide_dtype, widened, x64
+from jaxsr.interop._core.dtypes import (
+    as_autocast,
+    nan_where,
+    to_jax_dtype,
+    wide_dtype,
+    widened,
+    x64,
+)
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import lowers, overrides
 from jaxsr.interop._core.tensor import JaxTensor, straight_through
@@ -27,15 +34,23 @@ from jaxsr.interop.lowerings.channel_moments import spread
 # ---- products
 
 
-def lowers_function(func: Callable, lowering: Callable) -> None:
-    """Registers a JAX lowering for a torch function, its shape and dtype checked against torch."""
+def lowers_function(func: Callable, lowering: Callable, *, is_product: bool = False) -> None:
+    """Registers a JAX lowering for a torch function, its shape and dtype checked against torch.
+
+    Args:
+      func: the function.
+      lowering: the same for JAX arrays.
+      is_product: autocast casts its arguments. Of other functions torch's own parts are taken then.
+    """
 
     def handler(trace: Trace, called: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         if all(not isinstance(t, JaxTensor) or t.const is not None for t in tensors):
             return called(*args, **kwargs)
-        if kwargs.get("out") is not None or torch.is_autocast_enabled("cpu"):
+        is_in_parts = torch.is_autocast_enabled("cpu") and not is_product
+        if kwargs.get("out") is not None or is_in_parts:
             return called(*args, **kwargs)
+        args, kwargs = as_autocast((args, kwargs))
         args, kwargs = pytree.tree_map_only(torch.Tensor, trace.as_jax_tensor, (args, kwargs))
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, JaxTensor)]
         with plain_torch():
@@ -121,10 +136,10 @@ def einsum(equation: str, *operands: Any) -> jax.Array:
     return jnp.einsum(equation.replace(" ", ""), *operands)
 
 
-lowers_function(F.linear, linear)
+lowers_function(F.linear, linear, is_product=True)
 lowers_function(torch.einsum, einsum)
 for _matmul in (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.bmm, torch.mm):
-    lowers_function(_matmul, jnp.matmul)
+    lowers_function(_matmul, jnp.matmul, is_product=True)
 
 
 # ---- factorisations

@@ -178,6 +178,7 @@ def convert(
     objective = copy_module(objective)
     for network in sorted(_player_networks(objective)):
         module = objective.get_submodule(network)
+        _run_under_autocast(module, dtype)
         module.register_forward_pre_hook(
             lambda _, inputs, named: _cast_floats((inputs, named), dtype), with_kwargs=True
         )
@@ -217,6 +218,23 @@ def _cast_floats(tree: PyTree, dtype: "torch.dtype") -> PyTree:
         return x.to(dtype) if x.is_floating_point() else x
 
     return pytree.tree_map_only(torch.Tensor, in_dtype, tree)
+
+
+def _run_under_autocast(module: "torch.nn.Module", dtype: "torch.dtype") -> None:
+    """Gives the module a class whose forward casts operands of products, as torch's step does.
+
+    Buffers stay in float32, and so does what is computed with one of them before the next product.
+    """
+    import torch
+
+    kind = type(module)
+
+    def forward(self: Any, *inputs: Any, **named: Any) -> Any:
+        with torch.autocast("cpu", dtype):
+            return kind.forward(self, *inputs, **named)
+
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    module.__class__ = type(kind.__name__, (kind,), {"forward": forward} | names)
 
 
 def _exchange_statistics(objective: Objective) -> None:

@@ -1,9 +1,11 @@
-"""F.linear's gradients against float64 torch."""
+"""F.linear's gradients against float64 torch, and products under autocast."""
 
 import jax
 import numpy as np
+import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from jaxsr.interop import to_jax
 
@@ -37,3 +39,29 @@ def test_forward_mode_and_vmap_pass_a_large_bias():
     )
     mapped = jax.vmap(lambda x: jm.apply(jm.params, {}, x)[0])(np.stack([x, x]))
     np.testing.assert_allclose(mapped[1], out, atol=1e-6)
+
+
+class Product(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x, y):
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.function(x, y), self.function(x.bfloat16(), y)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [torch.matmul, torch.bmm, lambda x, y: x @ y, lambda x, y: F.linear(x, y[0]),
+     lambda x, y: torch.einsum("bij,bjk->bik", x.float(), y),
+     lambda x, y: F.scaled_dot_product_attention(x, y, y, x.float())],
+)  # fmt: skip
+def test_autocast_casts_the_operands_of_products(function):
+    x, y = np.random.default_rng(0).standard_normal((2, 3, 4, 4)).astype(np.float32)
+    module = Product(function)
+    jm = to_jax(module)
+    expected = module(torch.from_numpy(x), torch.from_numpy(y))
+    for one, other in zip(jm.apply({}, {}, x, y)[0], expected, strict=True):
+        assert str(one.dtype) == str(other.dtype).removeprefix("torch.")
+        np.testing.assert_allclose(np.float32(one), other.float(), rtol=2**-7, atol=2**-6)

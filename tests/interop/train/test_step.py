@@ -1,6 +1,7 @@
 """Collectives of the compiled training step."""
 
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -97,6 +98,59 @@ def test_bfloat16_takes_statistics_of_the_whole_batch_and_sums_in_float32():
         np.testing.assert_allclose(eight.buffers[name], one.buffers[name], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(metrics["student/loss"], single["student/loss"], rtol=1e-3)
     assert float(local["student/loss"]) > 1.5 * float(single["student/loss"])
+
+
+class Positioned(nn.Module):
+    """Adds a table and a moving average, which are buffers of float32, before its products."""
+
+    def __init__(self):
+        super().__init__()
+        self.table: torch.Tensor
+        self.mean: torch.Tensor
+        self.register_buffer("table", torch.sin(torch.arange(6 * 16.0)).reshape(6, 16))
+        self.register_buffer("mean", torch.zeros(16))
+        self.norm, self.linear = nn.GroupNorm(4, 16), nn.Linear(16, 16)
+        self.attention = nn.MultiheadAttention(16, 4, batch_first=True)
+        self.convolution = nn.Conv1d(16, 8, 3)
+
+    def forward(self, x):
+        x = self.norm(x.mT).mT
+        if self.training:
+            self.mean.mul_(0.9).add_(0.1 * x.detach().mean((0, 1)))
+        x = x + self.table
+        x = x + self.linear(x + self.mean) @ (self.table.mT @ self.table)
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        return self.convolution(x.mT)
+
+
+class Positions(Distilled):
+    def __init__(self):
+        super().__init__()
+        self.student = Positioned()
+
+    def loss(self, shared, batch):
+        return F.mse_loss(shared["out"], batch["image"].mT[:, :8, 1:-1]), {}
+
+
+def test_products_with_buffers_are_in_bfloat16_as_in_torchs_step():
+    torch.manual_seed(0)
+    objective, config = Positions(), StepConfig(dtype="bfloat16")
+    rows = np.random.default_rng(0).standard_normal((4, 6, 16), np.float32)
+    after, metrics = one_step(objective, rows, 1, config)
+    model = convert(objective, config)
+    halves = {name: value.astype(jnp.bfloat16) for name, value in model.params.items()}
+    run = partial(model.apply, train=True, method="share")
+    program = jax.jit(run).lower(halves, model.buffers, {"image": rows}).as_text()
+    products = re.findall(r"dot_general.*: \((.*)\) ->", program)
+    assert len(products) > 3 and not [line for line in products if "f32>, " in line]
+    sgd = {"student": OptimizerConfig(optimizer="sgd", lr=0.1)}
+    step = TorchStep(objective, sgd, {"student": 1}, config=config, exported="student")
+    expected = step.train_step("fit", {"image": rows})
+    for name in ("loss", "grad_norm"):
+        value = float(metrics[f"student/{name}"])
+        np.testing.assert_allclose(value, float(expected[f"student/{name}"]), rtol=0.01)
+    mean = objective.student.mean
+    np.testing.assert_allclose(after.buffers["student.mean"], mean, rtol=0.02, atol=1e-3)
 
 
 class Classified(Distilled):
