@@ -9,8 +9,11 @@ and meshes may differ. In a process that is not part of a job, every function he
 import hashlib
 import itertools
 import json
+import os
 import platform
+import sys
 import threading
+import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -31,6 +34,9 @@ _all_know = threading.Event()
 _one_left = threading.Event()
 """Set when a process of the job has ended by a signal."""
 _FAREWELL_MS = 5_000
+_FAILURES = "jaxsr/failures"
+_LOOK_S = 1.0
+_AGAIN = "Start all processes again, with --resume where the run has a checkpoint"
 
 Facts = Mapping[str, Mapping[str, Any]]
 """Values by name, in groups: `{"options": {"batch": 16}}`. Values are JSON."""
@@ -74,9 +80,8 @@ def fail_together(at_end: Callable[[], None] = lambda: None) -> Generator[None]:
         yield
     except (Exception, KeyboardInterrupt) as error:
         if jax.distributed.is_initialized():
-            text = str(error) if isinstance(error, UserError | OSError) else repr(error)
             is_interrupt = isinstance(error, KeyboardInterrupt)
-            failure = "interrupted" if is_interrupt else " ".join(text.split())
+            failure = "interrupted" if is_interrupt else _text(error)
             _publish({"host": platform.node(), "failure": failure, "leaves": is_interrupt})
             if is_interrupt:
                 _wait_until_all_know()
@@ -87,12 +92,89 @@ def fail_together(at_end: Callable[[], None] = lambda: None) -> Generator[None]:
     _all_know.clear()
 
 
+@contextmanager
+def ending_with_others() -> Generator[None]:
+    """Ends this process where the block fails in another one of the job, and the others likewise.
+
+    They would wait for its part of a step or of a checkpoint, and where process 0 leaves, JAX
+    aborts those that wait.
+    """
+    if not jax.distributed.is_initialized():
+        yield
+        return
+    watcher = _Watcher()
+    watcher.start()
+    try:
+        yield
+    except Exception as error:
+        watcher.tell(error)
+        raise
+    finally:
+        watcher.stop()
+
+
+class _Watcher(threading.Thread):
+    """Looks every second whether another process of the job has failed."""
+
+    def __init__(self) -> None:
+        from jax._src import distributed
+
+        super().__init__(name="jaxsr-watcher", daemon=True)
+        self._client: Any = distributed.global_state.client
+        self._process, self._all = (
+            distributed.global_state.process_id,
+            distributed.global_state.num_processes,
+        )
+        self._is_over = threading.Event()
+
+    def run(self) -> None:
+        with suppress(Exception):  # of JAX, whose types are private: the job is over
+            while not self._is_over.wait(_LOOK_S):
+                if not (failures := self._failures()):
+                    continue
+                if self._is_over.wait(_LOOK_S):  # this one failed as well
+                    return
+                self._publish("")
+                process, failure = next((p, f) for p, f in failures.items() if f)
+                line = f"jaxsr: process {process} {failure}; this one ends. {_AGAIN}"
+                print(line, file=sys.stderr, flush=True)
+                if self._process == 0:  # JAX aborts processes that it leaves behind
+                    time.sleep(_FAREWELL_MS / 1000)
+                os._exit(1)
+
+    def tell(self, error: Exception) -> None:
+        """Publishes the error, and waits a few seconds until the others have ended."""
+        self._is_over.set()
+        with suppress(Exception):
+            self._publish(f"on {platform.node()} failed: {_text(error)}")
+            end = time.monotonic() + _FAREWELL_MS / 1000
+            while len(self._failures()) < self._all and time.monotonic() < end:
+                time.sleep(0.1)
+
+    def stop(self) -> None:
+        self._is_over.set()
+        self.join(_FAREWELL_MS / 1000)  # JAX may not be shut down while it asks
+
+    def _publish(self, failure: str) -> None:
+        self._client.key_value_set(f"{_FAILURES}/{self._process}", failure)
+
+    def _failures(self) -> dict[str, str]:
+        """By process, why it failed; "" for one that ends because of another."""
+        answers = self._client.key_value_dir_get(f"{_FAILURES}/")
+        return {key.rpartition("/")[2]: failure for key, failure in answers}
+
+
 def ends_alone() -> bool:
     """Whether this process ends without JAX's farewell to the others.
 
     They do not know of its failure, or one was interrupted and has left.
     """
     return jax.distributed.is_initialized() and (_one_left.is_set() or not _all_know.is_set())
+
+
+def _text(error: BaseException) -> str:
+    text = str(error) if isinstance(error, UserError | OSError) else repr(error)
+    return " ".join(text.split())
 
 
 def _wait_until_all_know() -> None:

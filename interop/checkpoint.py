@@ -10,17 +10,13 @@ metrics. The restored state is compared with it. A checkpoint that disagrees, wh
 is damaged, is renamed to `STEP.damaged`, and the newest sound one is used.
 """
 
-import asyncio
-import gc
 import logging
 import math
 import shutil
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
-from contextvars import Context
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,6 +37,7 @@ from jaxsr.interop.checkpoint_record import (
 from jaxsr.interop.errors import CheckpointError, DamagedFileError, first_line
 from jaxsr.interop.fields import whole_number
 from jaxsr.interop.lost_process import lost_process_error
+from jaxsr.interop.orbax_loops import lenient_loops, without_late_tracebacks
 
 _OUTDATED = ".outdated"
 """Folder of discarded checkpoints, until they are deleted."""
@@ -121,6 +118,7 @@ class Checkpoints:
                     best_fn=(lambda m: metric_rank(m[metric], best)) if metric else None,
                     preservation_policy=preservation.AnyPreservationPolicy(policies),
                     enable_async_checkpointing=True,
+                    async_options=ocp.AsyncOptions(barrier_sync_fn=_wait_unless_failed),
                     # Left behind by a killed run; they are never complete.
                     cleanup_tmp_directories=True,
                     # Renamed in one go: one that is half deleted when a run is killed would look
@@ -135,7 +133,7 @@ class Checkpoints:
             ) from error
 
     def __enter__(self) -> "Checkpoints":
-        self._loops = _lenient_loops()  # those of Orbax's writers
+        self._loops = lenient_loops()  # those of Orbax's writers
         self._loops.__enter__()
         return self
 
@@ -352,7 +350,7 @@ def _read_state(path: Path, target: PyTree) -> PyTree:
 
     sizes = (math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(target))
     check_index(path / "state", sum(sizes))
-    with _without_late_tracebacks():
+    with without_late_tracebacks():
         reader: Any = ocp.Checkpointer(ocp.StandardCheckpointHandler())
         with reader:
             return reader.restore(path / "state", args=ocp.args.StandardRestore(target))
@@ -363,6 +361,15 @@ def _wait_for_all(name: str) -> None:
         from jax.experimental import multihost_utils
 
         multihost_utils.sync_global_devices(name)
+
+
+def _wait_unless_failed(*, key: str, timeout_ms: int) -> None:
+    """Orbax's barrier, at which a process also waits whose own write failed: that one ends."""
+    from orbax.checkpoint import multihost
+
+    if (error := sys.exception()) is not None:
+        raise error
+    multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
 
 
 def _all_processes(succeeded: bool) -> bool:
@@ -378,71 +385,6 @@ def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
     if isinstance(leaf, jax.Array):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
     return leaf
-
-
-@contextmanager
-def _without_late_tracebacks() -> Generator[None]:
-    """Orbax reads in coroutines, which after a failure would print tracebacks later.
-
-    Raises:
-      DamagedFileError: the block raised anything; it has the first line of it.
-    """
-    asyncio_log, hook, text = logging.getLogger("asyncio"), sys.unraisablehook, ""
-    asyncio_log.disabled = True
-    # Interrupts are for the program's own hook, which sends them again.
-    sys.unraisablehook = lambda dropped: (
-        hook(dropped) if issubclass(dropped.exc_type, KeyboardInterrupt) else None
-    )
-    try:
-        with _lenient_loops(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # a coroutine was never awaited
-            try:
-                yield
-            except Exception as error:  # of many types, by Orbax and TensorStore
-                text = first_line(error)
-                error.__traceback__ = error.__cause__ = error.__context__ = None
-            if text:
-                gc.collect()
-    finally:
-        asyncio_log.disabled, sys.unraisablehook = False, hook
-    if text:
-        raise DamagedFileError(text)
-
-
-class _LenientLoop(asyncio.SelectorEventLoop):
-    """An event loop that lets late results go: after a failure TensorStore's threads read on."""
-
-    def call_soon_threadsafe(
-        self, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> Any:
-        if not self.is_closed():
-            return super().call_soon_threadsafe(callback, *args, context=context)
-        return None
-
-
-@contextmanager
-def _lenient_loops() -> Generator[None]:
-    """Event loops that are made in the block, in any thread, are lenient."""
-    with _deprecated_policies():
-        policy = asyncio.get_event_loop_policy()  # pyright: ignore[reportDeprecated]
-
-        class LenientLoops(asyncio.DefaultEventLoopPolicy):  # pyright: ignore[reportDeprecated]
-            _loop_factory = _LenientLoop
-
-        asyncio.set_event_loop_policy(LenientLoops())  # pyright: ignore[reportDeprecated]
-    try:
-        yield
-    finally:
-        with _deprecated_policies():
-            asyncio.set_event_loop_policy(policy)  # pyright: ignore[reportDeprecated]
-
-
-@contextmanager
-def _deprecated_policies() -> Generator[None]:
-    """Silences a warning of Python 3.14, which has no other way to loops that a library makes."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"'?asyncio\.", DeprecationWarning)
-        yield
 
 
 @contextmanager

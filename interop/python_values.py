@@ -13,6 +13,7 @@ import warnings
 import weakref
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ _RESTORED = 1 << 16
 _READ = 100_000
 """Entries of a long container that are compared."""
 _LONG = 1000
+_OF_ITERATORS = ("builtins", "itertools", "_collections", "_csv", "_struct")
 MISSING = object()
 
 
@@ -121,14 +123,17 @@ def token_of(value: Any) -> Callable[[], object] | None:
         return lambda: repr(value)
     if isinstance(value, types.GeneratorType):
         return lambda: _of_frame(value)
-    if isinstance(value, (bytearray, memoryview)) or type(value).__module__ == "array":
-        return lambda: zlib.crc32(bytes(value))
-    if isinstance(value, Iterator) and type(value).__module__ in (
-        "builtins",
-        "itertools",
-        "_collections",
-    ):
+    if isinstance(value, BaseException) or type(value).__module__ == "decimal":
+        return lambda: repr([value, *getattr(value, "__dict__", {}).items()])
+    if isinstance(value, Iterator) and type(value).__module__ in _OF_ITERATORS:
         return lambda: _of_iterator(value)
+    if all(hasattr(value, name) for name in ("digest", "update", "block_size")):
+        return value.digest
+    modules = {type(value).__module__, type(type(value)).__module__}
+    if isinstance(value, (bytearray, memoryview)) or modules & {"array", "mmap", "_ctypes"}:
+        with suppress(TypeError):  # a pointer or a function of ctypes
+            memoryview(value)
+            return lambda: _of_buffer(value)
     return None
 
 
@@ -140,6 +145,11 @@ def _of_frame(generator: types.GeneratorType) -> object:
     return (frame.f_lasti, repr(sorted(numbers.items())), operator.length_hint(generator, 0))
 
 
+def _of_buffer(value: Any) -> int:
+    view = memoryview(value)
+    return zlib.crc32(view.tobytes() if view.nbytes <= _SAMPLE else view.cast("B")[:_SAMPLE])
+
+
 def _of_iterator(value: Any) -> object:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -149,6 +159,10 @@ def _of_iterator(value: Any) -> object:
             # From Python 3.14 on an iterator of itertools hides its place: no value equals it.
             is_hidden = type(value).__module__ == "itertools"
             return object() if is_hidden else operator.length_hint(value, 0)
+    if hasattr(value, "line_num"):  # of csv
+        return value.line_num
+    if type(value).__name__ == "callable_iterator":  # of iter(function, end), and of re.finditer
+        return object()
     # A cycle keeps its remaining items in an iterator of its own.
     parts = [p.__reduce__()[2:] if isinstance(p, Iterator) else p for p in _flat(parts)]
     return repr([p for p in parts if isinstance(p, (*PLAIN, tuple))])

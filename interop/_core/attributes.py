@@ -19,7 +19,6 @@ import torch
 from torch import nn
 
 from jaxsr.interop._core.located_errors import write_place
-from jaxsr.interop._core.repeated_calls import Carried
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace import Trace
 from jaxsr.interop.annotations import PyTree
@@ -195,12 +194,11 @@ class Attributes:
                 warnings.warn(warning, LostTensorWarning, stacklevel=2)
                 self._lost[container] = ""
 
-    def carried(self, changes: Iterable[Change]) -> Carried:
-        """Describes the first changes that another call may read."""
+    def carried(self, changes: Iterable[Change]) -> str:
+        """Describes the first change that another call may read; "" if there is none."""
         names = {id(sub): name for name, sub in self._module.named_modules()}
-        readable = [c for c in changes if (names.get(id(c.owner)), c.key) not in self._guarded]
-        values = [c for c in readable if not _is_table(c) or holds_inputs(c.after)]
-        return Carried(*(next(map(self.describe, part), "") for part in (readable, values)))
+        readable = (c for c in changes if (names.get(id(c.owner)), c.key) not in self._guarded)
+        return next(map(self.describe, readable), "")
 
     def describe(self, change: Change) -> str:
         """The refusal of a change, with the line of the module's class that makes it."""
@@ -246,12 +244,10 @@ class Attributes:
             learned = trains and tensor.cell.is_learned and not tensor.needs_grad
             return tensor.cell.input_free and (bool(written) or learned)
 
-        return not all(_is_table(c) and not any(map(moves, _traced(c.after))) for c in changes)
+        def is_cache(change: Change) -> bool:
+            return (change.is_new or change.before is None) and has_tensor(change.after)
 
-
-def _is_table(change: Change) -> bool:
-    """Whether it is a tensor where there was nothing."""
-    return (change.is_new or change.before is None) and has_tensor(change.after)
+        return not all(is_cache(c) and not any(map(moves, _traced(c.after))) for c in changes)
 
 
 def describe_change(change: Change, source: str = "forward", place: str = "") -> str:

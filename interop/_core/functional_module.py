@@ -38,7 +38,6 @@ from jaxsr.interop._core.located_errors import located
 from jaxsr.interop._core.recipes import Recipe
 from jaxsr.interop._core.repeated_calls import (
     Calls,
-    Carried,
     OtherCall,
     as_inputs,
     equal_calls,
@@ -183,7 +182,7 @@ class FunctionalModule(OfThisProcess):
                 gradients = recorded(partial(traced, compiling=compiling))
             gradients = gradients or Unrecorded()
             outputs, after, settled = None, dict[str, jax.Array](), False
-            changes, carried, moves = list[Change](), Carried(), True
+            changes, carried, moves = list[Change](), "", True
             trace = self._new_trace(rng, rewriter, gradients)
             with session(trace, compiling=compiling), suppress(GradientRequested):
                 tensors = wrapped(trace)
@@ -216,7 +215,7 @@ class FunctionalModule(OfThisProcess):
             key = method, train, compiling
             others = self._calls.others(key, (inputs, kwargs), carried)
             if others is not None:
-                with begun[0].as_it_was() if carried.here else nullcontext():
+                with begun[0].as_it_was() if carried else nullcontext():
                     if changes or trace.host_draws:
                         check_second_call(changes, moves, trace.host_draws, compiling=compiling)
                     for other in others:

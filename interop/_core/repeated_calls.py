@@ -30,15 +30,6 @@ _COMPARED = 2
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
-class Carried(NamedTuple):
-    """The Python state that a call leaves, in words; "" for none."""
-
-    here: str = ""
-    """As another call of the same method and mode may read it."""
-    elsewhere: str = ""
-    """As one of another method or mode may: without tables that each computes alike."""
-
-
 class OtherCall(NamedTuple):
     """A call that was traced before, with other inputs, of another method, or in another mode."""
 
@@ -46,9 +37,8 @@ class OtherCall(NamedTuple):
     train: bool | None
     inputs: PyTree
     """Arrays are shapes and dtypes."""
-    carried: Carried
-    reason: str = ""
-    """The Python state that it or the present call leaves."""
+    reason: str
+    """The Python state that it or the present call leaves; "" for none."""
 
     def difference(self, method: str, train: bool | None) -> str:
         """How a call of this method and mode is found to depend on it."""
@@ -95,13 +85,13 @@ class Calls:
     def __init__(self) -> None:
         self._seen: dict[_Key, dict[tuple, OtherCall]] = {}
 
-    def others(self, key: "_Key", inputs: PyTree, carried: Carried) -> list[OtherCall] | None:
-        """The last calls with other inputs, where they or this one leave Python state.
+    def others(self, key: "_Key", inputs: PyTree, reason: str) -> list[OtherCall] | None:
+        """The last calls with other inputs, and those of other methods and modes.
 
         Args:
           key: method, mode, and whether torch says that it compiles.
           inputs: of the call.
-          carried: the state that it leaves.
+          reason: the state that it leaves, "" for none. Calls count where they or it leave some.
 
         Returns:
           None if a call with such inputs was added, or as many as are compared.
@@ -110,22 +100,22 @@ class Calls:
         if _abstract(inputs)[0] in seen or len(seen) >= _MOST_CALLS:
             return None
         _, train, compiling = key
-        alike = [one._replace(reason=one.carried.here or carried.here) for one in seen.values()]
         elsewhere = [
             list(calls.values())[-1]
             for (_, mode, compiles), calls in self._seen.items()
             if calls is not seen and compiles == compiling and (mode is None) == (train is None)
         ]
-        elsewhere = [
-            one._replace(reason=one.carried.elsewhere or carried.elsewhere) for one in elsewhere
-        ]
-        return [*[c for c in alike if c.reason][-_COMPARED:], *[c for c in elsewhere if c.reason]]
+        alike, elsewhere = (
+            [one for call in calls if (one := call._replace(reason=call.reason or reason)).reason]
+            for calls in (seen.values(), elsewhere)
+        )
+        return alike[-_COMPARED:] + elsewhere
 
-    def add(self, key: "_Key", inputs: PyTree, carried: Carried) -> None:
+    def add(self, key: "_Key", inputs: PyTree, reason: str) -> None:
         """Remembers a call; see `others`."""
         words, shapes = _abstract(inputs)
         method, train, _ = key
-        self._seen.setdefault(key, {})[words] = OtherCall(method, train, shapes, carried)
+        self._seen.setdefault(key, {})[words] = OtherCall(method, train, shapes, reason)
 
 
 _Key = tuple[str, bool | None, bool]

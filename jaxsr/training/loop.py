@@ -15,6 +15,7 @@ import jax
 
 from jaxsr.data.picture_file import ChangedFileError
 from jaxsr.errors import FileAccessError, InputError, UserError, counted, one_line
+from jaxsr.interop.agreement import ending_with_others
 from jaxsr.interop.atomic_write import atomic_write, set_aside
 from jaxsr.interop.checkpoint import Checkpoints, metric_rank, restore_newest
 from jaxsr.interop.errors import IndexOutsideError, RefusedValueError
@@ -66,7 +67,7 @@ def train(
     total = sum(steps for _, steps in task.phases)
     first_host = jax.process_index() == 0
     engine = make_engine(task)
-    with ExitStack() as stack:
+    with ending_with_others(), ExitStack() as stack:
         checkpoints = stack.enter_context(
             Checkpoints(
                 out / "checkpoints",

@@ -1,6 +1,7 @@
 """Jobs of several processes on the loopback: equal to one, killed and restarted, on fewer too."""
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -265,8 +266,32 @@ def test_a_process_that_loses_its_data_ends_the_job(tmp_path, loser):
         _, errors = job[loser].communicate(timeout=120)
         assert job[loser].returncode == 2
         assert "no longer is: no such file or directory" in errors
-        job[1 - loser].communicate(timeout=200)
-        assert job[1 - loser].returncode != 0
+        assert_follows(job[1 - loser], loser, "no longer is: no such file")
+    finally:
+        for process in job:
+            process.kill()
+
+
+def assert_follows(process: subprocess.Popen[str], loser: int, why: str) -> None:
+    """It ends soon after another one failed, in one line that says why."""
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 1, errors[-2000:]
+    last = errors.strip().splitlines()[-1]
+    assert last.startswith(f"jaxsr: process {loser} on ") and why in last, last
+    assert "Traceback" not in errors and "distributed service detected" not in errors
+
+
+@pytest.mark.parametrize("loser", [0, 1])
+def test_a_process_that_cannot_write_a_checkpoint_ends_the_job(tmp_path, loser):
+    out = tmp_path / "run"
+    job = launch(out, 2, "--preset", "quick", "--steps", 4000, "--save-every", 20)
+    wait_for_step(job[0], out, 1)
+    resource.prlimit(job[loser].pid, resource.RLIMIT_FSIZE, (8192, resource.RLIM_INFINITY))
+    try:
+        _, errors = job[loser].communicate(timeout=120)
+        assert job[loser].returncode == 2, errors[-2000:]
+        assert errors.strip().splitlines()[-1].startswith("jaxsr: ")
+        assert_follows(job[1 - loser], loser, "")
     finally:
         for process in job:
             process.kill()

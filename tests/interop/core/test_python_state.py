@@ -2,11 +2,17 @@
 
 import collections
 import contextvars
+import csv
+import ctypes
 import dataclasses
+import decimal
 import functools
+import hashlib
 import itertools
 import os
 import random
+import re
+import struct
 import sys
 import threading
 import types
@@ -74,6 +80,15 @@ VARIABLE = contextvars.ContextVar("variable")
 KEPT = Counter()
 WEAK = weakref.WeakValueDictionary({"a": KEPT})
 NUMBERS = (float(i) for i in range(1000))
+CALLS, MATCHES = iter(lambda: 1.0, None), re.finditer(r"\d", "123456789" * 9)
+STRUCTURES = struct.iter_unpack("f", bytes(400))
+ROWS = csv.reader(["1"] * 100)
+NUMBER, DECIMALS, SHA = ctypes.c_int(0), decimal.Context(prec=5), hashlib.sha1()
+
+
+def increased(owner: Any, name: str) -> float:
+    setattr(owner, name, getattr(owner, name) + 1)
+    return float(getattr(owner, name))
 
 
 class Net(nn.Module):
@@ -375,6 +390,13 @@ STATE: dict[str, tuple[Callable, str]] = {
     "cycle": (lambda s, x: x * next(s.cycle), r"self\.cycle"),
     "iterator": (lambda s, x: x * next(s.items), r"self\.items"),
     "generator": (lambda s, x: x * next(NUMBERS), r"NUMBERS"),
+    "callable iterator": (lambda s, x: x * next(CALLS), "CALLS"),
+    "matches": (lambda s, x: x * float(next(MATCHES).group()), "MATCHES"),
+    "structures": (lambda s, x: x * next(STRUCTURES)[0], "STRUCTURES"),
+    "csv": (lambda s, x: x * float(next(ROWS)[0]), "ROWS"),
+    "ctypes": (lambda s, x: x * increased(NUMBER, "value"), "NUMBER"),
+    "decimal": (lambda s, x: x * increased(DECIMALS, "prec"), "DECIMALS"),
+    "digest": (lambda s, x: x * (SHA.update(b"a") or SHA.digest()[0]), "SHA"),
     "NumPy generator": (lambda s, x: x * float(s.rng.random()), r"self\.rng"),
     "Python generator": (lambda s, x: x * s.python_rng.random(), r"self\.python_rng"),
     "global generator": (lambda s, x: x * random.random(), "draws from random"),

@@ -47,6 +47,28 @@ class GlobalOfTraining(Net):
         return self.linear(x) * SHARED["scale"]
 
 
+class TableOfTraining(Net):
+    def forward(self, x):
+        key = x.shape
+        if key not in self.settings:
+            self.settings[key] = torch.arange(4.0) * (2.0 if self.training else 1.0)
+        return self.linear(x) * self.settings[key]
+
+    def prepare(self, x):
+        return self.linear(x)
+
+
+class WeightsOfMethod(Net):
+    cache: torch.Tensor | None = None
+
+    def prepare(self, x):
+        self.cache = self.linear.weight * 3
+        return self.linear(x)
+
+    def forward(self, x):
+        return x @ (self.linear.weight if self.cache is None else self.cache)
+
+
 class SetByMethod(Net):
     def prepare(self, x):
         self.settings["scale"] = 3.0
@@ -103,13 +125,22 @@ def sequence(net, calls):
 
 @pytest.mark.parametrize(
     "kind",
-    [SetInTraining, MapOfTraining, GlobalOfTraining, SetByMethod, FirstCallOfAll, FirstCallByAName],
+    [
+        SetInTraining,
+        MapOfTraining,
+        GlobalOfTraining,
+        SetByMethod,
+        FirstCallOfAll,
+        FirstCallByAName,
+        TableOfTraining,
+        WeightsOfMethod,
+    ],
 )
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.filterwarnings("ignore::jaxsr.interop._core.attributes.LostTensorWarning")
 def test_state_of_an_earlier_call_is_refused(kind, turned):
     net = kind()
-    names = r"(settings\['(scale|y)'\]|SHARED\['scale'\]|FACTOR)`.* compute"
+    names = r"(settings\[.*\]|SHARED\['scale'\]|FACTOR|cache)`.* compute"
     with pytest.raises(UnsupportedTorchError, match=names):
         [*sequence(net, [*reversed(CALLS)] if turned else CALLS * 2)]
 
