@@ -174,6 +174,8 @@ class BatchRestorer:
                 f"the result would replace its source {target}; use --suffix or --out"
             )
         if self._config.overwrite or not target.exists():
+            if reason := link_reason(target):
+                raise PictureError(reason)
             return False
         with self._lock:
             if target in self._claimed:  # this run's own: `_claim` reports it
@@ -245,6 +247,13 @@ class BatchRestorer:
 def is_source(source: Source, target: Path) -> bool:
     """Whether a result would replace the file that it is made from."""
     return target.exists() and target.resolve() == source.path.resolve()
+
+
+def link_reason(target: Path) -> str:
+    """Says of a link that it is not replaced, as what it leads to would be; "" of other names."""
+    if not target.is_symlink():
+        return ""
+    return f"{target} is a link, and the result would replace what it leads to; remove the link"
 
 
 def finished_result(source: Source, config: RestoreConfig) -> Path | None:

@@ -28,7 +28,7 @@ from jaxsr.data.video import (
 )
 from jaxsr.errors import one_line
 from jaxsr.interop.atomic_write import Note
-from jaxsr.restoration.batch import Outcome, is_source
+from jaxsr.restoration.batch import Outcome, is_source, link_reason
 from jaxsr.restoration.config import RestoreConfig
 from jaxsr.restoration.made_by import MadeBy
 from jaxsr.restoration.models import RestorationModel
@@ -73,6 +73,8 @@ def restore_videos(
                 outcome.failed.append((str(source.path), lack))
             else:
                 outcome.skipped.append((source.path, target))
+        elif reason := link_reason(target):
+            outcome.failed.append((str(source.path), reason))
         else:
             try:
                 status = source.path.stat()

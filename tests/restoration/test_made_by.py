@@ -46,6 +46,18 @@ def contents(tmp_path):
     return {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.png")}
 
 
+@pytest.mark.parametrize("target", ["mine.png", "new.png"])
+def test_no_result_goes_through_a_link(target, pictures, capsys):
+    shutil.copy("in/a.png", "mine.png")
+    before = (pictures / "mine.png").read_bytes()
+    os.mkdir("out")
+    os.symlink(f"../{target}", "out/a.png")
+    assert run("--overwrite") == 1
+    assert "out/a.png is a link, and the result would replace" in capsys.readouterr().err
+    assert (pictures / "mine.png").read_bytes() == before
+    assert not (pictures / "new.png").exists() and (pictures / "out" / "b.png").exists()
+
+
 def test_the_same_again_does_nothing(pictures, capsys):
     assert run() == 0
     before = contents(pictures)
