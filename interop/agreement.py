@@ -35,6 +35,7 @@ _one_left = threading.Event()
 """Set when a process of the job has ended by a signal."""
 _FAREWELL_MS = 5_000
 _FAILURES = "jaxsr/failures"
+"""Keys of the coordination service, with a process's number behind."""
 _LOOK_S = 1.0
 _AGAIN = "Start all processes again, with --resume where the run has a checkpoint"
 
@@ -121,10 +122,8 @@ class _Watcher(threading.Thread):
 
         super().__init__(name="jaxsr-watcher", daemon=True)
         self._client: Any = distributed.global_state.client
-        self._process, self._all = (
-            distributed.global_state.process_id,
-            distributed.global_state.num_processes,
-        )
+        self._process = distributed.global_state.process_id
+        self._processes = distributed.global_state.num_processes
         self._is_over = threading.Event()
 
     def run(self) -> None:
@@ -148,7 +147,7 @@ class _Watcher(threading.Thread):
         with suppress(Exception):
             self._publish(f"on {platform.node()} failed: {_text(error)}")
             end = time.monotonic() + _FAREWELL_MS / 1000
-            while len(self._failures()) < self._all and time.monotonic() < end:
+            while len(self._failures()) < self._processes and time.monotonic() < end:
                 time.sleep(0.1)
 
     def stop(self) -> None:

@@ -29,8 +29,6 @@ from jaxsr.interop.python_values import has_tensor
 TABLES = ("_parameters", "_buffers", "_modules")
 """Attributes of a module under which torch registers its parts."""
 _RETURN_IT = "a pure function cannot: return it, or register it as a buffer of fixed shape"
-
-
 _LOST = ", where it is lost after the call; return it if you need it"
 
 
@@ -88,8 +86,9 @@ class Attributes:
         by_path: dict[str, dict[str, _Guarded | _Watched]] = {}
         for (path, key), guard in self._guarded.items():
             by_path.setdefault(path, {})[key] = _Guarded(key, guard)
-        for path, key in [container for container, warning in self._lost.items() if warning]:
-            by_path.setdefault(path, {})[key] = _Watched(key)
+        for (path, key), warning in self._lost.items():
+            if warning and (path, key) not in self._guarded:
+                by_path.setdefault(path, {})[key] = _Watched(key)
         try:
             for path, guards in by_path.items():
                 module = self._module.get_submodule(path)
