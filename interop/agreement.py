@@ -34,8 +34,7 @@ _all_know = threading.Event()
 _one_left = threading.Event()
 """Set when a process of the job has ended by a signal."""
 _FAREWELL_MS = 5_000
-_FAILURES = "jaxsr/failures"
-"""Keys of the coordination service, with a process's number behind."""
+_watched = itertools.count()
 _LOOK_S = 1.0
 _AGAIN = "Start all processes again, with --resume where the run has a checkpoint"
 
@@ -122,6 +121,7 @@ class _Watcher(threading.Thread):
 
         super().__init__(name="jaxsr-watcher", daemon=True)
         self._client: Any = distributed.global_state.client
+        self._keys = f"jaxsr/failures/{next(_watched)}"
         self._process = distributed.global_state.process_id
         self._processes = distributed.global_state.num_processes
         self._is_over = threading.Event()
@@ -155,11 +155,11 @@ class _Watcher(threading.Thread):
         self.join(_FAREWELL_MS / 1000)  # JAX may not be shut down while it asks
 
     def _publish(self, failure: str) -> None:
-        self._client.key_value_set(f"{_FAILURES}/{self._process}", failure)
+        self._client.key_value_set(f"{self._keys}/{self._process}", failure)
 
     def _failures(self) -> dict[str, str]:
         """By process, why it failed; "" for one that ends because of another."""
-        answers = self._client.key_value_dir_get(f"{_FAILURES}/")
+        answers = self._client.key_value_dir_get(f"{self._keys}/")
         return {key.rpartition("/")[2]: failure for key, failure in answers}
 
 
