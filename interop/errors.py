@@ -86,6 +86,10 @@ class MissingKeyError(UnsupportedTorchError):
     """A module draws random numbers, and its call was given no key."""
 
 
+class StateOfCallError(UnsupportedTorchError):
+    """Python state with which a call computes something else after another one."""
+
+
 class GradientInForwardError(UnsupportedTorchError):
     """A gradient that forward computes itself; torch's inference mode does not allow it, either."""
 

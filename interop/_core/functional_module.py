@@ -53,6 +53,7 @@ from jaxsr.interop._core.trace_scope import is_watched, watched, watching
 from jaxsr.interop._core.wide_integers import carried_by_buffer
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.errors import (
+    StateOfCallError,
     UnsupportedTorchError,
     first_line,
     remembering_refusals,
@@ -110,6 +111,11 @@ class FunctionalModule(OfThisProcess):
             for key, value in vars(sub).items()
             if key not in TABLES and mentions(value, self.meta_names)
         ]
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether a call that was traced left Python state."""
+        return self._calls.leave_state()
 
     def wrap_remat(self, patterns: tuple[str, ...]) -> None:
         """Recomputes activations of the submodules whose names match, in the backward pass."""
@@ -301,7 +307,7 @@ class FunctionalModule(OfThisProcess):
                 equal = equal_calls(program)  # an order of calls that fails says so in torch too
             self.input_written = written
             if not equal:
-                raise UnsupportedTorchError(f"{other.reason} ({other.difference(method, train)})")
+                raise StateOfCallError(f"{other.reason} ({other.difference(method, train)})")
 
         try:
             return traced(compiling=True)

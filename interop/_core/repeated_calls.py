@@ -111,6 +111,10 @@ class Calls:
         )
         return alike[-_COMPARED:] + elsewhere
 
+    def leave_state(self) -> bool:
+        """Whether one of them leaves Python state."""
+        return any(call.reason for calls in self._seen.values() for call in calls.values())
+
     def add(self, key: "_Key", inputs: PyTree, reason: str) -> None:
         """Remembers a call; see `others`."""
         words, shapes = _abstract(inputs)

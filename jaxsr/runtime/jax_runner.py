@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import functools
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,13 @@ from jaxsr.errors import counted
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.aot.compile import Ahead, abstract, compile_ahead
 from jaxsr.interop.aot.topology import Topology
-from jaxsr.interop.errors import GradientInForwardError, RefusedValueError, UnsupportedTorchError
+from jaxsr.interop.errors import (
+    GradientInForwardError,
+    RefusedValueError,
+    StateOfCallError,
+    UnsupportedTorchError,
+    first_line,
+)
 from jaxsr.interop.folding.policy import Choice, choose_folding
 from jaxsr.interop.hooks import collecting_indices
 from jaxsr.interop.lowerings.fusion import fused
@@ -37,6 +44,8 @@ from jaxsr.runtime.runner import Around, Collect, only_network
 
 if TYPE_CHECKING:
     from torch import nn
+
+log = logging.getLogger(__name__)
 
 State = tuple[Arrays, Arrays]
 """Parameters and buffers under the network's names, on the devices."""
@@ -64,6 +73,7 @@ class JaxRunner:
       lane_folding: see `jaxsr.interop.folding.policy.choose_folding`.
       inputs: further arguments of the network, after the batch.
       draws: the network may draw random numbers, which are then the same for every batch.
+      steps_keep_state: of a network that is in training, whether a traced step left Python state.
 
     Raises:
       UnsupportedTorchError: the network does something that JAX would compute differently.
@@ -81,7 +91,9 @@ class JaxRunner:
         lane_folding: Choice = "auto",
         inputs: tuple = (),
         draws: bool = False,
+        steps_keep_state: Callable[[], bool] | None = None,
     ) -> None:
+        self._steps_keep_state = steps_keep_state
         device = mesh.devices.flat[0]
         self.network = network
         self.devices = math.prod(mesh.shape[axis] for axis in DATA_AXES)
@@ -98,7 +110,7 @@ class JaxRunner:
             key = jax.random.key(0) if draws else None
 
             def apply(x: jax.Array) -> jax.Array:
-                outputs, _ = self._model.call(*state, (x, *inputs), named, rng=key)
+                outputs = self._call(state, (x, *inputs), named, key)
                 return answer_of(outputs).astype(jnp.float32)
 
             return around(jnp, apply, batch)
@@ -108,6 +120,31 @@ class JaxRunner:
         self._values = lambda: jax.device_put(
             (self._model.params, self._model.buffers), replicated(mesh)
         )
+
+    def _call(
+        self,
+        state: State,
+        inputs: tuple,
+        named: dict[str, Any],
+        key: jax.Array | None,
+        method: str = "forward",
+    ) -> PyTree:
+        """The result of a method in evaluation mode.
+
+        Raises:
+          StateOfCallError: it depends on what a call in training leaves, or the other way round.
+        """
+        call = functools.partial(self._model.call, *state, inputs, named, rng=key, method=method)
+        outputs, _ = call()
+        keeps_state = self._model.functional.keeps_state
+        if self._steps_keep_state is not None and (keeps_state or self._steps_keep_state()):
+            try:
+                jax.eval_shape(functools.partial(call, train=True))
+            except StateOfCallError:
+                raise
+            except Exception as error:  # such as BatchNorm of one value; steps have other batches
+                log.debug("not compared with a call in training: %s", first_line(error))
+        return outputs
 
     def with_state(self, values: Callable[[], State]) -> "JaxRunner":
         """Returns a runner of the same programs with other values, requested when first needed."""
@@ -160,7 +197,7 @@ class JaxRunner:
         def run(state: State, batch: Arrays, seed: jax.Array) -> PyTree:
             key = jax.random.key(seed)
             with split_activations(self._mesh, batch), collecting_indices() as indices:
-                outputs, _ = self._model.call(*state, (batch,), rng=key, method=method)
+                outputs = self._call(state, (batch,), {}, key, method)
             return outputs, indices
 
         return jax.jit(run, out_shardings=replicated(self._mesh))

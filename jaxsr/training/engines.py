@@ -99,6 +99,10 @@ class StepPrograms:
         check_rules(rules, {**self._model.params, **self._model.buffers}.keys())
         self.shardings = meshes.tree_shardings(self.state_shapes(), mesh, rules)
 
+    def keep_state(self) -> bool:
+        """Whether a step that was traced left Python state."""
+        return self._model.functional.keeps_state
+
     def initial_state(self) -> TrainState:
         """Returns the state before the first step, on the default device."""
         return self._initial_state(self._model.params, self._model.buffers)
@@ -250,7 +254,12 @@ class JaxEngine:
         """Returns the runner of a module, opened once."""
         if (module, inputs) not in self._runners:
             self._runners[module, inputs] = JaxRunner(
-                module, mesh=mesh, lane_folding="off", inputs=inputs, draws=True
+                module,
+                mesh=mesh,
+                lane_folding="off",
+                inputs=inputs,
+                draws=True,
+                steps_keep_state=self._programs.keep_state,
             )
         return self._runners[module, inputs]
 

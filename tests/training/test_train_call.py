@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
+from torch import nn
 
 import jaxsr
 from jaxsr.errors import FileAccessError, InputError
+from jaxsr.interop.errors import StateOfCallError
 from jaxsr.interop.out_of_memory import OutOfMemoryError
 from jaxsr.train import main
 from jaxsr.training.start import _one_run
@@ -41,6 +43,37 @@ def test_a_class_trains_and_goes_on_as_the_command_does(folder):
     assert run.metrics[-1]["step"] == 6
     assert {"error", "ratio", "loss"} <= run.validation.keys()
     assert run.validation["error"] == run.metrics[-1]["validation/error"]
+
+
+class Cached(nn.Module):
+    """A table of the first call, or a factor that a call in training sets, or neither."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.linear, self.kind, self.kept = nn.Linear(3, 1), kind, {"factor": 1.0}
+        self.register_buffer("calls", torch.zeros(()), persistent=False)
+
+    def forward(self, x):
+        if self.kind == "factor" and self.training:
+            self.kept["factor"] = 2.0
+        if self.kind in ("table", "alike") and "table" not in self.kept:
+            is_other = self.training and self.kind == "table"
+            self.kept["table"] = torch.ones(3) * (2.0 if is_other else 1.0)
+        return self.linear(x * self.kept.get("table", 1)) * self.kept["factor"]
+
+
+@pytest.mark.parametrize("kind", ["table", "factor", "alike"])
+def test_state_of_training_that_a_validation_reads_is_refused(kind):
+    class Local(Fit):
+        def network(self):
+            return Cached(kind)
+
+    options = {"steps": 2, "validate_every": 1, "tensorboard": False, "out": "run"}
+    if kind == "alike":
+        assert jaxsr.train(Local, **options).finished
+        return
+    with pytest.raises(StateOfCallError, match=r"kept\['(table|factor)'\].*another order"):
+        jaxsr.train(Local, **options)
 
 
 def test_a_step_that_memory_cannot_hold_is_refused_before_it_runs(folder, monkeypatch):
