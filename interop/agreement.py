@@ -23,6 +23,7 @@ from typing import Any
 import jax
 
 from jaxsr.interop.errors import InputError, UserError
+from jaxsr.interop.lost_process import lost_process_error
 
 _LONGEST_WAIT_MS = 7 * 24 * 3600 * 1000
 """A process may check its data for hours; one that died is noticed by JAX's heartbeats."""
@@ -107,7 +108,8 @@ def ending_with_others() -> Generator[None]:
     try:
         yield
     except Exception as error:
-        watcher.tell(error)
+        if lost_process_error(error) is None:  # the others see for themselves that one was lost
+            watcher.tell(error)
         raise
     finally:
         watcher.stop()
