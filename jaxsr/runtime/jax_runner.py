@@ -139,7 +139,8 @@ class JaxRunner:
         keeps_state = self._model.functional.keeps_state
         if self._steps_keep_state is not None and (keeps_state or self._steps_keep_state()):
             try:
-                jax.eval_shape(functools.partial(call, train=True))
+                with collecting_indices():  # those of the call in training are nobody's
+                    jax.eval_shape(functools.partial(call, train=True))
             except StateOfCallError:
                 raise
             except Exception as error:  # such as BatchNorm of one value; steps have other batches

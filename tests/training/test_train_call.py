@@ -52,8 +52,10 @@ class Cached(nn.Module):
         super().__init__()
         self.linear, self.kind, self.kept = nn.Linear(3, 1), kind, {"factor": 1.0}
         self.register_buffer("calls", torch.zeros(()), persistent=False)
+        self.rows = nn.Embedding(4, 3)  # whose indices both calls check
 
     def forward(self, x):
+        x = x + self.rows((x > 0).long())[..., 0]
         if self.kind == "factor" and self.training:
             self.kept["factor"] = 2.0
         if self.kind in ("table", "alike") and "table" not in self.kept:
