@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,7 +51,8 @@ class Cached(nn.Module):
 
     def __init__(self, kind):
         super().__init__()
-        self.linear, self.kind, self.kept = nn.Linear(3, 1), kind, {"factor": 1.0}
+        self.linear, self.kind = nn.Linear(3, 1), kind
+        self.kept: dict[str, Any] = {"factor": 1.0}
         self.register_buffer("calls", torch.zeros(()), persistent=False)
         self.rows = nn.Embedding(4, 3)  # whose indices both calls check
 

@@ -1,5 +1,7 @@
 """Python state of a call that one in another mode, of another method, or any later one reads."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -16,7 +18,8 @@ FACTOR = 1.0
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.linear, self.settings = nn.Linear(4, 4), {"scale": 1.0}
+        self.linear = nn.Linear(4, 4)
+        self.settings: dict[Any, Any] = {"scale": 1.0}
 
     def forward(self, x):
         return self.linear(x)
