@@ -364,7 +364,11 @@ def _wait_for_all(name: str) -> None:
 
 
 def _wait_unless_failed(*, key: str, timeout_ms: int) -> None:
-    """Orbax's barrier, at which a process also waits whose own write failed: that one ends."""
+    """Orbax's barrier, but for a process whose write failed.
+
+    Orbax calls it in a `finally`, so that the error of that process would wait for the others, and
+    they for its part of the checkpoint.
+    """
     from orbax.checkpoint import multihost
 
     if (error := sys.exception()) is not None:

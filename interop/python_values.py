@@ -127,7 +127,7 @@ def token_of(value: Any) -> Callable[[], object] | None:
         return lambda: repr([value, *getattr(value, "__dict__", {}).items()])
     if isinstance(value, Iterator) and type(value).__module__ in _OF_ITERATORS:
         return lambda: _of_iterator(value)
-    if all(hasattr(value, name) for name in ("digest", "update", "block_size")):
+    if type(value).__module__.startswith(("_hashlib", "_sha", "_md5", "_blake2")):
         return value.digest
     modules = {type(value).__module__, type(type(value)).__module__}
     if isinstance(value, (bytearray, memoryview)) or modules & {"array", "mmap", "_ctypes"}:

@@ -85,10 +85,10 @@ def test_damaged_records_and_best_weights_are_set_aside(capsys, caplog, finished
     path.write_bytes(b"".join(lines) + b"\xff\xfe\n" + lines[0][:20])
     flip(out / "generator.best.safetensors")
     assert run("--resume", "--out", out, "--steps", 6) == 0
-    said = capsys.readouterr().err
+    messages = capsys.readouterr().err
     assert "metrics.jsonl: 3 damaged lines (2, 7, 8) are left out" in caplog.text
     assert "metrics.jsonl has no lines of steps 2\n" in caplog.text
-    assert "generator.best.safetensors is damaged" in said
+    assert "generator.best.safetensors is damaged" in messages
     assert [r["step"] for r in records(out) if "generator/loss" in r] == [1, 3, 4, 5, 6]
     assert (out / "metrics.jsonl.damaged").exists()
     assert (out / "generator.best.safetensors.damaged").exists()

@@ -146,7 +146,7 @@ class FunctionalModule(OfThisProcess):
                     )[1]
                 )
 
-        begun = list[Snapshot]()  # the first of a trace that is repeated counts
+        states_before = list[Snapshot]()  # of each trace: one that is repeated changes shared state
 
         def called(
             trace: Trace, arguments: PyTree = (inputs, kwargs), method: str = method
@@ -198,7 +198,7 @@ class FunctionalModule(OfThisProcess):
                     self.attributes.guarded(),
                 ):
                     before = self.attributes.snapshot()
-                    begun.append(state)
+                    states_before.append(state)
                     try:
                         outputs = called(trace)
                         settled = self.attributes.check(before, trace, tensors, outputs)
@@ -221,7 +221,7 @@ class FunctionalModule(OfThisProcess):
             key = method, train, compiling
             others = self._calls.others(key, (inputs, kwargs), carried)
             if others is not None:
-                with begun[0].as_it_was() if carried else nullcontext():
+                with states_before[0].as_it_was() if carried else nullcontext():
                     if changes or trace.host_draws:
                         check_second_call(changes, moves, trace.host_draws, compiling=compiling)
                     for other in others:

@@ -79,17 +79,21 @@ def _is_array(x: Any) -> bool:
     )
 
 
+_Key = tuple[str, bool | None, bool]
+"""Method, mode, and whether torch says that it compiles."""
+
+
 class Calls:
     """The first calls of a module's methods, by the sizes and values of their inputs."""
 
     def __init__(self) -> None:
         self._seen: dict[_Key, dict[tuple, OtherCall]] = {}
 
-    def others(self, key: "_Key", inputs: PyTree, reason: str) -> list[OtherCall] | None:
+    def others(self, key: _Key, inputs: PyTree, reason: str) -> list[OtherCall] | None:
         """The last calls with other inputs, and those of other methods and modes.
 
         Args:
-          key: method, mode, and whether torch says that it compiles.
+          key: of the call.
           inputs: of the call.
           reason: the state that it leaves, "" for none. Calls count where they or it leave some.
 
@@ -115,14 +119,11 @@ class Calls:
         """Whether one of them leaves Python state."""
         return any(call.reason for calls in self._seen.values() for call in calls.values())
 
-    def add(self, key: "_Key", inputs: PyTree, reason: str) -> None:
+    def add(self, key: _Key, inputs: PyTree, reason: str) -> None:
         """Remembers a call; see `others`."""
         words, shapes = _abstract(inputs)
         method, train, _ = key
         self._seen.setdefault(key, {})[words] = OtherCall(method, train, shapes, reason)
-
-
-_Key = tuple[str, bool | None, bool]
 
 
 def _abstract(inputs: PyTree) -> tuple[tuple, PyTree]:

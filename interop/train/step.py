@@ -141,7 +141,8 @@ def convert(
 ) -> JaxModule:
     """The objective as a pure function, its players' networks computing in `compute_dtype`.
 
-    Losses stay in float32: a network's inputs are cast on entry and its outputs on leaving.
+    Losses stay in float32: a network's inputs are cast on entry, its outputs on leaving, and the
+    operands of its products wherever a buffer of float32 has come in.
 
     Args:
       objective: networks and losses.

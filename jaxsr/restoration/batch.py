@@ -250,7 +250,7 @@ def is_source(source: Source, target: Path) -> bool:
 
 
 def link_reason(target: Path) -> str:
-    """Says of a link that it is not replaced, as what it leads to would be; "" of other names."""
+    """Why a link in a result's place is left alone; "" where there is none."""
     if not target.is_symlink():
         return ""
     return f"{target} is a link, and the result would replace what it leads to; remove the link"

@@ -190,7 +190,7 @@ def test_scales_are_the_mean_probability_of_resized_images(weights, form):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"mean": (0.0,)}, "3 channels"),
         ({"deviation": (0.0,) * 3}, "deviation"),
@@ -199,6 +199,6 @@ def test_scales_are_the_mean_probability_of_resized_images(weights, form):
     ],
 )
 @pytest.mark.usefixtures("unchecked_types")
-def test_forms_that_cannot_be_are_refused(options: Any, said):
-    with pytest.raises(ValueError, match=said):
+def test_forms_that_cannot_be_are_refused(options: Any, message):
+    with pytest.raises(ValueError, match=message):
         InputForm(**options)

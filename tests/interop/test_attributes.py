@@ -176,8 +176,8 @@ class Features(nn.Module):
         y = self.body(x)
         if self.returns == "nothing":
             return y
-        wanted = ("0", "2") if isinstance(self.maps, dict) else (-3, -1)
-        return [self.maps[which].sin() for which in wanted]
+        places = ("0", "2") if isinstance(self.maps, dict) else (-3, -1)
+        return [self.maps[which].sin() for which in places]
 
 
 @pytest.mark.parametrize("container", [dict, list])

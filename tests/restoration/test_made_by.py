@@ -46,15 +46,15 @@ def contents(tmp_path):
     return {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.png")}
 
 
-@pytest.mark.parametrize("target", ["mine.png", "new.png"])
+@pytest.mark.parametrize("target", ["original.png", "new.png"])
 def test_no_result_goes_through_a_link(target, pictures, capsys):
-    shutil.copy("in/a.png", "mine.png")
-    before = (pictures / "mine.png").read_bytes()
+    shutil.copy("in/a.png", "original.png")
+    before = (pictures / "original.png").read_bytes()
     os.mkdir("out")
     os.symlink(f"../{target}", "out/a.png")
     assert run("--overwrite") == 1
     assert "out/a.png is a link, and the result would replace" in capsys.readouterr().err
-    assert (pictures / "mine.png").read_bytes() == before
+    assert (pictures / "original.png").read_bytes() == before
     assert not (pictures / "new.png").exists() and (pictures / "out" / "b.png").exists()
 
 

@@ -52,18 +52,18 @@ class Cached(nn.Module):
     def __init__(self, kind):
         super().__init__()
         self.linear, self.kind = nn.Linear(3, 1), kind
-        self.kept: dict[str, Any] = {"factor": 1.0}
+        self.cache: dict[str, Any] = {"factor": 1.0}
         self.register_buffer("calls", torch.zeros(()), persistent=False)
         self.rows = nn.Embedding(4, 3)  # whose indices both calls check
 
     def forward(self, x):
         x = x + self.rows((x > 0).long())[..., 0]
         if self.kind == "factor" and self.training:
-            self.kept["factor"] = 2.0
-        if self.kind in ("table", "alike") and "table" not in self.kept:
+            self.cache["factor"] = 2.0
+        if self.kind in ("table", "alike") and "table" not in self.cache:
             is_other = self.training and self.kind == "table"
-            self.kept["table"] = torch.ones(3) * (2.0 if is_other else 1.0)
-        return self.linear(x * self.kept.get("table", 1)) * self.kept["factor"]
+            self.cache["table"] = torch.ones(3) * (2.0 if is_other else 1.0)
+        return self.linear(x * self.cache.get("table", 1)) * self.cache["factor"]
 
 
 @pytest.mark.parametrize("kind", ["table", "factor", "alike"])
@@ -76,7 +76,7 @@ def test_state_of_training_that_a_validation_reads_is_refused(kind):
     if kind == "alike":
         assert jaxsr.train(Local, **options).finished
         return
-    with pytest.raises(StateOfCallError, match=r"kept\['(table|factor)'\].*another order"):
+    with pytest.raises(StateOfCallError, match=r"cache\['(table|factor)'\].*another order"):
         jaxsr.train(Local, **options)
 
 
