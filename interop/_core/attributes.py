@@ -87,7 +87,7 @@ class Attributes:
         for (path, key), guard in self._guarded.items():
             by_path.setdefault(path, {})[key] = _Guarded(key, guard)
         for (path, key), warning in self._lost.items():
-            if warning and (path, key) not in self._guarded:
+            if warning:
                 by_path.setdefault(path, {})[key] = _Watched(key)
         try:
             for path, guards in by_path.items():

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from jaxsr.interop import UnsupportedTorchError, to_jax
+from jaxsr.interop.python_state import Snapshot
 
 X = np.random.default_rng(0).standard_normal((2, 4)).astype(np.float32)
 SHARED = {"scale": 1.0}
@@ -101,6 +102,8 @@ class SizeOfEachCall(Net):
 
     def forward(self, x):
         self.settings["scale"], SHARED["scale"] = x.shape[0], x.shape[0] + 1.0
+        if self.training:  # the modes differ, and not by state
+            x = x * 3
         return self.linear(x) * self.settings["scale"] * SHARED["scale"]
 
 
@@ -157,6 +160,20 @@ def test_a_call_that_writes_first_is_as_in_torch(at_first):
         with torch.no_grad():
             expected = getattr(net.train(train), method)(torch.from_numpy(X))
         np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
+
+
+class Unchangeable(dict):
+    def clear(self):
+        raise AssertionError("another thread would find it empty")
+
+
+def test_shared_objects_that_did_not_change_are_left_alone():
+    table, count = Unchangeable(a=1), {"n": 0}
+    state = Snapshot(lambda: (table, count))
+    count["n"] = 1
+    with state.as_it_was():
+        assert count == {"n": 0} and table == {"a": 1}
+    assert count == {"n": 1}
 
 
 def test_a_trial_leaves_shared_state_as_the_call_did():
