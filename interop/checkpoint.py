@@ -42,6 +42,8 @@ from jaxsr.interop.orbax_loops import lenient_loops, without_late_tracebacks
 _OUTDATED = ".outdated"
 """Folder of discarded checkpoints, until they are deleted."""
 _failed = threading.Event()
+_handled = threading.local()
+"""The error for which a thread saves the state, which says nothing of that save."""
 log = logging.getLogger(__name__)
 
 
@@ -371,7 +373,8 @@ def _wait_unless_failed(*, key: str, timeout_ms: int) -> None:
     """
     from orbax.checkpoint import multihost
 
-    if (error := sys.exception()) is not None:
+    error = sys.exception()
+    if error is not None and error is not getattr(_handled, "error", None):
         raise error
     multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
 
@@ -409,6 +412,7 @@ def _without_metric_warnings() -> Generator[None]:
 @contextmanager
 def _write_errors(folder: Path) -> Generator[None]:
     """Turns the error of a failed write into one line about the folder."""
+    _handled.error = sys.exception()
     try:
         yield
     except Exception as error:
@@ -430,6 +434,8 @@ def _write_errors(folder: Path) -> Generator[None]:
         raise CheckpointError(
             f"writing a checkpoint to {folder} failed ({first_line(error)}); {newest}"
         ) from error
+    finally:
+        _handled.error = None
 
 
 def _is_about_files(error: BaseException, folder: Path) -> bool:

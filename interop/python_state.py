@@ -38,6 +38,7 @@ from jaxsr.interop.python_values import (
     cached_results,
     cell_content,
     cell_writer,
+    closure_name,
     has_tensor,
     long_content,
     of_class,
@@ -388,8 +389,7 @@ class Snapshot:
 
     def _visit_function(self, function: types.FunctionType, path: str) -> None:
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-        for name, cell in cells.items():
-            self._reach((cell, f"{name} in the closure of {function.__qualname__}"))
+        self._reach(*[(cell, closure_name(name, cell, function)) for name, cell in cells.items()])
         defaults = f"a default argument of {function.__qualname__}"
         self._reach(*[(function.__defaults__, defaults), (function.__kwdefaults__, defaults)])
         attributes = function.__dict__

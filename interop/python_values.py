@@ -8,6 +8,7 @@ import inspect
 import itertools
 import operator
 import random
+import sys
 import types
 import warnings
 import weakref
@@ -19,6 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+
+from jaxsr.interop.python_code import is_users_file
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, range, slice, np.generic)
 _SAMPLE = 1 << 20
@@ -197,6 +200,15 @@ def cell_content(cell: types.CellType) -> dict:
         return {"value": cell.cell_contents}
     except ValueError:  # not assigned yet
         return {}
+
+
+def closure_name(name: str, cell: types.CellType, function: types.FunctionType) -> str:
+    """Names a variable of a closure, an object of the user's own class by that class."""
+    kind = type(cell_content(cell).get("value"))
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    if kind.__module__ != "builtins" and is_users_file(file or ""):
+        return kind.__qualname__
+    return f"{name} in the closure of {function.__qualname__}"
 
 
 def cell_writer(cell: types.CellType) -> Callable[[dict], None]:

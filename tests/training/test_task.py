@@ -345,7 +345,7 @@ def test_what_is_refused_is_one_line(folder, capsys, arguments, message, engine)
     ("task", "message"),
     [
         ("CountsFromTheFirstLoss", "Loss.loss changes self.calls, which a compiled step does once"),
-        ("CountsInTensor", ".scale` from None to JaxTensor"),
+        ("CountsInTensor", "keeps a tensor in `CountsInTensor.scale`"),
         ("KeepsLoss", "KeepsLoss.loss changes self.average, which a compiled step does once"),
         ("MakesBuffer", "makes the buffer network.count, which no optimiser and no checkpoint"),
         ("NumpyNoise", "draws from numpy.random, and a compiled function would keep that one"),
