@@ -118,7 +118,7 @@ def token_of(value: Any) -> Callable[[], object] | None:
         return lambda: repr(state())
     if isinstance(value, np.random.BitGenerator):
         return lambda: repr(value.state)
-    if isinstance(value, random.Random):
+    if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
         return lambda: hash(value.getstate())
     if isinstance(value, torch.Generator):
         return lambda: zlib.crc32(value.get_state().numpy().tobytes())
@@ -188,7 +188,7 @@ def token_writer(value: Any) -> Callable[[dict], None] | None:
     if isinstance(value, np.random.RandomState):
         legacy = value.get_state()
         return lambda before: value.set_state(legacy)
-    if isinstance(value, random.Random):
+    if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
         python = value.getstate()
         return lambda before: value.setstate(python)
     return None

@@ -42,6 +42,8 @@ ENTRY_POINTS = {
     "inputs of functional": ("torch.autograd.functional", "_grad_preprocess"),
     "torch's generator": ("torch.random", "default_generator"),
     "torch's generator by name": ("torch", "default_generator"),
+    "entropy": ("os", "urandom"),
+    "entropy of SystemRandom": ("random", "_urandom"),
 }
 """By caller: the module, and the name in it."""
 

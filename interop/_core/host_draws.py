@@ -1,7 +1,10 @@
 """Random generators that a module's code uses while it is traced: Python's, NumPy's, torch's."""
 
+import itertools
+import os
 import random
-from collections.abc import Generator, Iterator
+import sys
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +14,7 @@ from torch import nn
 
 from jaxsr.interop._core.entry_points import replaced
 from jaxsr.interop._core.trace import Trace
+from jaxsr.interop._core.trace_scope import running_trace
 from jaxsr.interop.errors import UnsupportedTorchError
 
 DRAWN = (
@@ -25,18 +29,27 @@ def refusing_host_draws(module: nn.Module) -> Generator[list[str]]:
     """Refuses draws from `random` and `numpy.random` in training: a compiled function has one.
 
     In evaluation they pass where they decide nothing: layers that are dropped in training draw
-    then, too, and ignore it.
+    then, too, and ignore it. So do draws from the operating system (`numpy.random.default_rng()`,
+    `secrets`, `uuid`) in any mode: libraries name things by them.
 
     Yields:
-      A list of the global generators that have moved, at the end of the block.
+      A list of the sources that were drawn from, at the end of the block.
 
     Raises:
       UnsupportedTorchError: a global generator has moved at the end of the block.
     """
     python, numpy = random.getstate(), _numpy_state()
-    moved = list[str]()
-    yield moved
-    moved += [
+    drawn = list[str]()
+    read = os.urandom
+
+    def noted(size: int) -> bytes:
+        if not _is_importing():
+            drawn[:] = ["os.urandom (NumPy's default_rng(), secrets, uuid)"]
+        return read(size)
+
+    with _entropy(noted):
+        yield drawn
+    moved = [
         name
         for name, has_moved in (
             ("random", random.getstate() != python),
@@ -46,6 +59,20 @@ def refusing_host_draws(module: nn.Module) -> Generator[list[str]]:
     ]
     if moved and module.training:
         raise UnsupportedTorchError(DRAWN.format(moved[0]))
+    drawn += moved
+
+
+@contextmanager
+def _entropy(read: Callable[[int], bytes]) -> Generator[None]:
+    """In this block the code that is traced reads the operating system's random bytes so."""
+    before = os.urandom
+
+    def read_in_trace(size: int) -> bytes:
+        # Another thread may be making a key.
+        return read(size) if running_trace().is_tracing_thread() else before(size)
+
+    with replaced({"entropy": read_in_trace, "entropy of SystemRandom": read_in_trace}):
+        yield
 
 
 _LEAST, _GREATEST = 0x80110220, 0x12DD9BB3
@@ -55,6 +82,9 @@ _LEAST, _GREATEST = 0x80110220, 0x12DD9BB3
 def calls_by_draws() -> Iterator[int]:
     """Counts three calls: Python's and NumPy's generators draw least, greatest and other numbers.
 
+    The operating system's random bytes begin with 0, 255 and others.
+
+
     The result of such a draw shows in any of them, however rare it is.
     """
     python, numpy = random.getstate(), np.random.get_state()
@@ -62,13 +92,29 @@ def calls_by_draws() -> Iterator[int]:
         for number, word in enumerate((_LEAST, _GREATEST)):
             random.setstate((3, (*(624 * [word]), 0), None))
             np.random.set_state(("MT19937", np.full(624, word, np.uint32), 0, 0, 0.0))
-            yield number
+            with _entropy(_bytes_from(255 * number)):
+                yield number
         random.setstate(python)
         np.random.set_state(numpy)
         yield 2
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
+
+
+def _bytes_from(value: int) -> Callable[[int], bytes]:
+    """Reads this byte first, then others: code draws again where a number is too great."""
+    others = random.Random(value)
+    first = itertools.chain([True], itertools.repeat(False))
+    return lambda size: bytes([value]) * size if next(first) else others.randbytes(size)
+
+
+def _is_importing() -> bool:
+    """Whether a module is being imported, which happens once in torch, too."""
+    frame = sys._getframe()
+    while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
+        frame = frame.f_back
+    return frame is not None
 
 
 def _numpy_state() -> tuple:

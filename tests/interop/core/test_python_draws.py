@@ -1,6 +1,9 @@
 """Draws from `random` and NumPy in forward: refused where they decide something."""
 
+import os
 import random
+import secrets
+import uuid
 
 import jax
 import numpy as np
@@ -12,7 +15,9 @@ from tests.interop.core.function_net import FunctionNet
 X = np.random.default_rng(0).standard_normal((2, 4)).astype(np.float32)
 
 
-@pytest.mark.parametrize("draw", [random.random, lambda: np.random.uniform(0, 1)])
+@pytest.mark.parametrize(
+    "draw", [random.random, lambda: np.random.uniform(0, 1), random.SystemRandom().random]
+)
 @pytest.mark.parametrize(
     "branch",
     [
@@ -35,3 +40,31 @@ def test_draws_that_decide_nothing_pass_and_go_on():
     jm = to_jax(FunctionNet(lambda s, x: x if random.random() < 0 else x * 2))
     np.testing.assert_array_equal(jm.apply(jm.params, jm.buffers, X)[0], X * 2)
     assert random.random() in expected
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: np.random.default_rng().random(),
+        lambda: secrets.randbelow(1000),
+        lambda: os.urandom(1)[0],
+    ],
+)
+@pytest.mark.parametrize("train", [True, False])
+def test_draws_from_the_operating_system_are_refused(draw, train):
+    jm = to_jax(FunctionNet(lambda s, x: x * draw()))
+    with pytest.raises(UnsupportedTorchError, match=r"draws from os.urandom \(.*something else"):
+        jm.apply(jm.params, jm.buffers, X, train=train)
+
+
+def test_names_may_be_drawn_from_it_in_training():
+    names = []
+
+    def named(s, x):
+        names.append(uuid.uuid4().hex)
+        return x * 2
+
+    jm = to_jax(FunctionNet(named))
+    np.testing.assert_array_equal(jm.apply(jm.params, jm.buffers, X, train=True)[0], X * 2)
+    assert os.urandom(16) != os.urandom(16)
+    assert len(set(names)) == len(names)
