@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxsr.interop.annotations import JsonObject, PyTree
@@ -172,7 +173,7 @@ class Checkpoints:
             self._manager.save(
                 step,
                 args=ocp.args.Composite(
-                    state=ocp.args.StandardSave(state),
+                    state=ocp.args.StandardSave(_without_empty(state)),
                     **{RECORD_ITEM: ocp.args.JsonSave({"sealed": record.sealed()})},
                 ),
                 metrics=None if metrics is None else dict(metrics),
@@ -355,7 +356,20 @@ def _read_state(path: Path, target: PyTree) -> PyTree:
     with without_late_tracebacks():
         reader: Any = ocp.Checkpointer(ocp.StandardCheckpointHandler())
         with reader:
-            return reader.restore(path / "state", args=ocp.args.StandardRestore(target))
+            args = ocp.args.StandardRestore(_without_empty(target))
+            state = reader.restore(path / "state", args=args)
+    return jax.tree.map(
+        lambda form, leaf: (
+            jnp.zeros(form.shape, form.dtype, device=form.sharding) if leaf is None else leaf
+        ),
+        target,
+        state,
+    )
+
+
+def _without_empty(state: PyTree) -> PyTree:
+    """The state with None for arrays of no element, which Orbax refuses."""
+    return jax.tree.map(lambda leaf: leaf if math.prod(np.shape(leaf)) else None, state)
 
 
 def _wait_for_all(name: str) -> None:

@@ -35,7 +35,7 @@ def make_state(seed: int = 0, width: int = 32, mesh: MeshShape | None = None) ->
     state = TrainState(
         step=jnp.int32(seed),
         params=params,
-        buffers={"net.count": jnp.int32(7)},
+        buffers={"net.count": jnp.int32(7), "net.cache": jnp.zeros((0, 3))},
         optimizers={"net": optax.adam(1e-3).init(params)},
         ema={},
         key=jax.random.key_data(jax.random.key(seed)),
