@@ -358,18 +358,18 @@ def _read_state(path: Path, target: PyTree) -> PyTree:
         with reader:
             args = ocp.args.StandardRestore(_without_empty(target))
             state = reader.restore(path / "state", args=args)
-    return jax.tree.map(
-        lambda form, leaf: (
-            jnp.zeros(form.shape, form.dtype, device=form.sharding) if leaf is None else leaf
-        ),
-        target,
-        state,
-    )
+    return jax.tree.map(lambda form, leaf: _empty(form) if leaf is None else leaf, target, state)
 
 
 def _without_empty(state: PyTree) -> PyTree:
     """The state with None for arrays of no element, which Orbax refuses."""
     return jax.tree.map(lambda leaf: leaf if math.prod(np.shape(leaf)) else None, state)
+
+
+def _empty(form: Any) -> Any:
+    if isinstance(form, jax.ShapeDtypeStruct):
+        return jnp.zeros(form.shape, form.dtype, device=form.sharding)
+    return form
 
 
 def _wait_for_all(name: str) -> None:

@@ -221,7 +221,7 @@ class PhaseGradients:
                     f"a batch of {rows.shape[0]} rows cannot be cut into accumulate={slices} "
                     "slices; use a divisor of the rows"
                 )
-            return rows.reshape(-1, slices, *rows.shape[1:]).swapaxes(0, 1)
+            return rows.reshape(rows.shape[0] // slices, slices, *rows.shape[1:]).swapaxes(0, 1)
 
         def slice_gradients(buffers: Arrays, rows: Arrays, key: jax.Array) -> PlayerGradients:
             shared = self.share(params, buffers, rows, key)

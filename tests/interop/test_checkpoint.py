@@ -315,6 +315,13 @@ def test_notes_of_the_newest_sound_record(tmp_path):
     assert read_notes(tmp_path) == {"batch": 8}
 
 
+def test_numpy_arrays_of_no_element_come_back(tmp_path):
+    state = {"cache": np.zeros((0, 3), np.float16), "weight": np.ones(2, np.float32)}
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state)
+    assert_equal(restore_step(tmp_path, 1, state), state)
+
+
 def test_checkpoint_of_another_model_is_refused(tmp_path):
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, make_state(1, width=32))

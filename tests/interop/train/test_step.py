@@ -208,8 +208,9 @@ def test_frozen_weights_that_the_loss_writes_move_as_in_torch(accumulate):
     step = jax.jit(step)
     state = init_state(model, optimizers, exported="student", seed=0, ema=False)
     optimizer = torch.optim.SGD(objective.student.parameters(), 0.1)
+    batch = {"image": jnp.asarray(images.numpy()), "boxes": jnp.zeros((4, 0, 2))}
     for _ in range(3):
-        state, _ = step(state, {"image": jnp.asarray(images.numpy())})
+        state, _ = step(state, batch)
         optimizer.zero_grad()
         for index in range(accumulate):
             rows = {"image": images[index::accumulate]}
