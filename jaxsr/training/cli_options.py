@@ -80,6 +80,11 @@ def _name_and_config(
         if run is not None:
             _check_run_names(out, run, words)
             return _resumed(out, run, name, kind, sources, rest)
+        if name is None and kind is None and other is None and sources.preset is None:
+            raise InputError(
+                f"--resume found no run in {out}; name its folder with --out, or, to begin a run, "
+                f"the task: `train {next(iter(TASKS))} --resume`"
+            )
     if other is not None:
         file = read_config(other) if other == sources.config else read_run(other, sealed=False)
         if file is None:

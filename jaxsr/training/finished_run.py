@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxsr.models.weight_files import exported_weights
+from jaxsr.training.metrics_logger import read_figure
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of `metrics.jsonl`: a dictionary for each step that was logged or validated."""
         lines = (self.folder / "metrics.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines]
+        return [{n: read_figure(v) for n, v in json.loads(line).items()} for line in lines]
 
     @property
     def validation(self) -> dict[str, float]:

@@ -165,11 +165,7 @@ class Records:
         self._began = (time.perf_counter(), step)
 
     def _write(self, step: int, figures: Mapping[str, Any]) -> None:
-        # JSON lacks NaN and infinity, but a failed step must also be readable.
-        plain = {
-            name: value if not isinstance(value, float) or math.isfinite(value) else str(value)
-            for name, value in figures.items()
-        }
+        plain = {name: _plain_figure(value) for name, value in figures.items()}
         self._file.write(seal({"step": step, "time": round(time.time(), 3), **plain}) + "\n")
         self._file.flush()
         self._event(
@@ -213,6 +209,19 @@ class Records:
         redraw_bar(None)
         if self._bar is not None:
             self._bar.close()
+
+
+_NOT_FINITE = {str(value): value for value in (math.nan, math.inf, -math.inf)}
+"""By their names in `metrics.jsonl`: JSON lacks them, but a failed step must also be readable."""
+
+
+def _plain_figure(value: Any) -> Any:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_figure(value: Any) -> Any:
+    """A value of a line of `metrics.jsonl`, as it was recorded."""
+    return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
 
 
 def _make_bar(total: int, start: int) -> Any:

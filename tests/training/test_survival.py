@@ -22,6 +22,7 @@ from jaxsr.interop.weights import read_weights
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = (
+    "fast-srgan",
     "--model.width", "8", "--model.depth", "2", "--batch", "8", "--crop", "32", "--ema", "0.9",
     "--log-every", "5", "--validation-px", "64", "--no-tensorboard", "--platform", "cpu",
     "--schedule", "constant",  # so that a run of another length takes the same steps

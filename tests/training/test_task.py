@@ -238,6 +238,9 @@ def test_a_resume_of_a_mistyped_folder_says_that_a_run_begins(folder, capsys):
     assert main([*run, "--out", "runs/mne", "--resume"]) == 0
     said = capsys.readouterr().err
     assert "no run in runs/mne: a new one begins at step 0; runs has the runs mine" in said
+    assert main(["--resume", "--out", "runs/men", "--steps", "3"]) == 2  # of which task?
+    assert "found no run in runs/men; name its folder" in capsys.readouterr().err
+    assert not Path("runs/men").exists()
     assert main([*run, "--out", "runs/mne", "--resume"]) == 0
     assert "begins at step 0" not in capsys.readouterr().err
 

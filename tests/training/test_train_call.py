@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 from torch import nn
+from torch.nn import functional as F
 
 import jaxsr
 from jaxsr.errors import FileAccessError, InputError
@@ -44,6 +45,17 @@ def test_a_class_trains_and_goes_on_as_the_command_does(folder):
     assert run.metrics[-1]["step"] == 6
     assert {"error", "ratio", "loss"} <= run.validation.keys()
     assert run.validation["error"] == run.metrics[-1]["validation/error"]
+
+
+class Absent(Fit):
+    def metrics(self, network, batch):
+        return {"class_iou": (0.0, 0.0), "error": F.mse_loss(network(batch["x"]), batch["y"])}
+
+
+def test_a_figure_without_a_value_is_nan(folder):
+    run = jaxsr.train(Absent, steps=1, width=4, tensorboard=False, out=folder / "run")
+    assert np.isnan(run.validation["class_iou"]) and run.validation["error"] > 0
+    assert '"validation/class_iou": "nan"' in (folder / "run" / "metrics.jsonl").read_text()
 
 
 class Cached(nn.Module):
