@@ -1,4 +1,4 @@
-"""`import jaxsr.ops` needs jax and NumPy alone, and little time."""
+"""`import jaxsr.ops` needs jax and NumPy alone, and little of the time that jax takes."""
 
 import os
 import subprocess
@@ -8,14 +8,16 @@ import textwrap
 BLOCKED = {"torch", "torchax", "cv2", "scipy", "PIL", "skimage", "jaxtyping", "flax", "optax"}
 PROGRAM = textwrap.dedent("""
     import sys, time
+    start = time.process_time()
     import jax.numpy, numpy as np
+    of_jax = time.process_time() - start
     before = set(sys.modules)
     for name in sys.argv[1].split(","):
         assert name not in sys.modules, name
         sys.modules[name] = None
     start = time.process_time()
     import jaxsr.ops
-    print(time.process_time() - start)
+    print((time.process_time() - start) / of_jax)
     roots = {name.split(".")[0] for name in set(sys.modules) - before}
     print(*sorted(roots - set(sys.stdlib_module_names) - {"jax", "jaxlib", "numpy", "jaxsr"}))
     assert jaxsr.ops.resize(np.ones((4, 4, 3), np.uint8), 2, convention="opencv").shape == (2, 2, 3)
@@ -29,8 +31,8 @@ def test_import():
     command = [sys.executable, "-c", PROGRAM, ",".join(BLOCKED)]
     for _ in range(2):  # the first one writes it
         output = subprocess.check_output(command, env=environment, text=True)
-    seconds, packages = output.splitlines()
-    assert float(seconds) < 0.3
+    share, packages = output.splitlines()
+    assert float(share) < 0.4
     assert set(packages.split()) <= BLOCKED
 
 
