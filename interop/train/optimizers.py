@@ -21,7 +21,8 @@ import optax.contrib
 from optax.contrib import ScheduleFreeState, schedule_free_eval_params
 
 from jaxsr.interop.errors import InputError, first_line
-from jaxsr.interop.train.options import OptimizerConfig, json_object
+from jaxsr.interop.json_text import json_object
+from jaxsr.interop.train.options import OptimizerConfig
 from jaxsr.interop.train.packing import norm
 
 

@@ -1,14 +1,14 @@
 """Options of the optimiser and of the step, checked at construction; they load no framework."""
 
-import json
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-from jaxsr.interop.errors import InputError, first_line
+from jaxsr.interop.errors import InputError
 from jaxsr.interop.fields import check_fields, number
+from jaxsr.interop.json_text import json_object
 
 OPTIMIZERS = ("adam", "adamw", "sgd", "adagrad")
 SCHEDULES = ("constant", "cosine", "exponential", "multistep", "wsd")
@@ -104,21 +104,6 @@ def _check_named(option: str, name: str, known: tuple[str, ...], arguments: str)
             "other options"
         )
     json_object(f"{option}_args", arguments)
-
-
-def json_object(option: str, text: str) -> dict[str, Any]:
-    """Parses an option that is a JSON object; empty text gives no values.
-
-    Raises:
-      InputError: it is not a JSON object.
-    """
-    try:
-        values: Any = json.loads(text or "{}")
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{option} is not JSON ({first_line(error)})") from None
-    if not isinstance(values, dict):
-        raise InputError(f"{option} must be a JSON object, got {text:.80}")
-    return cast("dict[str, Any]", values)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,7 @@ from jaxtyping import Array, Bool, Float, Int32, UInt8
 
 from jaxsr.data.input_form import IMAGENET
 from jaxsr.errors import InputError, did_you_mean, one_line
-from jaxsr.interop.train.options import json_object
+from jaxsr.interop.json_text import json_object
 
 Prepare = Callable[..., dict[str, Array]]
 Normalisation = tuple[tuple[float, ...], tuple[float, ...]]

@@ -1,6 +1,5 @@
 """Options that choose tokens and end outputs, the same for every engine."""
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from typing import Any, Literal
 
 from jaxsr.errors import InputError, one_line
 from jaxsr.interop.fields import number
+from jaxsr.interop.json_text import parse_json
 from jaxsr.runtime.options import CheckedOptions
 
 Bias = tuple[tuple[int, ...], float]
@@ -203,7 +203,7 @@ def _parsed_bias(item: str) -> dict[tuple[int, ...], float]:
     """Parses one value of `logit_bias`."""
     if item.lstrip().startswith("{"):
         try:
-            entries = [(str(ids), value) for ids, value in json.loads(item).items()]
+            entries = [(str(ids), value) for ids, value in parse_json(item).items()]
         except (ValueError, RecursionError) as error:
             raise InputError(f"logit_bias is not JSON ({one_line(error)}): {item[:80]!r}") from None
     else:

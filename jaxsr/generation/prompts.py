@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxsr.errors import InputError, MissingFileError, first_of, one_line
+from jaxsr.interop.json_text import parse_json
 
 Message = Mapping[str, Any]
 """Role, content, and other keys that chat templates read: reasoning_content, tool_calls."""
@@ -96,7 +97,7 @@ def read_prompts(path: Path, *, system: str | None = None) -> list[Prompt]:
 
 def _from_json(line: str, where: str, system: str | None) -> Prompt:
     try:
-        value = json.loads(line)
+        value = parse_json(line)
         json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is not text
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where} is not JSON: {one_line(error)}") from error

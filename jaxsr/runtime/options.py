@@ -3,7 +3,6 @@
 A configuration calls `super().__post_init__()` once, which runs the checks of all its bases.
 """
 
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from jaxsr.errors import InputError
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.fields import check_fields
+from jaxsr.interop.json_text import json_object
 from jaxsr.interop.mesh_shape import MeshShape
 
 Engine = Literal["jax", "torch"]
@@ -22,23 +22,6 @@ Platform = Literal["auto", "tpu", "cuda", "cpu"]
 Dtype = Literal["float32", "bfloat16"]
 Precision = Literal["default", "high", "highest"]
 LaneFolding = Literal["auto", "on", "off"]
-
-
-def parse_json_object(text: str, name: str) -> JsonObject:
-    """Parses the value of an option that is a JSON object.
-
-    Raises:
-      InputError: the value is something else; the message names the option.
-    """
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{name} is not JSON ({error}): {text[:80]!r}") from None
-    if not isinstance(value, dict):
-        raise InputError(
-            f"{name} must be a JSON object such as '{{\"width\": 64}}', got {text[:80]!r}"
-        )
-    return value
 
 
 class CheckedOptions:
@@ -155,7 +138,7 @@ class ModelOptions(CheckedOptions):
 
     def class_options(self) -> JsonObject:
         """Returns `model_options` as a dictionary."""
-        return parse_json_object(self.model_options, "model_options")
+        return json_object("model_options", self.model_options)
 
     def loading(self) -> dict[str, Any]:
         """Returns the keyword arguments of `load_model` for these options."""

@@ -21,8 +21,7 @@ import dataclasses
 import json
 import re
 import tomllib
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -31,6 +30,7 @@ from jaxsr.errors import DamagedFileError, InputError, MissingFileError, one_lin
 from jaxsr.field_values import from_values
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.bounded_read import CONFIGURATION, read_bounded
+from jaxsr.interop.json_text import check_once, parse_json
 from jaxsr.interop.sealed_json import short_digest, unseal
 from jaxsr.runtime.activity import wrapped
 from jaxsr.runtime.options import AotOptions
@@ -157,7 +157,7 @@ def read_config(path: Path, *, sealed: bool = False) -> ConfigFile:
     by_hand = _PARSERS.get(path.suffix.lower())
     raw = read_bounded(path, most_bytes=_BY_HAND if by_hand else CONFIGURATION)
     try:
-        content = (by_hand or _parse_json)(raw.decode())
+        content = (by_hand or parse_json)(raw.decode())
         if not isinstance(content, dict):
             raise TypeError(f"it holds a {type(content).__name__}" if content else "it is empty")
     except (ValueError, TypeError, RecursionError) as error:
@@ -234,19 +234,6 @@ _BY_HAND = 2**18
 """Bytes of a YAML or TOML file, which take a hundred times as long to read as those of JSON."""
 
 
-def _check_once(names: Iterable[str]) -> None:
-    if twice := [name for name, times in Counter(names).items() if times > 1]:
-        raise ValueError(f"{min(twice)} appears twice")
-
-
-def _parse_json(text: str) -> Any:
-    def once(pairs: list[tuple[str, Any]]) -> JsonObject:
-        _check_once(name for name, _ in pairs)
-        return dict(pairs)
-
-    return json.loads(text, object_pairs_hook=once)
-
-
 def _parse_yaml(text: str) -> Any:
     import yaml
 
@@ -268,7 +255,7 @@ def _parse_yaml(text: str) -> Any:
             return super().compose_node(parent, index)
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict:
-            _check_once(k.value for k, _ in node.value if isinstance(k, yaml.ScalarNode))
+            check_once(k.value for k, _ in node.value if isinstance(k, yaml.ScalarNode))
             values = super().construct_mapping(node, deep)
             if others := [key for key in values if not isinstance(key, str)]:
                 raise ValueError(f"the name {others[0]} is not a text; write it in quotes")

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from jaxsr.errors import InputError
+from jaxsr.interop.json_text import json_object
 from jaxsr.interop.module_copy import copy_module
 from jaxsr.interop.train.objective import Objective, check_objective
 from jaxsr.models.build import build_network
 from jaxsr.models.outputs import answer_of
 from jaxsr.runtime.activity import is_quiet
-from jaxsr.runtime.options import parse_json_object
 from jaxsr.training.config import RunConfig
 from jaxsr.training.presets.networks import NetworkOptions
 from jaxsr.training.task_methods import PhaseTrial
@@ -41,7 +41,7 @@ def build(config: NetworkOptions) -> nn.Module:
             "this run needs a network: --network package.module:Class, or timm:, smp:, "
             "spandrel:NAME"
         )
-    arguments = parse_json_object(config.network_args, "network_args")
+    arguments = json_object("network_args", config.network_args)
     return build_network(config.network, arguments, option="--network").float()
 
 

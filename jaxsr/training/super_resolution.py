@@ -6,13 +6,13 @@ Data and validation are those of every super-resolution family, see `photo_task.
 import torch
 
 from jaxsr.interop.annotations import JsonObject
+from jaxsr.interop.json_text import json_object
 from jaxsr.models.build import build_network
 from jaxsr.models.losses.pictures import PICTURE_LOSSES
 from jaxsr.models.losses.terms import Loss, make_terms
 from jaxsr.models.losses.weights import ADVERSARIAL, NETWORK_LOSS_NAMES
 from jaxsr.models.perceptual import network_loss
 from jaxsr.models.picture_objective import PictureObjective
-from jaxsr.runtime.options import parse_json_object
 from jaxsr.training.network_options import (
     build,
     check_in_jax,
@@ -54,7 +54,7 @@ class SuperResolutionTask(SuperResolutionPresets, PhotoTask):
             assert config.discriminator is not None
             discriminator = build_network(
                 config.discriminator,
-                parse_json_object(config.discriminator_args, "discriminator_args"),
+                json_object("discriminator_args", config.discriminator_args),
                 option="--discriminator",
             ).float()
         weights = {"pretrain": config.pretrain_weights, "adversarial": config.loss_weights}

@@ -344,6 +344,7 @@ def test_a_sample_does_not_depend_on_its_batch(scenes):
         ({"crop": 32, "kind": "scale", "zoom": 1.5}, "zoom must be from 1 to 4, and 1 with kind"),
         ({"crop": 32, "contrast": 1.0}, "contrast must be from 0 to below 1, got 1.0"),
         ({"crop": 32, "policy": "[1]"}, "policy must be a JSON object"),
+        ({"crop": 32, "policy": '{"RandomFlip": {}, "RandomFlip": {}}'}, "'RandomFlip' appears tw"),
         ({"crop": 32, "policy": '{"Blur": {}}'}, "policy: no step 'Blur'; there are .*RandomBlur"),
         ({"crop": 32, "policy": '{"RandomFlip": {"x": 1}}'}, "RandomFlip cannot be taken .*'x'"),
         ({"crop": 32, "policy": '{"RandomFlip": 1}'}, "RandomFlip cannot be taken"),

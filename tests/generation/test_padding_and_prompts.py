@@ -88,6 +88,7 @@ def test_jsonl_takes_prompts_and_chats(tmp_path):
     [
         (b'{"prompt": "a"}\n{"prompt": "\xff"}\n', "line 2 is not valid UTF-8 .*0xff"),
         (b'{"prompt": "a"}\n\n{prompt}\n', "line 3 is not JSON"),
+        (b'{"prompt": "a", "prompt": "b"}', "line 1 is not JSON: 'prompt' appears twice"),
         (b'{"prompt": ""}', "line 1 has an empty prompt"),
         (b'{"prompt": 3}', "line 1 has an empty prompt, or one that is not text"),
         (b"[1]", "line 1 must be an object or a string, got list"),

@@ -247,7 +247,7 @@ def test_numbers_are_those_of_yaml_1_2(text, value, tmp_path):
         ("a.yaml", "lr: 0.1", "KeyError: 'family'"),
         ("a.yaml", "- lr", "it holds a list"),
         ("a.yaml", "family: span\nlr: [", "ValueError: while parsing"),
-        ("a.yaml", "family: span\nlr: 1\nlr: 2", "lr appears twice"),
+        ("a.yaml", "family: span\nlr: 1\nlr: 2", "'lr' appears twice"),
         (
             "a.yaml",
             "family: span\nlr: !!python/name:os.system ''",
@@ -274,7 +274,7 @@ def test_numbers_are_those_of_yaml_1_2(text, value, tmp_path):
             '{"family": "span", "options": {"resume": true}}',
             "add --resume to the command",
         ),
-        ("a.json", '{"family": "span", "options": {"lr": 1, "lr": 2}}', "lr appears twice"),
+        ("a.json", '{"family": "span", "options": {"lr": 1, "lr": 2}}', "'lr' appears twice"),
         ("a.toml", "family = 'span'\nlr = 1\nlr = 2", "TOMLDecodeError"),
     ],
 )

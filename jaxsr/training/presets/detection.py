@@ -5,8 +5,8 @@ from typing import Literal
 
 from jaxsr.errors import InputError
 from jaxsr.interop.fields import number
+from jaxsr.interop.json_text import json_object
 from jaxsr.models.losses.weights import MASK_LOSS_NAMES, parse_weights
-from jaxsr.runtime.options import parse_json_object
 from jaxsr.training.presets import detectors
 from jaxsr.training.presets.detectors import DetectorRun
 from jaxsr.training.presets.networks import NetworkOptions
@@ -26,7 +26,7 @@ class DetectionRun(NetworkOptions, DetectorRun):
     """Weights of the network's logit maps in their order, if it returns several. Default: equal."""
 
     def __post_init__(self) -> None:
-        parse_json_object(self.network_args, "network_args")
+        json_object("network_args", self.network_args)
         _ = self.loss_weights  # Constructing it checks the loss.
         weights = self.scale_weights
         if weights is not None and not (weights and min(weights) >= 0 and sum(weights) > 0):

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from jaxsr.errors import InputError
 from jaxsr.interop.fields import number
-from jaxsr.interop.train.options import json_object
+from jaxsr.interop.json_text import json_object
 from jaxsr.training.config import PictureRunConfig
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxsr.interop.annotations import JsonObject
-from jaxsr.runtime.options import parse_json_object
+from jaxsr.interop.json_text import json_object
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,5 +27,5 @@ class NetworkOptions:
         return {
             "task": task,
             "builder": self.network,
-            "builder_args": parse_json_object(self.network_args, "network_args"),
+            "builder_args": json_object("network_args", self.network_args),
         }

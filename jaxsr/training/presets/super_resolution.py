@@ -6,13 +6,13 @@ from typing import Any
 
 from jaxsr.errors import InputError
 from jaxsr.interop.fields import number
+from jaxsr.interop.json_text import json_object
 from jaxsr.models.losses.weights import (
     ADVERSARIAL,
     NETWORK_LOSS_NAMES,
     PICTURE_LOSS_NAMES,
     parse_weights,
 )
-from jaxsr.runtime.options import parse_json_object
 from jaxsr.training.presets import photos
 from jaxsr.training.presets.networks import NetworkOptions
 from jaxsr.training.presets.photos import AdversarialRun
@@ -48,8 +48,8 @@ class SuperResolutionRun(NetworkOptions, AdversarialRun):
     """With an adversarial loss: share of the steps for its phase, which ends the run."""
 
     def __post_init__(self) -> None:
-        parse_json_object(self.network_args, "network_args")
-        parse_json_object(self.discriminator_args, "discriminator_args")
+        json_object("network_args", self.network_args)
+        json_object("discriminator_args", self.discriminator_args)
         low, high = self.value_range
         if not low < high:
             raise InputError(
