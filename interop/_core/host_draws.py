@@ -40,12 +40,11 @@ def refusing_host_draws(module: nn.Module) -> Generator[list[str]]:
     """
     python, numpy = random.getstate(), _numpy_state()
     drawn = list[str]()
-    read = os.urandom
 
     def noted(size: int) -> bytes:
         if not _is_importing():
             drawn[:] = ["os.urandom (NumPy's default_rng(), secrets, uuid)"]
-        return read(size)
+        return _read_entropy(size)
 
     with _entropy(noted):
         yield drawn
@@ -62,17 +61,26 @@ def refusing_host_draws(module: nn.Module) -> Generator[list[str]]:
     drawn += moved
 
 
+_read_entropy = os.urandom
+_readers: list[Callable[[int], bytes]] = []
+
+
+def _urandom(size: int) -> bytes:
+    """`os.urandom` during a trace. A module that is imported there may keep it for ever."""
+    trace = running_trace()
+    is_traced = trace is not None and trace.is_tracing_thread()  # another one may be making a key
+    return _readers[-1](size) if is_traced and _readers else _read_entropy(size)
+
+
 @contextmanager
 def _entropy(read: Callable[[int], bytes]) -> Generator[None]:
     """In this block the code that is traced reads the operating system's random bytes so."""
-    before = os.urandom
-
-    def read_in_trace(size: int) -> bytes:
-        # Another thread may be making a key.
-        return read(size) if running_trace().is_tracing_thread() else before(size)
-
-    with replaced({"entropy": read_in_trace, "entropy of SystemRandom": read_in_trace}):
-        yield
+    _readers.append(read)
+    try:
+        with replaced({"entropy": _urandom, "entropy of SystemRandom": _urandom}):
+            yield
+    finally:
+        _readers.pop()
 
 
 _LEAST, _GREATEST = 0x80110220, 0x12DD9BB3

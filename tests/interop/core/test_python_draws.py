@@ -57,6 +57,19 @@ def test_draws_from_the_operating_system_are_refused(draw, train):
         jm.apply(jm.params, jm.buffers, X, train=train)
 
 
+def test_a_function_that_is_kept_in_a_trace_draws_afterwards():
+    kept = []
+
+    def keeps(s, x):
+        kept.append(os.urandom)  # as a module does that is imported there
+        return x * 2
+
+    jm = to_jax(FunctionNet(keeps))
+    jm.apply(jm.params, jm.buffers, X)
+    for urandom in kept:
+        assert len(urandom(4)) == 4 and urandom(16) != urandom(16)
+
+
 def test_names_may_be_drawn_from_it_in_training():
     names = []
 
