@@ -39,12 +39,12 @@ def refusing_host_draws(module: nn.Module) -> Generator[list[str]]:
       UnsupportedTorchError: a global generator has moved at the end of the block.
     """
     python, numpy = random.getstate(), _numpy_state()
-    drawn = list[str]()
+    drawn, read = list[str](), _readers[-1]
 
     def noted(size: int) -> bytes:
         if not _is_importing():
             drawn[:] = ["os.urandom (NumPy's default_rng(), secrets, uuid)"]
-        return _read_entropy(size)
+        return read(size)
 
     with _entropy(noted):
         yield drawn
@@ -61,15 +61,15 @@ def refusing_host_draws(module: nn.Module) -> Generator[list[str]]:
     drawn += moved
 
 
-_read_entropy = os.urandom
-_readers: list[Callable[[int], bytes]] = []
+_readers: list[Callable[[int], bytes]] = [os.urandom]
+"""The last one reads the operating system's random bytes for the code that is traced."""
 
 
 def _urandom(size: int) -> bytes:
     """`os.urandom` during a trace. A module that is imported there may keep it for ever."""
     trace = running_trace()
     is_traced = trace is not None and trace.is_tracing_thread()  # another one may be making a key
-    return _readers[-1](size) if is_traced and _readers else _read_entropy(size)
+    return _readers[-1 if is_traced else 0](size)
 
 
 @contextmanager
