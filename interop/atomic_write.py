@@ -23,6 +23,19 @@ _LOG = logging.getLogger(__name__)
 
 Note = Callable[[Path], object]
 """Called with a complete file before it takes its name; where it raises, the file is abandoned."""
+Observer = Callable[[Path, Path], object]
+"""Like `Note`, for every file: called with its name, and with the file."""
+_observers: list[Observer] = []
+
+
+@contextlib.contextmanager
+def observing(observer: Observer) -> Generator[None]:
+    """Calls a function for every file that is written in this block, in any thread."""
+    _observers.append(observer)
+    try:
+        yield
+    finally:
+        _observers.remove(observer)
 
 
 def atomic_write(path: Path, *parts: bytes | memoryview) -> None:
@@ -73,8 +86,7 @@ class AtomicFile:
                 self.stream.flush()
                 os.fsync(self.stream.fileno())
                 self.stream.close()
-                if note is not None:
-                    note(self._partial)
+                _note(self.path, self._partial, note)
                 self._partial.replace(_target(self.path))
         except BaseException:
             self.abandon()
@@ -96,11 +108,17 @@ def atomic_path(path: Path, note: Note | None = None) -> Generator[Path]:
     partial = _partial(path, path.suffix)
     try:
         yield partial
-        if note is not None:
-            note(partial)
+        _note(path, partial, note)
         partial.replace(_target(path))
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _note(path: Path, file: Path, note: Note | None) -> None:
+    if note is not None:
+        note(file)
+    for observer in tuple(_observers):
+        observer(path, file)
 
 
 def set_aside(path: Path) -> Path:

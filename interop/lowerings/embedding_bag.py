@@ -9,6 +9,7 @@ from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import handles
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace import Trace
+from jaxsr.interop.errors import UnsupportedTorchError
 
 _NAMES = (
     "weight", "indices", "offsets", "scale_grad_by_freq", "mode", "sparse", "per_sample_weights",
@@ -47,6 +48,20 @@ def embedding_bag(
     return sums / jnp.maximum(sizes, 1)[:, None]
 
 
+@jax.custom_jvp
+def _without_gradient(weight: jax.Array) -> jax.Array:
+    return weight
+
+
+@_without_gradient.defjvp
+def _without_gradient_jvp(primals: tuple, tangents: tuple) -> tuple:
+    raise UnsupportedTorchError(
+        "embedding_bag with scale_grad_by_freq=True: torch's gradient of several bags divides by "
+        "the counts of other rows; use torch.nn.Embedding(scale_grad_by_freq=True) and sum or "
+        "average what it gives"
+    )
+
+
 @handles(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
 def _embedding_bag(
     trace: Trace, func: torch._ops.OpOverload, args: tuple, kwargs: dict
@@ -54,8 +69,9 @@ def _embedding_bag(
     call = {**dict(zip(_NAMES, args, strict=False)), **kwargs}
     metas = trace.meta_result(func, args, kwargs)
     weight, samples = call["weight"], call.get("per_sample_weights")
+    rows = weight.array()
     value = embedding_bag(
-        weight.array(),
+        _without_gradient(rows) if call.get("scale_grad_by_freq") else rows,
         call["indices"].array(),
         call["offsets"].array(),
         mode=call.get("mode", _SUM),

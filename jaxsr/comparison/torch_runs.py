@@ -59,7 +59,7 @@ class _Float64(FunctionMode):
     """Casts to a narrower dtype in the module's code become casts to float64."""
 
     def call(self, func: Callable, args: tuple, kwargs: Options) -> Any:
-        if func is torch.Tensor.float:
+        if func in (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16):
             func = torch.Tensor.double
         elif func in (torch.nn.functional.grouped_mm, torch._grouped_mm):  # not in float64
             func = _grouped_matmul

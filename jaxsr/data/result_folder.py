@@ -1,8 +1,9 @@
 """Folders of results: one command at a time writes there, and replaces only what commands wrote.
 
-The record in the folder names the results before they are written, and has their digests after. A
-file of the user's that has a result's name, a mask of a data set for instance, is in no line of it;
-a result that the user changed, such as a corrected mask, has another digest.
+The record in the folder has the digest of each result before that takes its name, so a command that
+is killed leaves none unknown. A file of the user's that has a result's name, a mask of a data set
+for instance, is in no line of it; a result that the user changed, such as a corrected mask, has
+another digest.
 """
 
 import errno
@@ -11,6 +12,7 @@ import hashlib
 import logging
 import os
 import stat
+from collections import defaultdict
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,7 +20,7 @@ from typing import Any
 
 from jaxsr.data.sources import check_folder
 from jaxsr.errors import DamagedFileError, FileAccessError, InputError, counted, first_of
-from jaxsr.interop.atomic_write import errors_of
+from jaxsr.interop.atomic_write import errors_of, observing
 from jaxsr.interop.sealed_json import DIGITS, seal, short_digest, unseal
 
 RECORD = ".jaxsr-results.jsonl"
@@ -63,14 +65,26 @@ def result_folder(
             _held.add(identity)
         try:
             results = [*dict.fromkeys(map(str, names))]
-            lines = _new_lines(out, results, file.read(), option)
-            with errors_of(path):
-                file.write(lines)
-            yield
-            if results:
+            record = file.read()
+            _check_results(out, results, record, option)
+            inside = out.resolve()
+
+            def append(digests: Mapping[str, str]) -> None:
                 with errors_of(path):
-                    # One that was not written is the user's if it is there later.
-                    file.write(_line({name: content_digest(out / name) or "" for name in results}))
+                    file.write(seal({"results": digests}).encode() + b"\n")
+
+            def note(written: Path, content: Path) -> None:
+                with suppress(ValueError):  # elsewhere
+                    name = (written.parent.resolve() / written.name).relative_to(inside)
+                    if {str(name), *map(str, name.parents)} & {*results}:
+                        append({str(name): content_digest(content) or ""})
+
+            if record and not record.endswith(b"\n"):  # cut by a kill
+                file.write(b"\n")
+            with observing(note):
+                yield
+            if results:  # folders, too
+                append({name: content_digest(out / name) or "" for name in results})
         finally:
             if not is_ours:
                 _held.discard(identity)
@@ -88,17 +102,18 @@ def _lock(descriptor: int, out: Path, option: str) -> None:
         ) from None
 
 
-def _new_lines(out: Path, names: list[str], record: bytes, option: str) -> bytes:
-    """Lines for results that are about to be written, none of them over a file of the user's."""
-    recorded: dict[str, str | None] = {}
+def _check_results(out: Path, names: list[str], record: bytes, option: str) -> None:
+    """Refuses results over a file of the user's, or over one that was changed since."""
+    recorded = defaultdict[str, set[str]](set)
     for line in record.splitlines():
         with suppress(DamagedFileError):  # cut by a kill: as if it were not there
             content = unseal(line, source=RECORD)
             results = content.get("results")
             if isinstance(results, dict):
-                recorded |= results
+                for name, digest in results.items():
+                    recorded[name].add(digest)
             elif isinstance(name := content.get("result"), str):
-                recorded[name] = written_digest(content) or ""
+                recorded[name].add(written_digest(content) or "")
     inside = out.resolve()
     others = [
         str(out / name)
@@ -106,7 +121,7 @@ def _new_lines(out: Path, names: list[str], record: bytes, option: str) -> bytes
         if os.path.lexists(out / name)
         and not (
             (out / name).resolve().is_relative_to(inside)  # a link would lead elsewhere
-            and _is_result(out / name, recorded.get(name, ""))
+            and _is_result(out, name, recorded)
         )
     ]
     if others:
@@ -115,14 +130,6 @@ def _new_lines(out: Path, names: list[str], record: bytes, option: str) -> bytes
             f"or that was changed since ({first_of(others)}); choose another {option}, or move "
             "what is there"
         )
-    cut = b"" if not record or record.endswith(b"\n") else b"\n"
-    # Without a digest until they are complete: a run that is killed leaves some of them anew.
-    news = {name: None for name in names if recorded.get(name, "") is not None}
-    return cut + (_line(news) if news else b"")
-
-
-def _line(results: Mapping[str, str | None]) -> bytes:
-    return seal({"results": results}).encode() + b"\n"
 
 
 def written_digest(line: Mapping[str, Any]) -> str | None:
@@ -131,8 +138,15 @@ def written_digest(line: Mapping[str, Any]) -> str | None:
     return str(written[-1]) if isinstance(written, list) and len(written) == 3 else None
 
 
-def _is_result(path: Path, digest: str | None) -> bool:
-    return digest is None or (digest != "" and digest == content_digest(path))
+def _is_result(out: Path, name: str, recorded: Mapping[str, set[str]]) -> bool:
+    """Whether a file, or a folder that a command has not finished, is as it was written."""
+    path = out / name
+    if (digest := content_digest(path)) in recorded.get(name, ()):
+        return digest is not None
+    if not path.is_dir() or recorded.get(name):
+        return False
+    files = (file for file in path.rglob("*") if not file.is_dir())
+    return all(content_digest(f) in recorded.get(str(f.relative_to(out)), ()) for f in files)
 
 
 def content_digest(path: Path) -> str | None:

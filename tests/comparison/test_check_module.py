@@ -230,6 +230,24 @@ def test_a_module_without_gradients_is_checked_forward():
     assert result.row("gradient").status == "skipped"
 
 
+class HalfLayer(nn.Module):
+    """One layer of another precision, between float32."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.layer, self.dtype = nn.Linear(8, 8).to(dtype), dtype
+
+    def forward(self, x):
+        x = x.bfloat16() if self.dtype == torch.bfloat16 else x.half()
+        return self.layer(x).float()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_layer_of_half_precision_is_held_against_float64(dtype):
+    result: Any = jaxsr.check(HalfLayer(dtype), torch.randn(4, 8), speed_s=0)
+    assert result.referee == "float64" and result.ok, str(result)
+
+
 def test_half_precision_is_held_against_float64():
     result: Any = jaxsr.check(nn.Linear(8, 8).bfloat16(), torch.ones(2, 8).bfloat16(), speed_s=0)
     assert result.ok, result

@@ -11,6 +11,7 @@ import pytest
 
 from jaxsr.data.result_folder import RECORD, result_folder
 from jaxsr.errors import FileAccessError, InputError
+from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.interop.sealed_json import seal
 
 
@@ -87,15 +88,47 @@ def test_a_name_that_was_not_written_is_the_users(tmp_path: Path) -> None:
 def test_results_of_a_command_that_failed_midway_are_replaced(tmp_path: Path) -> None:
     for text in "123":
         with suppress(KeyboardInterrupt), result_folder(tmp_path, ["a.csv"]):
-            (tmp_path / "a.csv").write_text(text)
+            atomic_write(tmp_path / "a.csv", text.encode())
             if text == "2":
                 raise KeyboardInterrupt
     assert (tmp_path / "a.csv").read_text() == "3"
 
 
+KILLED = """
+import os, sys
+from pathlib import Path
+from jaxsr.data.result_folder import result_folder
+from jaxsr.interop.atomic_write import atomic_path, atomic_write
+
+out = Path(sys.argv[1])
+with result_folder(out, ["a.csv", "b.csv", "masks", "clip.mp4"]):
+    atomic_write(out / "a.csv", b"1")
+    with atomic_path(out / "clip.mp4") as path:
+        path.write_bytes(b"1")
+    (out / "masks").mkdir(exist_ok=True)
+    for number in "123":
+        atomic_write(out / f"masks/{number}.png", b"1")
+    os._exit(9)
+"""
+
+
+@pytest.mark.parametrize("changed", ["", "a.csv", "b.csv", "clip.mp4", "masks/2.png", "masks/mine"])
+def test_what_a_killed_command_wrote_is_known(tmp_path: Path, changed: str) -> None:
+    def run() -> int:
+        return subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False).returncode
+
+    assert run() == 9
+    if changed:
+        (tmp_path / changed).write_text("mine")
+    with suppress(InputError), result_folder(tmp_path, ["a.csv", "b.csv", "masks", "clip.mp4"]):
+        assert not changed
+    assert run() == (1 if changed else 9)
+    assert not changed or (tmp_path / changed).read_text() == "mine"
+
+
 def test_a_record_that_a_kill_cut_short_goes_on(tmp_path: Path) -> None:
     with result_folder(tmp_path, ["a", "b"]):
-        (tmp_path / "a").write_text("1")
+        atomic_write(tmp_path / "a", b"1")
     content = (tmp_path / RECORD).read_bytes()
     (tmp_path / RECORD).write_bytes(content[:-9])
     for _ in range(2):

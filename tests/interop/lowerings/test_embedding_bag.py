@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from jaxsr.interop import to_jax
+from jaxsr.interop import UnsupportedTorchError, to_jax
 
 INDICES = torch.tensor([1, 5, 2, 2, 0, 7, 3, 5])
 OFFSETS = torch.tensor([0, 3, 3, 6])  # the second bag is empty
@@ -40,3 +40,12 @@ def test_values_and_gradients(name):
     np.testing.assert_allclose(output, expected.detach(), atol=1e-6)
     assert module.weight.grad is not None
     np.testing.assert_allclose(gradients["weight"], module.weight.grad, atol=1e-6)
+
+
+def test_gradients_by_frequency_are_refused_and_values_pass():
+    module = nn.EmbeddingBag(8, 3, mode="sum", scale_grad_by_freq=True)
+    converted, indices = to_jax(module), INDICES.reshape(2, 4)
+    output = converted.apply(converted.params, {}, indices.numpy())[0]
+    np.testing.assert_allclose(output, module(indices).detach(), atol=1e-6)
+    with pytest.raises(UnsupportedTorchError, match="counts of other rows; use torch"):
+        jax.grad(lambda p: converted.apply(p, {}, indices.numpy())[0].sum())(converted.params)
