@@ -140,29 +140,6 @@ def _setitem(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> None:
 # ---- lookup and search
 
 
-def _rows(weight: jax.Array, index: jax.Array) -> jax.Array:
-    if index.size != 1:
-        return weight[index]
-    # XLA reads one row with a slice. From a table split over GPUs it then gathers the whole table,
-    # while each device looks up its share of two rows.
-    twice = jnp.concatenate([index.reshape(1), index.reshape(1)])
-    return weight[twice][:1].reshape(*index.shape, *weight.shape[1:])
-
-
-@lowers(aten.embedding.default)
-def embedding(
-    weight: jax.Array, index: jax.Array, padding: int = -1, by_frequency: bool = False, *_: Any
-) -> jax.Array:
-    rows = _rows(weight, index)
-    if by_frequency:
-        counts = jnp.zeros(weight.shape[0], jnp.int32).at[index.reshape(-1)].add(1)
-        rows = straight_through(rows / counts[index][..., None], rows)
-    if padding >= 0:
-        # The padding row is read but never learns.
-        rows = jnp.where((index == padding)[..., None], lax.stop_gradient(rows), rows)
-    return rows
-
-
 @lowers(aten.index.Tensor, aten._unsafe_index.Tensor)
 def index(x: jax.Array, indices: Sequence[jax.Array | None]) -> jax.Array:
     return x[_place(indices)]

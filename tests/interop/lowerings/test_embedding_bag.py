@@ -49,3 +49,67 @@ def test_gradients_by_frequency_are_refused_and_values_pass():
     np.testing.assert_allclose(output, module(indices).detach(), atol=1e-6)
     with pytest.raises(UnsupportedTorchError, match="counts of other rows; use torch"):
         jax.grad(lambda p: converted.apply(p, {}, indices.numpy())[0].sum())(converted.params)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("padding", [None, 2])
+def test_indices_behind_the_last_offset_are_in_no_bag(mode, padding):
+    """Torch's kernels disagree there by mode; the reference is torch without these indices."""
+    offsets = torch.tensor([0, 3, 5])
+    module = nn.EmbeddingBag(8, 3, mode=mode, include_last_offset=True, padding_idx=padding)
+    expected = module(INDICES[:5], offsets)
+    expected.sin().sum().backward()
+    converted = to_jax(module)
+
+    def loss(params):
+        output = converted.apply(params, {}, INDICES.numpy(), offsets.numpy())[0]
+        return jax.numpy.sin(output).sum(), output
+
+    gradients, output = jax.grad(loss, has_aux=True)(converted.params)
+    np.testing.assert_allclose(output, expected.detach(), atol=1e-6)
+    assert module.weight.grad is not None
+    np.testing.assert_allclose(gradients["weight"], module.weight.grad, atol=1e-6)
+
+
+class Slopes(nn.Module):
+    """The gradient of a table by the squares of its rows: twice each row that is read."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(8, 3, scale_grad_by_freq=True)
+
+    def forward(self, indices):
+        total = self.table(indices).square().sum()
+        (slope,) = torch.autograd.grad(total, self.table.weight, create_graph=True)
+        return slope
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jit, jax.checkpoint])
+def test_second_derivatives_by_frequency(transform):
+    module, indices = Slopes(), INDICES.reshape(2, 4)
+    module(indices).sin().sum().backward()
+    converted = to_jax(module)
+
+    @transform
+    def loss(params):
+        return jax.numpy.sin(converted.apply(params, {}, indices.numpy())[0]).sum()
+
+    slope = module.table.weight.grad
+    assert slope is not None
+    np.testing.assert_allclose(jax.grad(loss)(converted.params)["table.weight"], slope, atol=1e-6)
+
+
+def test_gradients_by_frequency_of_each_of_several_inputs():
+    module, indices = nn.Embedding(8, 3, scale_grad_by_freq=True), INDICES.reshape(2, 4)
+    converted = to_jax(module)
+
+    def loss(params, row):
+        return converted.apply(params, {}, row)[0].sum()
+
+    gradient = jax.vmap(jax.grad(loss), (None, 0))
+    gradients = gradient(converted.params, indices.numpy())["weight"]
+    for row, of_row in zip(indices, gradients, strict=True):
+        module.zero_grad()
+        module(row).sum().backward()
+        assert module.weight.grad is not None
+        np.testing.assert_allclose(of_row, module.weight.grad, atol=1e-6)
