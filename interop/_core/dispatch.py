@@ -42,7 +42,7 @@ from jaxsr.interop._core.recipes import (
 from jaxsr.interop._core.registry import Entry, Kind, is_overload
 from jaxsr.interop._core.repeated_code import RepeatedCode
 from jaxsr.interop._core.schema import Schema, fit, fitting_scalars, in_order_of, name_of, schema_of
-from jaxsr.interop._core.stored_tensors import mark_whole, store_decided
+from jaxsr.interop._core.stored_tensors import mark_whole, separate_constants, store_decided
 from jaxsr.interop._core.tensor import JaxTensor, straight_through
 from jaxsr.interop._core.torch_modes import TraceDispatchMode, TraceFunctionMode
 from jaxsr.interop._core.trace import Trace
@@ -312,6 +312,7 @@ class Dispatcher(Trace):
             if isinstance(meta, torch.Tensor):
                 to_jax_dtype(meta.dtype)  # or an error that names it
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, JaxTensor)]
+        constants = separate_constants(func, args, kwargs)
         jargs, jkwargs = wide_integers.arrays_of(func, args, kwargs)
         jkwargs = {k: v for k, v in jkwargs.items() if k not in PLACEMENT_OPTIONS}
         jargs = widen_arguments(func, args, jargs, metas)
@@ -337,6 +338,7 @@ class Dispatcher(Trace):
         out = self.wrap_result(func, result, metas, any(t.needs_grad for t in tensors))
         if isinstance(out, JaxTensor):
             mark_whole(func, args, kwargs, out)
+            out.cell.constants = constants
         wide_integers.note_bounds(out, bounds)
         return out
 
@@ -391,7 +393,7 @@ class Dispatcher(Trace):
                     f"{name_of(func)}: out has shape {tuple(target.shape)}, the result "
                     f"{tuple(value.shape)}; make them equal"
                 )
-            recipe = recipe_of(value)
+            recipe, constants = recipe_of(value), value.cell.constants
             # A write that replaces the whole target, so that a deferred value may stay deferred.
             same_form = (target.shape, target.dtype) == (value.shape, value.dtype)
             replaces = same_form and target.view_of is None and torch.is_grad_enabled()
@@ -400,6 +402,7 @@ class Dispatcher(Trace):
                 target.cell.write(value.deferred)
             else:
                 self.write(target, value.array(), value.needs_grad, bounds_of(value))
+            target.cell.constants = constants
             if recipe is not None and same_form:
                 recipe.describe(target)
         return tuple(targets) if schema.is_out and len(targets) > 1 else targets[0]

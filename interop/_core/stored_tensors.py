@@ -4,11 +4,19 @@
 remainder belong together, but XLA's fusions make the position anew and may round it otherwise
 (`jaxsr/xla_calls/stored.py`). So an operator that decides stores its operand, and whoever reads it
 later reads the same stored array.
+
+XLA also makes `x + (c + d)` of `(x + c) + d`, and `x * (c * d)` of `(x * c) * d`, where c and d are
+constants. What torch rounds away (`x + 12582912.0 - 12582912.0`) would stay, and a product of
+constants may leave the dtype. A barrier keeps such operators apart.
 """
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import torch
+from jax import lax
 
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.tensor import JaxTensor
@@ -27,6 +35,86 @@ DECIDING = {
 """Operators whose result jumps where their operand moves a little."""
 _CASTS = {aten._to_copy, aten.to}
 _ROUNDING = {aten.floor.default, aten.ceil.default, aten.round.default, aten.trunc.default}
+
+
+_COPIES = {aten.clone, aten._to_copy}
+
+
+class Constants(NamedTuple):
+    """The range of the numbers that the last operators add to a tensor, or multiply it by."""
+
+    is_sum: bool
+    least: float
+    greatest: float
+
+    def and_then(self, later: "Constants", dtype: torch.dtype) -> "Constants | None":
+        """Both as one; None where that loses more than a rounding, or a rounding that torch has."""
+        least, greatest = self.least * later.least, self.greatest * later.greatest
+        limits = torch.finfo(dtype)
+        if self.is_sum or greatest > limits.max or 0 < least < limits.tiny:
+            return None
+        return Constants(False, least, greatest)
+
+
+def _constants_of(
+    func: torch._ops.OpOverload, args: tuple, kwargs: dict
+) -> tuple[JaxTensor, Constants] | None:
+    """The tensor that a sum or product with constants reads, and these constants."""
+    packet = func.overloadpacket
+    if packet not in (aten.add, aten.sub, aten.mul, aten.div) or kwargs.get("rounding_mode"):
+        return None
+    x, y = args[:2]
+    if packet in (aten.add, aten.mul) and "alpha" not in kwargs and _range_of(x) is not None:
+        x, y = y, x
+    numbers = _range_of(y)
+    if numbers is None or not isinstance(x, JaxTensor) or not x.is_floating_point():
+        return None
+    if packet in (aten.add, aten.sub):
+        alpha = kwargs.get("alpha", 1) * (-1 if packet is aten.sub else 1)
+        least, greatest = sorted(number * alpha for number in numbers)
+        return x, Constants(True, least, greatest)
+    least, greatest = sorted(map(abs, numbers))
+    if min(numbers) <= 0 <= max(numbers):
+        least = 0.0
+    if packet is aten.div:
+        if not least:
+            return None
+        least, greatest = 1 / greatest, 1 / least
+    return x, Constants(False, least, greatest)
+
+
+def _range_of(value: object) -> tuple[float, float] | None:
+    """The least and the greatest of constants; None for a tensor whose values are not known."""
+    if isinstance(value, (int, float)):
+        return float(value), float(value)
+    if not isinstance(value, JaxTensor) or value.const is None or not value.numel():
+        return None
+    if value.is_complex():
+        return None
+    least, greatest = value.const.aminmax()
+    return float(least), float(greatest)
+
+
+def separate_constants(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Constants | None:
+    """Keeps an operator from being merged with the one before, where that loses what torch has.
+
+    Returns:
+      The constants that its result is made with, for `Cell.constants`.
+    """
+    if func.overloadpacket in _COPIES:
+        return args[0].cell.constants if isinstance(args[0], JaxTensor) else None
+    if (operands := _constants_of(func, args, kwargs)) is None:
+        return None
+    x, constants = operands
+    before = x.cell.constants
+    if constants in (Constants(True, 0, 0), Constants(False, 1, 1)):
+        return before
+    if before is None or before.is_sum != constants.is_sum:
+        return constants
+    merged = before.and_then(constants, x.dtype)
+    if merged is None:
+        store(x, lax.optimization_barrier)
+    return merged or constants
 
 
 def store_decided(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> None:
@@ -52,7 +140,7 @@ def mark_whole(func: torch._ops.OpOverload, args: tuple, kwargs: dict, result: J
         )
 
 
-def store(tensor: JaxTensor) -> None:
+def store(tensor: JaxTensor, keep: Callable[[jax.Array], jax.Array] = stored) -> None:
     """Stores the memory of a tensor of floats that this part of the trace has computed."""
     cell, region = tensor.cell, Region.current()
     if cell.const is not None or cell.deferred is not None or cell.region is not region:
@@ -67,6 +155,6 @@ def store(tensor: JaxTensor) -> None:
         return
     if cell.stored is array:
         return
-    cell.value = cell.stored = stored(array)
+    cell.value = cell.stored = keep(array)
     if tensor.view_of is not None:
         cell.version += 1  # views read it anew

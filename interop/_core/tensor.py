@@ -64,13 +64,13 @@ class Cell:
     other. `input_free` holds where the value follows from parameters, buffers and constants alone,
     and `is_learned` where a trained parameter is among these. `origin` is the computation of a mask
     (`selections.py`), until the first write to it. `bounds` are those of integers, where the trace
-    knows them (`wide_integers.py`). `stored` is the value that was last stored for all its readers,
-    `is_whole` says that floats need not be, being whole numbers (`stored_tensors.py`).
+    knows them (`wide_integers.py`). `stored` is the value last stored for all readers, `is_whole`
+    says that floats need not be, `constants` are those last added or multiplied (`stored_tensors`).
     """
 
     __slots__ = (
-        "_lazy", "_settled", "_value", "bounds", "const", "input_free", "is_learned", "is_whole",
-        "origin", "owner", "region", "stored", "version",
+        "_lazy", "_settled", "_value", "bounds", "const", "constants", "input_free", "is_learned",
+        "is_whole", "origin", "owner", "region", "stored", "version",
     )  # fmt: skip
 
     _lazy: DeferredArray | Callable[[], jax.Array] | None
@@ -85,7 +85,7 @@ class Cell:
         self.origin: tuple | None = None
         self.stored: jax.Array | None = None
         self.bounds: tuple[int, int] | None = None
-        self.is_whole = False
+        self.is_whole, self.constants = False, None
         self.input_free = const is not None
         self.is_learned = False
         self.region = Region.current()
