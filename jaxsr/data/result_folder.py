@@ -111,6 +111,8 @@ def _check_results(out: Path, names: list[str], record: bytes, option: str) -> N
             results = content.get("results")
             if isinstance(results, dict):
                 for name, digest in results.items():
+                    for folder in Path(name).parents:  # no longer what it was
+                        recorded.pop(str(folder), None)
                     recorded[name].add(digest)
             elif isinstance(name := content.get("result"), str):
                 recorded[name].add(written_digest(content) or "")

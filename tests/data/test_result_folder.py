@@ -112,6 +112,18 @@ with result_folder(out, ["a.csv", "b.csv", "masks", "clip.mp4"]):
 """
 
 
+def test_a_killed_command_may_leave_a_folder_of_two_commands(tmp_path: Path) -> None:
+    with result_folder(tmp_path, ["masks"]):
+        (tmp_path / "masks").mkdir()
+        for number in "1234":
+            atomic_write(tmp_path / f"masks/{number}.png", b"2")
+    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
+    with result_folder(tmp_path, ["masks"]):
+        (tmp_path / "masks/4.png").unlink()
+    with result_folder(tmp_path, ["masks"]):
+        pass
+
+
 @pytest.mark.parametrize("changed", ["", "a.csv", "b.csv", "clip.mp4", "masks/2.png", "masks/mine"])
 def test_what_a_killed_command_wrote_is_known(tmp_path: Path, changed: str) -> None:
     def run() -> int:
