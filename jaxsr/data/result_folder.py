@@ -67,7 +67,7 @@ def result_folder(
             results = [*dict.fromkeys(map(str, names))]
             record = file.read()
             _check_results(out, results, record, option)
-            inside = out.resolve()
+            inside, known = out.resolve(), set(results)
 
             def append(digests: Mapping[str, str]) -> None:
                 with errors_of(path):
@@ -76,7 +76,7 @@ def result_folder(
             def note(written: Path, content: Path) -> None:
                 with suppress(ValueError):  # elsewhere
                     name = (written.parent.resolve() / written.name).relative_to(inside)
-                    if {str(name), *map(str, name.parents)} & {*results}:
+                    if not known.isdisjoint([str(name), *map(str, name.parents)]):
                         append({str(name): content_digest(content) or ""})
 
             if record and not record.endswith(b"\n"):  # cut by a kill
