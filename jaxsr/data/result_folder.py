@@ -69,18 +69,22 @@ def result_folder(
             _check_results(out, results, record, option)
             inside, known = out.resolve(), set(results)
 
+            cut = b"" if not record or record.endswith(b"\n") else b"\n"  # by a kill
+
             def append(digests: Mapping[str, str]) -> None:
+                nonlocal cut
                 with errors_of(path):
-                    file.write(seal({"results": digests}).encode() + b"\n")
+                    file.write(cut + seal({"results": digests}).encode() + b"\n")
+                cut = b""
 
             def note(written: Path, content: Path) -> None:
-                with suppress(ValueError):  # elsewhere
-                    name = (written.parent.resolve() / written.name).relative_to(inside)
-                    if not known.isdisjoint([str(name), *map(str, name.parents)]):
-                        append({str(name): content_digest(content) or ""})
+                target = written.parent.resolve() / written.name
+                if not target.is_relative_to(inside):
+                    return
+                name = target.relative_to(inside)
+                if not known.isdisjoint([str(name), *map(str, name.parents)]):
+                    append({str(name): content_digest(content) or ""})
 
-            if record and not record.endswith(b"\n"):  # cut by a kill
-                file.write(b"\n")
             with observing(note):
                 yield
             if results:  # folders, too
