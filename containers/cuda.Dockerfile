@@ -2,7 +2,7 @@
 #
 #   docker build -f containers/cuda.Dockerfile -t jaxsr:cuda .
 #   docker run --rm --gpus all --shm-size 8g -v "$PWD/runs:/work/runs" jaxsr:cuda \
-#     python -m jaxsr.train fast-srgan --data /work/photos --out /work/runs/mine --resume
+#     python -m jaxsr.train fast-srgan --data photos --out runs/mine --resume
 #
 # CUDA's libraries come with JAX's and torch's wheels; the host needs the driver for CUDA 13 and the
 # NVIDIA container toolkit. gcc is for torch.compile.

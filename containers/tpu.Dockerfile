@@ -2,7 +2,7 @@
 #
 #   docker build -f containers/tpu.Dockerfile -t jaxsr:tpu .
 #   docker run --rm --privileged --net host -v "$PWD/runs:/work/runs" jaxsr:tpu \
-#     python -m jaxsr.train fast-srgan --mesh 8 --out /work/runs/mine --resume
+#     python -m jaxsr.train fast-srgan --mesh 8 --out runs/mine --resume
 #
 # `--privileged` gives the container /dev/accel* or /dev/vfio, `--net host` the metadata server. It
 # runs as root, to whom these devices belong. torch is the build for CPUs: it reads model definitions.

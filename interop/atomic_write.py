@@ -30,7 +30,10 @@ _observers: list[Observer] = []
 
 @contextlib.contextmanager
 def observing(observer: Observer) -> Generator[None]:
-    """Calls a function for every file that is written in this block, in any thread."""
+    """Calls a function for every file that is written in this block, in any thread.
+
+    Where it raises, the file is abandoned.
+    """
     _observers.append(observer)
     try:
         yield

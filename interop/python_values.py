@@ -206,7 +206,7 @@ def closure_name(name: str, cell: types.CellType, function: types.FunctionType) 
     """Names a variable of a closure, an object of the user's own class by that class."""
     kind = type(cell_content(cell).get("value"))
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    if kind.__module__ != "builtins" and is_users_file(file or ""):
+    if kind.__module__ not in sys.builtin_module_names and is_users_file(file or ""):
         return kind.__qualname__
     return f"{name} in the closure of {function.__qualname__}"
 

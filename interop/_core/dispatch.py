@@ -312,8 +312,8 @@ class Dispatcher(Trace):
             if isinstance(meta, torch.Tensor):
                 to_jax_dtype(meta.dtype)  # or an error that names it
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, JaxTensor)]
-        constants = separate_constants(func, args, kwargs)
         jargs, jkwargs = wide_integers.arrays_of(func, args, kwargs)
+        jargs, constants = separate_constants(func, args, kwargs, jargs)
         jkwargs = {k: v for k, v in jkwargs.items() if k not in PLACEMENT_OPTIONS}
         jargs = widen_arguments(func, args, jargs, metas)
         if torch.Tag.pointwise in func.tags and not wide_integers.is_wide(list(jargs)):

@@ -90,10 +90,8 @@ _LEAST, _GREATEST = 0x80110220, 0x12DD9BB3
 def calls_by_draws() -> Iterator[int]:
     """Counts three calls: Python's and NumPy's generators draw least, greatest and other numbers.
 
-    The operating system's random bytes begin with 0, 255 and others.
-
-
-    The result of such a draw shows in any of them, however rare it is.
+    The result of such a draw shows in any of them, however rare it is. The operating system's
+    random bytes begin with 0, 255 and others.
     """
     python, numpy = random.getstate(), np.random.get_state()
     try:

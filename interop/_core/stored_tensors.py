@@ -10,7 +10,6 @@ constants. What torch rounds away (`x + 12582912.0 - 12582912.0`) would stay, an
 constants may leave the dtype. A barrier keeps such operators apart.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -35,8 +34,6 @@ DECIDING = {
 """Operators whose result jumps where their operand moves a little."""
 _CASTS = {aten._to_copy, aten.to}
 _ROUNDING = {aten.floor.default, aten.ceil.default, aten.round.default, aten.trunc.default}
-
-
 _COPIES = {aten.clone, aten._to_copy}
 
 
@@ -58,21 +55,21 @@ class Constants(NamedTuple):
 
 def _constants_of(
     func: torch._ops.OpOverload, args: tuple, kwargs: dict
-) -> tuple[JaxTensor, Constants] | None:
-    """The tensor that a sum or product with constants reads, and these constants."""
+) -> tuple[int, Constants] | None:
+    """Which argument a sum or product with constants changes, and these constants."""
     packet = func.overloadpacket
     if packet not in (aten.add, aten.sub, aten.mul, aten.div) or kwargs.get("rounding_mode"):
         return None
-    x, y = args[:2]
-    if packet in (aten.add, aten.mul) and "alpha" not in kwargs and _range_of(x) is not None:
-        x, y = y, x
-    numbers = _range_of(y)
-    if numbers is None or not isinstance(x, JaxTensor) or not x.is_floating_point():
+    place = 0
+    if packet in (aten.add, aten.mul) and "alpha" not in kwargs:
+        place = int(_range_of(args[0]) is not None)
+    numbers, tensor = _range_of(args[1 - place]), args[place]
+    if numbers is None or not isinstance(tensor, JaxTensor) or not tensor.is_floating_point():
         return None
     if packet in (aten.add, aten.sub):
         alpha = kwargs.get("alpha", 1) * (-1 if packet is aten.sub else 1)
         least, greatest = sorted(number * alpha for number in numbers)
-        return x, Constants(True, least, greatest)
+        return place, Constants(True, least, greatest)
     least, greatest = sorted(map(abs, numbers))
     if min(numbers) <= 0 <= max(numbers):
         least = 0.0
@@ -80,7 +77,7 @@ def _constants_of(
         if not least:
             return None
         least, greatest = 1 / greatest, 1 / least
-    return x, Constants(False, least, greatest)
+    return place, Constants(False, least, greatest)
 
 
 def _range_of(value: object) -> tuple[float, float] | None:
@@ -91,30 +88,36 @@ def _range_of(value: object) -> tuple[float, float] | None:
         return None
     if value.is_complex():
         return None
-    least, greatest = value.const.aminmax()
+    least, greatest = value.const.double().aminmax()  # not of every integer
     return float(least), float(greatest)
 
 
-def separate_constants(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Constants | None:
+def separate_constants(
+    func: torch._ops.OpOverload, args: tuple, kwargs: dict, arrays: tuple
+) -> tuple[tuple, Constants | None]:
     """Keeps an operator from being merged with the one before, where that loses what torch has.
 
+    Args:
+      func, args, kwargs: of the call.
+      arrays: those of `args`.
+
     Returns:
-      The constants that its result is made with, for `Cell.constants`.
+      The arrays, and the constants that the result is made with, for `Cell.constants`.
     """
-    if func.overloadpacket in _COPIES:
-        return args[0].cell.constants if isinstance(args[0], JaxTensor) else None
+    if func.overloadpacket in _COPIES and isinstance(args[0], JaxTensor):
+        return arrays, args[0].cell.constants
     if (operands := _constants_of(func, args, kwargs)) is None:
-        return None
-    x, constants = operands
-    before = x.cell.constants
+        return arrays, None
+    place, constants = operands
+    before = args[place].cell.constants
     if constants in (Constants(True, 0, 0), Constants(False, 1, 1)):
-        return before
+        return arrays, before
     if before is None or before.is_sum != constants.is_sum:
-        return constants
-    merged = before.and_then(constants, x.dtype)
-    if merged is None:
-        store(x, lax.optimization_barrier)
-    return merged or constants
+        return arrays, constants
+    if (merged := before.and_then(constants, args[place].dtype)) is not None:
+        return arrays, merged
+    separate = lax.optimization_barrier(arrays[place])
+    return (*arrays[:place], separate, *arrays[place + 1 :]), constants
 
 
 def store_decided(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> None:
@@ -140,7 +143,7 @@ def mark_whole(func: torch._ops.OpOverload, args: tuple, kwargs: dict, result: J
         )
 
 
-def store(tensor: JaxTensor, keep: Callable[[jax.Array], jax.Array] = stored) -> None:
+def store(tensor: JaxTensor) -> None:
     """Stores the memory of a tensor of floats that this part of the trace has computed."""
     cell, region = tensor.cell, Region.current()
     if cell.const is not None or cell.deferred is not None or cell.region is not region:
@@ -155,6 +158,6 @@ def store(tensor: JaxTensor, keep: Callable[[jax.Array], jax.Array] = stored) ->
         return
     if cell.stored is array:
         return
-    cell.value = cell.stored = keep(array)
+    cell.value = cell.stored = stored(array)
     if tensor.view_of is not None:
         cell.version += 1  # views read it anew

@@ -68,14 +68,14 @@ def result_folder(
             record = file.read()
             _check_results(out, results, record, option)
             inside, known = out.resolve(), set(results)
-
-            cut = b"" if not record or record.endswith(b"\n") else b"\n"  # by a kill
+            # A kill may have cut the last line.
+            end_of_line = b"" if not record or record.endswith(b"\n") else b"\n"
 
             def append(digests: Mapping[str, str]) -> None:
-                nonlocal cut
+                nonlocal end_of_line
                 with errors_of(path):
-                    file.write(cut + seal({"results": digests}).encode() + b"\n")
-                cut = b""
+                    file.write(end_of_line + seal({"results": digests}).encode() + b"\n")
+                end_of_line = b""
 
             def note(written: Path, content: Path) -> None:
                 target = written.parent.resolve() / written.name

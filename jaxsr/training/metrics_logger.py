@@ -21,6 +21,8 @@ from jaxsr.training.loggers import Logger
 _MOST_BYTES = 2**31
 """Bytes of `metrics.jsonl`, of some ten million steps; a sparse file could have any number."""
 log = logging.getLogger(__name__)
+_NOT_FINITE = {str(value): value for value in (math.nan, math.inf, -math.inf)}
+"""By their names in `metrics.jsonl`: JSON lacks them, but a failed step must also be readable."""
 
 
 class Records:
@@ -209,10 +211,6 @@ class Records:
         redraw_bar(None)
         if self._bar is not None:
             self._bar.close()
-
-
-_NOT_FINITE = {str(value): value for value in (math.nan, math.inf, -math.inf)}
-"""By their names in `metrics.jsonl`: JSON lacks them, but a failed step must also be readable."""
 
 
 def _plain_figure(value: Any) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxsr.data.result_folder import RECORD, result_folder
+from jaxsr.data.result_folder import RECORD, content_digest, result_folder
 from jaxsr.errors import FileAccessError, InputError
 from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.interop.sealed_json import seal
@@ -155,7 +155,8 @@ def test_links_out_of_the_folder_are_not_results(tmp_path: Path) -> None:
     out.mkdir()
     (mine / "a.png").write_text("mine")
     (out / "masks").symlink_to(mine)
-    (out / RECORD).write_text(seal({"results": {"masks/a.png": None}}) + "\n")
+    digest = content_digest(mine / "a.png")
+    (out / RECORD).write_text(seal({"results": {"masks/a.png": digest}}) + "\n")
     with pytest.raises(InputError, match="did not write"), result_folder(out, ["masks/a.png"]):
         pass
 

@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from jaxsr.interop import to_jax
 from tests.interop.core.function_net import FunctionNet
@@ -20,12 +21,23 @@ def in_place(x):
     return y
 
 
+def rounded(x):
+    return x + MAGIC - MAGIC
+
+
+def in_a_checkpoint(x):
+    return checkpoint(lambda y: y.view(5) - MAGIC, x + MAGIC, use_reentrant=False)
+
+
 CHAINS = {
-    "rounding": (PLAIN, lambda x: (x + MAGIC) - MAGIC),
+    "rounding": (PLAIN, rounded),
     "a sum of a negative number": (PLAIN, lambda x: (MAGIC + x) + (-MAGIC)),
     "alpha": (PLAIN, lambda x: torch.sub(torch.add(x, MAGIC / 2, alpha=2), MAGIC)),
     "tensors": (PLAIN, lambda x: (x + torch.tensor(1e8)) - torch.tensor(1e8)),
     "tables": (PLAIN, lambda x: (x + torch.full((5,), 1e8)) - torch.full((5,), 1e8)),
+    "a table of integers": (PLAIN, lambda x: x + torch.full((5,), 60000).to(torch.uint16) - 6e4),
+    "in a checkpoint": (PLAIN, in_a_checkpoint),
+    "in vmap": (PLAIN, torch.vmap(rounded)),
     "in place": (PLAIN, in_place),
     "views": (PLAIN, lambda x: (x + 1e8).reshape(5, 1).t()[0] - 1e8),
     "a copy": (PLAIN, lambda x: (x + 1e8).clone() - 1e8),

@@ -58,15 +58,15 @@ def test_draws_from_the_operating_system_are_refused(draw, train):
 
 
 def test_a_function_that_is_kept_in_a_trace_draws_afterwards():
-    kept = []
+    functions = []
 
     def keeps(s, x):
-        kept.append(os.urandom)  # as a module does that is imported there
+        functions.append(os.urandom)  # as a module does that is imported there
         return x * 2
 
     jm = to_jax(FunctionNet(keeps))
     jm.apply(jm.params, jm.buffers, X)
-    for urandom in kept:
+    for urandom in functions:
         assert len(urandom(4)) == 4 and urandom(16) != urandom(16)
 
 

@@ -1,4 +1,4 @@
-"""nn.EmbeddingBag against torch."""
+"""nn.Embedding and nn.EmbeddingBag against torch."""
 
 import jax
 import numpy as np

@@ -34,7 +34,7 @@ def _rows(weight: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def _scaled(rows: jax.Array, counts: jax.Array, *, divides: bool) -> jax.Array:
-    return rows / counts if divides else rows
+    return (rows / counts).astype(rows.dtype) if divides else rows
 
 
 _scaled_p = cpu_primitive("jaxsr_by_frequency", _scaled)
@@ -73,7 +73,7 @@ def embedding(
     rows = _rows(weight, index)
     if by_frequency:
         counts = jnp.zeros(weight.shape[0], jnp.int32).at[index.reshape(-1)].add(1)[index]
-        rows = _scaled_p.bind(rows, counts[..., None].astype(rows.dtype), divides=False)
+        rows = _scaled_p.bind(rows, counts[..., None].astype(jnp.float32), divides=False)
     if padding >= 0:
         # The padding row is read but never learns.
         rows = jnp.where((index == padding)[..., None], lax.stop_gradient(rows), rows)
