@@ -47,7 +47,9 @@ def _root(array: Any, like: JaxTensor) -> JaxTensor:
         meta = torch.empty_strided(
             like.meta.size(), like.meta.stride(), dtype=like.dtype, device="meta"
         )
-    return JaxTensor(meta, Cell(array, None), None, like.needs_grad)
+    cell = Cell(array, None)
+    cell.constants = like.cell.constants  # XLA merges across the bounds of a region
+    return JaxTensor(meta, cell, None, like.needs_grad)
 
 
 def _with_arrays(values: Sequence, places: list[int], arrays: Sequence) -> list:

@@ -81,13 +81,12 @@ class Cell:
         self.value = value
         self.const = const
         self.owner = owner
-        self.version = 0
+        self.version, self.constants = 0, None
         self.origin: tuple | None = None
         self.stored: jax.Array | None = None
         self.bounds: tuple[int, int] | None = None
-        self.is_whole, self.constants = False, None
         self.input_free = const is not None
-        self.is_learned = False
+        self.is_learned = self.is_whole = False
         self.region = Region.current()
 
     @property
@@ -142,7 +141,8 @@ class Cell:
     def write(self, value: jax.Array) -> None:
         """Replaces the root's value; every view sees it at its next read."""
         self.before_write()
-        self.value, self.const, self.bounds, self.is_whole = value, None, None, False
+        self.value, self.is_whole = value, False
+        self.const = self.bounds = self.constants = None
         self.version += 1
 
     def before_write(self) -> None:
