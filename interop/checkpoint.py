@@ -358,12 +358,20 @@ def _read_state(path: Path, target: PyTree) -> PyTree:
         with reader:
             args = ocp.args.StandardRestore(_without_empty(target))
             state = reader.restore(path / "state", args=args)
-    return jax.tree.map(lambda form, leaf: _empty(form) if leaf is None else leaf, target, state)
+
+    def completed(form: Any, leaf: Any) -> Any:
+        return _empty(form) if leaf is None else leaf
+
+    return jax.tree.map(completed, target, state)
 
 
 def _without_empty(state: PyTree) -> PyTree:
     """The state with None for arrays of no element, which Orbax refuses."""
-    return jax.tree.map(lambda leaf: leaf if math.prod(np.shape(leaf)) else None, state)
+
+    def unless_empty(leaf: Any) -> Any:
+        return leaf if math.prod(np.shape(leaf)) else None
+
+    return jax.tree.map(unless_empty, state)
 
 
 def _empty(form: Any) -> Any:

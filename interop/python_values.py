@@ -133,10 +133,11 @@ def token_of(value: Any) -> Callable[[], object] | None:
     if type(value).__module__.startswith(("_hashlib", "_sha", "_md5", "_blake2")):
         return value.digest
     modules = {type(value).__module__, type(type(value)).__module__}
+    buffer: Any = value
     if isinstance(value, (bytearray, memoryview)) or modules & {"array", "mmap", "_ctypes"}:
         with suppress(TypeError):  # a pointer or a function of ctypes
-            memoryview(value)
-            return lambda: _of_buffer(value)
+            memoryview(buffer)
+            return lambda: _of_buffer(buffer)
     return None
 
 
