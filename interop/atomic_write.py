@@ -12,6 +12,8 @@ import itertools
 import logging
 import os
 import re
+import shutil
+import stat
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import BinaryIO
@@ -122,6 +124,28 @@ def _note(path: Path, file: Path, note: Note | None) -> None:
         note(file)
     for observer in tuple(_observers):
         observer(path, file)
+
+
+def separate(path: Path) -> bool:
+    """Gives a file with several hard links a copy of its own, before it is changed in place.
+
+    Snapshots of a folder (`cp -al`, `rsync --link-dest`) share their files, which must stay.
+
+    Returns:
+      Whether the name is that of a copy now.
+
+    Raises:
+      OSError: it cannot be copied.
+    """
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return False
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink == 1:
+        return False
+    with errors_of(path), atomic_path(path) as partial:
+        shutil.copy(path, partial)
+    return True
 
 
 def set_aside(path: Path) -> Path:

@@ -15,7 +15,7 @@ import math
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -251,13 +251,16 @@ def restore_newest(folder: Path, like: PyTree) -> tuple[int, PyTree] | None:
 def _restore_newest(
     folder: Path, like: PyTree, on_damage: Callable[[int, Exception], None]
 ) -> tuple[int, PyTree] | None:
-    steps = steps_of(folder)
-    for step in reversed(steps):
+    tried, damaged = set[int](), list[str]()
+    while (step := _newest_but(tried, folder)) is not None:
         try:
             return step, restore_step(folder, step, like)
         except DamagedFileError as error:
-            on_damage(step, error)
-    damaged = [f"step {step}" for step in steps]
+            tried.add(step)
+            if (folder / str(step)).is_dir():
+                on_damage(step, error)
+                damaged.append(f"step {step}")
+            # Otherwise a run that goes on removed it meanwhile, after it had saved another.
     damaged = sorted(path.name for path in folder.glob("*.damaged*")) or damaged
     if damaged:
         raise CheckpointError(
@@ -266,6 +269,16 @@ def _restore_newest(
             "this run from step 0"
         )
     return None
+
+
+def _newest_but(tried: Collection[int], folder: Path) -> int | None:
+    """The newest step that was not tried, in every process the one that the first one sees."""
+    step = max((step for step in steps_of(folder) if step not in tried), default=-1)
+    if jax.process_count() > 1:
+        from jax.experimental import multihost_utils
+
+        step = int(multihost_utils.broadcast_one_to_all(np.int32(step)))
+    return None if step < 0 else step
 
 
 def _set_aside_unreadable(folder: Path) -> None:

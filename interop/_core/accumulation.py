@@ -76,7 +76,9 @@ def _places(x: jax.Array, axes: int | Sequence[int] | None) -> tuple[int, ...]:
 def copies(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """`jnp.broadcast_to`, whose gradient is a `total`."""
     padded = (1,) * (len(shape) - array.ndim) + array.shape
-    axes = tuple(axis for axis, (n, size) in enumerate(zip(padded, shape, strict=True)) if n < size)
+    axes = tuple(
+        axis for axis, (n, size) in enumerate(zip(padded, shape, strict=True)) if n != size
+    )
     kept = array.reshape([n for axis, n in enumerate(padded) if axis not in axes])
     return copies_p.bind(kept, shape=shape, axes=axes) if axes else jnp.broadcast_to(array, shape)
 

@@ -257,13 +257,15 @@ class _Rows:
 
     def is_rowwise(self, tensors: list[JaxTensor]) -> bool:
         if torch.Tag.pointwise in self.func.tags or self.func in (*LIKE_POINTWISE, *LOSSES):
-            return all(t.selection is not None or self.broadcasts(t) for t in tensors)
+            return all(map(self.fits, tensors))
         rule = ROWWISE.get(self.func)
         if self.func not in WITH_WEIGHTS and any(t.selection is None for t in tensors):
             return False
         return rule is not None and rule(self.call, self.first)
 
-    def broadcasts(self, other: JaxTensor) -> bool:
-        """Whether another operand has no axis of rows."""
+    def fits(self, operand: JaxTensor) -> bool:
+        """Whether an operand of a broadcast has its rows in the first axis of all, or none."""
         rank = self.first.ndim
-        return other.ndim < rank or (other.ndim == rank and other.shape[0] == 1)
+        if operand.selection is not None:
+            return operand.ndim == rank
+        return operand.ndim < rank or (operand.ndim == rank and operand.shape[0] == 1)

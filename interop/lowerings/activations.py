@@ -98,10 +98,14 @@ def hardtanh(x: jax.Array, low: float = -1.0, high: float = 1.0) -> jax.Array:
 @lowers(aten.hardswish.default)
 @jax.jit
 def hardswish(x: jax.Array) -> jax.Array:
-    wide = widened(x)
-    outside = jnp.where(wide >= 3, wide, jnp.zeros((), wide.dtype))
-    inside = (wide > -3) & (wide < 3) | is_nan(wide)
-    return jnp.where(inside, wide * (wide + 3) / 6, outside).astype(x.dtype)
+    return _hardswish(widened(x)).astype(x.dtype)
+
+
+# Minus infinity times zero is NaN in torch, but its slope is zero.
+_hardswish = with_partials(
+    lambda x: x * jnp.clip(x + 3, 0, 6) / 6,
+    lambda x, _: jnp.where(x <= -3, 0, jnp.where(x >= 3, 1, x / 3 + 0.5)),
+)
 
 
 lowers(aten.relu6.default)(lambda x: hardtanh(x, 0, 6))
@@ -110,8 +114,9 @@ lowers(aten.relu6.default)(lambda x: hardtanh(x, 0, 6))
 @lowers(aten.hardsigmoid.default)
 def hardsigmoid(x: jax.Array) -> jax.Array:
     line = x / 6 + 0.5
-    inside = (x > -3) & (x < 3)
-    return jnp.where(inside | is_nan(x), line, jnp.where(x >= 3, 1, 0).astype(x.dtype))
+    # Of NaN, too, the slope is zero.
+    outside = jnp.where(x >= 3, 1, jnp.where(is_nan(x), lax.stop_gradient(x), 0))
+    return jnp.where((x > -3) & (x < 3), line, outside.astype(x.dtype))
 
 
 # ---- smooth

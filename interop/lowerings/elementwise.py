@@ -56,10 +56,15 @@ def _nonzero(x: jax.Array) -> jax.Array:
 # ---- limits
 
 
+def _nan_is_constant(x: jax.Array) -> jax.Array:
+    """NaN stays, and gets no gradient."""
+    return jnp.where(is_nan(x), lax.stop_gradient(x), x)
+
+
 @lowers(aten.clamp.default)
 def clamp(x: jax.Array, low: ArrayLike | None = None, high: ArrayLike | None = None) -> jax.Array:
     dtype = jnp.result_type(x, *(v for v in (low, high) if v is not None))
-    out = x.astype(dtype)
+    out = _nan_is_constant(x.astype(dtype))
     if low is not None:
         out = jnp.where(out < low, jnp.asarray(low, dtype), out)
     if high is not None:
@@ -75,6 +80,7 @@ def clamp_tensor(x: jax.Array, low: Any = None, high: Any = None) -> jax.Array:
     if high is None:
         return clamp_min_tensor(x, low)
     inside = (x >= low) & (x <= high) | is_nan(x)
+    x = _nan_is_constant(x)
     # torch gives a bound its gradient only where it is the one that acts.
     below = jnp.where(low < high, low, lax.stop_gradient(low))
     out = jnp.where(inside, x, jnp.where((x > high) | (high < low), high, below))
@@ -89,12 +95,12 @@ lowers(aten.clamp_max.default)(lambda x, high: clamp(x, None, high))
 
 @lowers(aten.clamp_min.Tensor)
 def clamp_min_tensor(x: jax.Array, low: jax.Array) -> jax.Array:
-    return jnp.where((x >= low) | is_nan(x), x, low)
+    return jnp.where((x >= low) | is_nan(x), _nan_is_constant(x), low)
 
 
 @lowers(aten.clamp_max.Tensor)
 def clamp_max_tensor(x: jax.Array, high: jax.Array) -> jax.Array:
-    return jnp.where((x <= high) | is_nan(x), x, high)
+    return jnp.where((x <= high) | is_nan(x), _nan_is_constant(x), high)
 
 
 # ---- signs: slope at exactly zero

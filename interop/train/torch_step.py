@@ -19,6 +19,7 @@ from jaxsr.interop._core.index_bounds import checked_torch
 from jaxsr.interop._core.module_checks import input_versions, tensors_made, written_input
 from jaxsr.interop.eager_control_flow import eager_control_flow
 from jaxsr.interop.errors import InputError, RefusedValueError, UserError
+from jaxsr.interop.host_arrays import to_numpy, to_torch
 from jaxsr.interop.torch_evaluation import evaluated
 from jaxsr.interop.train.objective import checked_loss, refuse_write
 from jaxsr.interop.train.optimizers import make_schedule
@@ -286,7 +287,7 @@ class TorchStep:
         """One array of a batch on the device, in the chosen memory layout."""
         if isinstance(rows, Tensor):
             return rows
-        tensor = torch.from_numpy(np.array(rows)).to(self.device, non_blocking=True)
+        tensor = to_torch(np.array(rows)).to(self.device, non_blocking=True)
         return tensor.to(memory_format=self.layout) if tensor.ndim == 4 else tensor
 
     def _clip_gradients(self, network: str) -> Tensor:
@@ -375,7 +376,7 @@ class TorchStep:
         """Replaces the state by a result of `state`."""
         self.step = int(state["step"])
         self.updates_done = {n: int(c) for n, c in state["updates_done"].items()}
-        tensors = {n: torch.from_numpy(np.array(a)) for n, a in state["tensors"].items()}
+        tensors = {n: to_torch(np.array(a)) for n, a in state["tensors"].items()}
         persistent = self.objective.state_dict()
         self.objective.load_state_dict({n: tensors[n] for n in persistent})
         with torch.no_grad():
@@ -389,11 +390,11 @@ class TorchStep:
                 parameter = self._parameters[network][name]
                 # torch keeps its own step counters on the CPU.
                 self._optimizers[network].state[parameter] = {
-                    k: torch.from_numpy(np.array(a)).to("cpu" if k == "step" else self.device)
+                    k: to_torch(np.array(a)).to("cpu" if k == "step" else self.device)
                     for k, a in entry.items()
                 }
         for name, array in state["ema"].items():
-            self.ema[name].copy_(torch.from_numpy(np.array(array)))
+            self.ema[name].copy_(to_torch(np.array(array)))
 
     @contextlib.contextmanager
     def evaluating(self) -> Generator[None]:
@@ -417,4 +418,4 @@ def _all_names(module: nn.Module) -> Iterator[str]:
 
 
 def _host(value: Tensor | float) -> np.ndarray:
-    return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+    return to_numpy(value) if isinstance(value, Tensor) else np.asarray(value)

@@ -20,7 +20,7 @@ from typing import Any
 
 from jaxsr.data.sources import check_folder
 from jaxsr.errors import DamagedFileError, FileAccessError, InputError, counted, first_of
-from jaxsr.interop.atomic_write import errors_of, observing
+from jaxsr.interop.atomic_write import errors_of, observing, separate
 from jaxsr.interop.sealed_json import DIGITS, seal, short_digest, unseal
 
 RECORD = ".jaxsr-results.jsonl"
@@ -48,7 +48,7 @@ def result_folder(
       FileAccessError: the folder cannot be written.
     """
     check_folder(out, option)
-    path = out / RECORD
+    path, results = out / RECORD, [*dict.fromkeys(map(str, names))]
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         file = os.fdopen(os.open(path, flags, 0o666), "r+b", buffering=0)
@@ -62,9 +62,12 @@ def result_folder(
         is_ours = identity in _held  # of a command that writes two kinds of results
         if not is_ours:
             _lock(file.fileno(), out, option)
+            if separate(path):  # the lock is that of the shared file
+                with result_folder(out, results, option=option):
+                    yield
+                return
             _held.add(identity)
         try:
-            results = [*dict.fromkeys(map(str, names))]
             record = file.read()
             _check_results(out, results, record, option)
             inside, known = out.resolve(), set(results)

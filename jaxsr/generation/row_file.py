@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 from jaxsr.errors import DamagedFileError, InputError
 from jaxsr.generation.prompts import write_rows
-from jaxsr.interop.atomic_write import errors_of
+from jaxsr.interop.atomic_write import errors_of, separate
 from jaxsr.interop.sealed_json import begins_sealed, seal, unseal
 
 log = logging.getLogger(__name__)
@@ -60,6 +60,7 @@ class RowFile:
             raise
         self._file.truncate(length)
         if self.early:
+            separate(self._early_path)
             with self._early_path.open("ab") as file:
                 file.truncate(early_length)
         else:
@@ -195,6 +196,9 @@ def _locked(path: Path) -> BinaryIO:
         ) from None
     except OSError as error:
         log.warning("%s has no file locks (%s)", path, error.strerror)
+    if separate(path):  # the lock is that of the shared file
+        file.close()
+        return _locked(path)
     return file
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from jaxsr.data.result_folder import RECORD, content_digest, written_digest
 from jaxsr.data.sources import Source
 from jaxsr.errors import DamagedFileError, InputError, counted, first_of
-from jaxsr.interop.atomic_write import Note
+from jaxsr.interop.atomic_write import Note, separate
 from jaxsr.interop.sealed_json import seal, unseal
 from jaxsr.restoration.config import RestoreConfig
 from jaxsr.restoration.models import RestorationModel
@@ -103,6 +103,7 @@ class MadeBy:
     def _append(self, line: dict[str, Any]) -> None:
         with self._lock:
             self._path.parent.mkdir(parents=True, exist_ok=True)
+            separate(self._path)
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
             with os.fdopen(os.open(self._path, flags, 0o666), "r+b") as file:
                 with suppress(OSError):  # the file system has no locks

@@ -2,7 +2,8 @@
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from jaxsr.errors import DeviceError, InputError, check_utf8_path, counted
 from jaxsr.folders import cache_folder
 from jaxsr.runtime.allocator import release_memory_of_compilers
 from jaxsr.runtime.options import ComputeOptions
+from jaxsr.runtime.xla_flags import backend_is_running
 
 if TYPE_CHECKING:
     from jaxsr.interop.agreement import Facts
@@ -82,12 +84,50 @@ def setup_compute(
     return jax_platform
 
 
+@contextmanager
+def preserved_settings() -> Generator[None]:
+    """Restores the settings that `setup_compute` changes by a command's options, where they can.
+
+    Deterministic kernels of XLA stay: it reads its flags once in a process.
+    """
+    import jax
+    import torch
+
+    precision = jax.config.jax_default_matmul_precision
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    try:
+        yield
+    finally:
+        jax.config.update("jax_default_matmul_precision", precision)
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+
+
 def choose_deterministic_kernels(options: ComputeOptions) -> None:
-    """Makes libraries and XLA use deterministic kernels on CUDA; called before they start."""
+    """Makes libraries and XLA use deterministic kernels on CUDA; called before they start.
+
+    Raises:
+      InputError: XLA has read its flags already, without this one.
+    """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    if options.platform in ("auto", "cuda"):
-        flags = os.environ.get("XLA_FLAGS", "")
-        os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    if options.platform not in ("auto", "cuda") or _DETERMINISTIC in flags:
+        return
+    if backend_is_running() and _has_gpu():
+        raise InputError(
+            f"--deterministic needs XLA_FLAGS={_DETERMINISTIC} before JAX starts, and it computes "
+            "in this process already; set that before the first call, or use another process"
+        )
+    os.environ["XLA_FLAGS"] = " ".join([*flags, _DETERMINISTIC])
+
+
+_DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
+
+
+def _has_gpu() -> bool:
+    import jax
+
+    return jax.default_backend() == "gpu"
 
 
 def share_gpu_memory() -> None:
@@ -140,12 +180,7 @@ def configure_jax(compile_cache: Path | None, *, least_compile_s: float = _LEAST
 
 def _is_no_failed_save(record: logging.LogRecord) -> bool:
     """Drops Orbax's tracebacks of a failed save, which `Checkpoints` reports in one line."""
-    failures = (
-        "_SignalingThread.run() raised",
-        "Handler Commit operations",
-        "Save Finalize thread",
-    )
-    return not any(words in record.getMessage() for words in failures)
+    return record.exc_info is None or "orbax" not in Path(record.pathname).parts
 
 
 def torch_device(platform: str) -> str:

@@ -48,7 +48,7 @@ def disable_ynn_fusion() -> None:
             f"leave its value empty"
         )
         return
-    if _backend_is_running() and _programs_are_fused():
+    if backend_is_running() and _programs_are_fused():
         _override_compile_options()
         later = "are at risk too" if _programs_are_fused() else "are safe"
         _warn(
@@ -132,7 +132,8 @@ def _jaxlib_knows(flag: str) -> bool:
     return False
 
 
-def _backend_is_running() -> bool:
+def backend_is_running() -> bool:
+    """Whether JAX has started, and XLA has read its flags."""
     bridge: Any = sys.modules.get("jax._src.xla_bridge")
     return bridge is not None and bridge.backends_are_initialized()
 

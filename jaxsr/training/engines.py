@@ -19,6 +19,7 @@ from jaxsr.errors import InputError
 from jaxsr.interop import mesh as meshes
 from jaxsr.interop.agreement import check_alike
 from jaxsr.interop.annotations import PyTree
+from jaxsr.interop.host_arrays import to_numpy
 from jaxsr.interop.out_of_memory import check_program_fits
 from jaxsr.interop.sealed_json import short_digest
 from jaxsr.interop.sharding_rules import check_rules
@@ -30,6 +31,7 @@ from jaxsr.interop.train.optimizers import (
     validated_params,
 )
 from jaxsr.interop.train.step import TrainState, TrainStep, convert, init_state
+from jaxsr.models.weight_files import names_of_tensors
 from jaxsr.runtime.jax_runner import JaxRunner
 from jaxsr.runtime.runner import Runner
 from jaxsr.runtime.setup import torch_device
@@ -267,9 +269,15 @@ class JaxEngine:
         """Returns the exported network's arrays under its own torch names, on the host."""
         params, buffers = whole_on_host(self._exported())
         prefix = self._task.exported + "."
-        # In the order of torch's state dictionary.
         left_out = {n.removeprefix(prefix) for n in self._programs.non_persistent}
-        return params | {n: array for n, array in buffers.items() if n not in left_out}
+        arrays = params | {n: array for n, array in buffers.items() if n not in left_out}
+        others = {
+            other: arrays[name]
+            for name, names in names_of_tensors(self._task.network).items()
+            if name in arrays
+            for other in names  # of a shared tensor
+        }
+        return arrays | others
 
 
 class TorchEngine:
@@ -356,7 +364,7 @@ class TorchEngine:
         tensors = module.state_dict() | dict(self._average())
         # A module's extra state, `get_extra_state`, is left out: safetensors have arrays alone.
         arrays = {n: t for n, t in tensors.items() if hasattr(t, "detach")}
-        return {n: t.detach().cpu().numpy() for n, t in arrays.items()}
+        return {n: to_numpy(t) for n, t in arrays.items()}
 
     def _average(self) -> "list[tuple[str, Tensor]]":
         prefix = self._task.exported + "."

@@ -24,11 +24,18 @@ from jaxsr.models.weight_sources import weights_file
 from jaxsr.training.config import RunConfig
 
 
-def prepare_network(network: nn.Module, config: RunConfig) -> list[str]:
+def prepare_network(
+    network: nn.Module, config: RunConfig, *, has_weights: bool = False
+) -> list[str]:
     """Loads and freezes weights as the configuration says; changes the network in place.
 
     A run that continues another's checkpoint (`branch_from`) has its weights already, and compiling
     ahead of time needs none.
+
+    Args:
+      network: of the task.
+      config: the run's configuration.
+      has_weights: the run goes on with its own checkpoint, and `init` may be gone.
 
     Returns:
       Lines that tell a person what was done.
@@ -43,7 +50,8 @@ def prepare_network(network: nn.Module, config: RunConfig) -> list[str]:
             "nn.Parameter (or layers) in attributes or nn.ModuleList, with requires_grad"
         )
     lines = []
-    if config.init is not None and config.branch_from is None and config.aot is None:
+    has_weights |= config.branch_from is not None
+    if config.init is not None and not has_weights and config.aot is None:
         named = getattr(config, "network", None)
         lines += initialise(network, config.init, named=named)
     if config.freeze:

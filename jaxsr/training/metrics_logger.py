@@ -12,7 +12,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from jaxsr.errors import DamagedFileError, InputError, one_line
-from jaxsr.interop.atomic_write import atomic_write, set_aside
+from jaxsr.interop.atomic_write import atomic_write, separate, set_aside
 from jaxsr.interop.bounded_read import read_bounded
 from jaxsr.interop.sealed_json import seal, unseal
 from jaxsr.runtime.activity import fitted, is_quiet, redraw_bar, set_status
@@ -60,6 +60,7 @@ class Records:
     ) -> None:
         self._path = folder / "metrics.jsonl"
         self._drop_after(start_step, branched=branched)
+        separate(self._path)
         self._file = self._path.open("a", encoding="utf-8")
         self._loggers = list(loggers)
         for logger in loggers:
@@ -72,6 +73,7 @@ class Records:
                 ) from error
         self._total, self._batch, self._samples = total_steps, batch, sample_name
         self._began = (time.perf_counter(), start_step)
+        separate(folder / "log.txt")
         self._log = (folder / "log.txt").open("a", encoding="utf-8")
         notebook = "ipykernel" in sys.modules
         self._bar = None

@@ -15,6 +15,7 @@ from jaxsr.data.sources import check_folder
 from jaxsr.errors import InputError
 from jaxsr.interop.agreement import check_alike, fail_together
 from jaxsr.interop.annotations import JsonObject
+from jaxsr.interop.checkpoint import steps_of
 from jaxsr.interop.cpu_kernels.torch_calls import TORCH_THREADS
 from jaxsr.interop.out_of_memory import naming_out_of_memory
 from jaxsr.interop.plugin_start import check_profiler
@@ -22,7 +23,7 @@ from jaxsr.interop.sealed_json import short_digest
 from jaxsr.models.code_digests import code_digests
 from jaxsr.models.described_values import tensor_digest
 from jaxsr.runtime.activity import is_quiet, set_status
-from jaxsr.runtime.setup import setup_compute
+from jaxsr.runtime.setup import preserved_settings, setup_compute
 from jaxsr.runtime.source_digest import source_digest
 from jaxsr.runtime.xla_flags import without_ynn_flag
 from jaxsr.training.config import RunConfig
@@ -84,6 +85,7 @@ def start(name: str, kind: type[Task], config: RunConfig) -> Run:
     set_status("checking the data")
     with ExitStack() as stack:
         stack.callback(_one_run.release)
+        stack.enter_context(preserved_settings())
         stopping = stack.enter_context(StopRequest())  # entered first, so closed last: signals do
         # not interrupt the final save
         with fail_together(at_end=stopping.listen):
@@ -97,7 +99,8 @@ def start(name: str, kind: type[Task], config: RunConfig) -> Run:
                 check_profiler(platform)
             out = choose_folder(config, name, jax.process_count())
             task = TaskRun(name, kind, config)  # checks the data before anything is computed
-            remarks = prepare_network(task.network, task.config)
+            goes_on = config.resume and bool(steps_of(out / "checkpoints"))
+            remarks = prepare_network(task.network, task.config, has_weights=goes_on)
             code = code_digests(kind)
             facts: dict[str, Mapping[str, str]] = {"files": task.files(), "code": code}
             if jax.process_count() > 1:
@@ -122,7 +125,7 @@ def start(name: str, kind: type[Task], config: RunConfig) -> Run:
                     computed_by={
                         "code": code,
                         "folders": task.folders(out, RUNS),
-                        **_environment(),
+                        **_environment(platform),
                     },
                 )
                 if remarks and not is_quiet():
@@ -154,8 +157,13 @@ _WITHOUT_EFFECT = re.compile(
 """Parts of the names of others: where the job runs and what it reports, keeps or checks."""
 
 
-def _environment() -> dict[str, str]:
-    """Variables that change results, without the flags that jaxsr itself adds to them."""
+def _environment(platform: str) -> dict[str, str]:
+    """Variables that change results, without the flags that jaxsr itself adds to them.
+
+    Args:
+      platform: of the run; flags for GPUs count on CUDA alone.
+    """
+    without = ("--xla_dump",) if platform == "cuda" else ("--xla_dump", "--xla_gpu_")
     values = {
         name: value
         for name, value in {"XLA_FLAGS": "", **os.environ}.items()
@@ -164,7 +172,7 @@ def _environment() -> dict[str, str]:
     flags = [
         flag
         for flag in without_ynn_flag(values["XLA_FLAGS"]).split()
-        if "platform_device_count" not in flag and not flag.startswith("--xla_dump")
+        if "platform_device_count" not in flag and not flag.startswith(without)
     ]
     return values | {"XLA_FLAGS": " ".join(flags)}
 
@@ -178,5 +186,5 @@ def _facts(name: str, config: RunConfig) -> dict[str, JsonObject]:
     return {
         "versions": versions,
         "options": {"family": name, **options},
-        "environment variables": _environment(),
+        "environment variables": _environment("cuda"),
     }

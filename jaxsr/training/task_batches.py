@@ -14,7 +14,8 @@ import numpy as np
 from jaxsr.data.prefetch import BatchStream, Fill, HostBatch, Samples
 from jaxsr.data.sampler import shuffled
 from jaxsr.errors import InputError
-from jaxsr.training.task_data import TaskData, preserved_generators, seed_generators
+from jaxsr.training.generators import preserved_generators, seed_generators
+from jaxsr.training.task_data import TaskData
 from jaxsr.training.user_code import located
 
 _AHEAD = 4

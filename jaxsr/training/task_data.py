@@ -17,10 +17,8 @@ Torch's int64 becomes int32 on the way to the device, and int64 again in the los
 """
 
 import functools
-import random
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
@@ -32,6 +30,11 @@ from jaxsr.data.prefetch import Fill, HostBatch, Samples
 from jaxsr.errors import InputError, one_line
 from jaxsr.models.user_files import place_of
 from jaxsr.training.config import CacheOptions
+from jaxsr.training.generators import (
+    preserved_generators,
+    read_without_draws,
+    seed_generators,
+)
 from jaxsr.training.item_arrays import to_array
 from jaxsr.training.user_code import located
 
@@ -115,7 +118,7 @@ class TaskData:
                 # Grain's datasets shuffle again and repeat when the number is beyond their length.
                 many = type(self.source).__module__.startswith("grain.")
                 beyond = epoch * (self.length or 0) if many else 0
-                return self.source[index + beyond]
+                return self._read_source(lambda: self.source[index + beyond])
             except StopIteration as error:
                 raise InputError(
                     f"{self.name}: item {index} raised StopIteration ({place_of(error)}): an "
@@ -143,7 +146,7 @@ class TaskData:
             if not self.threads:
                 seed_generators(self.seed, stream, _BATCH)
             with located(f"{self.name}: collate"):
-                batch = self.collate(items)
+                batch = self._read_source(functools.partial(self.collate, items))
             if not isinstance(batch, Mapping) or not batch:
                 raise InputError(
                     f"collate must return a dictionary of arrays, got {type(batch).__name__}"
@@ -244,15 +247,13 @@ class TaskData:
                 f"{option} is for items by number and functions of the step, which {self.name} "
                 "does not return; leave it out"
             )
+        data = replace(self, threads=1)
         with located(self.name), preserved_generators():
-            before = generator_states()
-            self.source(0) if self.kind == "steps" else self.source[0]
-            if generator_states() != before:
-                raise InputError(
-                    f"{self.name} draws from random, numpy.random or torch, which a thread must "
-                    f"not: leave {option} out, or draw in prepare, or from a generator made there"
-                )
-        return replace(self, threads=1)
+            data.of_step(0) if self.kind == "steps" else data.item(0)
+        return data
+
+    def _read_source(self, read: Callable[[], Any]) -> Any:
+        return read_without_draws(read, self.name) if self.threads else read()
 
     def fits_device(self, resident_gb: float, *, required: bool = False) -> bool:
         """Whether all items fit in so many GiB, by the size of the first one.
@@ -311,7 +312,7 @@ class TaskData:
             if not self.threads:
                 seed_generators(self.seed, step, _BATCH)
             try:
-                batch = self.source(step)
+                batch = self._read_source(lambda: self.source(step))
             except StopIteration as error:
                 raise InputError(
                     f"{self.name} ended before step {step}, but the run needs more; return a batch "
@@ -409,34 +410,6 @@ def _length(source: Any, name: str) -> int:
 
 def _form(array: np.ndarray) -> str:
     return f"shape {array.shape} {array.dtype}"
-
-
-def seed_generators(seed: int, epoch: int, index: int) -> None:
-    """Seeds the global generators of `random`, NumPy and torch."""
-    # NumPy promises SeedSequence to stay as it is.
-    words = np.random.SeedSequence([seed, epoch, index]).generate_state(4)
-    random.seed(int(words[0]))
-    np.random.seed(words[1])
-    torch.default_generator.manual_seed(int(words[2]) << 32 | int(words[3]))
-
-
-def generator_states() -> str:
-    """Returns the states of the global generators, for comparison."""
-    _, keys, *rest = np.random.get_state(legacy=True)
-    numpy = np.asarray(keys).tobytes(), rest
-    return repr((random.getstate(), numpy, torch.get_rng_state().tolist()))
-
-
-@contextmanager
-def preserved_generators() -> Generator[None]:
-    """Restores the global generators afterwards."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
 
 
 def describe(batch: Mapping[str, np.ndarray], *, samples: bool) -> str:

@@ -10,7 +10,7 @@ from jaxsr.data.prefetch import filling_paused
 from jaxsr.errors import InputError, UserError
 from jaxsr.interop.hooks import holds_inputs
 from jaxsr.interop.python_state import Snapshot, kept_change
-from jaxsr.training.task_data import generator_states
+from jaxsr.training.generators import generator_states
 
 Batch = Mapping[str, Tensor]
 

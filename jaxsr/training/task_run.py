@@ -30,12 +30,13 @@ from jaxsr.models.build import check_parameters
 from jaxsr.models.own_network import stated_uses
 from jaxsr.training.config import RunConfig
 from jaxsr.training.fine_tuning import learning_rate_factors
+from jaxsr.training.generators import preserved_generators
 from jaxsr.training.phases import check_phases, phases_in_words
 from jaxsr.training.remat import blocks_to_recompute
 from jaxsr.training.task import Task
 from jaxsr.training.task_batches import step_batches, validation_batches
 from jaxsr.training.task_config import TaskConfig
-from jaxsr.training.task_data import TaskData, describe, preserved_generators
+from jaxsr.training.task_data import TaskData, describe
 from jaxsr.training.task_guards import refusing_draws, refusing_state
 from jaxsr.training.task_methods import (
     PhaseTrial,

@@ -169,6 +169,18 @@ def test_lines_of_other_content_say_nothing(tmp_path: Path, content: dict) -> No
         pass
 
 
+def test_a_snapshot_of_hard_links_stays_as_it_is(tmp_path: Path) -> None:
+    for text in "12":
+        with result_folder(tmp_path, ["a.csv"]), result_folder(tmp_path, ["b.csv"]):
+            atomic_write(tmp_path / "a.csv", text.encode())
+        if text == "1":
+            os.link(tmp_path / RECORD, tmp_path / "snapshot")
+            before = (tmp_path / "snapshot").read_bytes()
+    assert (tmp_path / "snapshot").read_bytes() == before
+    assert (tmp_path / RECORD).read_bytes().startswith(before)
+    assert len((tmp_path / RECORD).read_bytes()) > len(before)
+
+
 def test_one_command_at_a_time(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from jaxsr.data.result_folder import result_folder\n"

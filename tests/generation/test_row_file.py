@@ -32,6 +32,26 @@ def test_rows_are_there_as_soon_as_they_are_written(tmp_path):
     assert [r["index"] for r in again.rows] == [0, 1]
 
 
+def test_a_snapshot_of_hard_links_stays_as_it_is(tmp_path):
+    path, early, copy = (tmp_path / n for n in ("rows.jsonl", "rows.jsonl.early", "snapshot"))
+    for number in range(2):
+        file = RowFile(path, SETTINGS)
+        file.append(row(number)) if number else file.keep(row(1))
+        with pytest.raises(InputError, match="is being written by another run"):
+            RowFile(path, SETTINGS)
+        file.close()
+        names = [name for name in (path, early) if name.is_file()]
+        copies = [copy.with_suffix(f".{name.name}.{number}") for name in names]
+        for name, link in zip(names, copies, strict=True):
+            os.link(name, link)
+        before = [link.read_bytes() for link in copies]
+        file = RowFile(path, SETTINGS)
+        file.keep(row(1))
+        file.append(row(0, output="more"))
+        file.close()
+        assert [link.read_bytes() for link in copies] == before
+
+
 def test_rows_before_their_turn_count_after_a_kill(tmp_path):
     path, early = tmp_path / "rows.jsonl", tmp_path / "rows.jsonl.early"
     file = RowFile(path, SETTINGS)

@@ -24,7 +24,7 @@ from jaxsr.interop.checkpoint import (
     restore_step,
     steps_of,
 )
-from jaxsr.interop.checkpoint_record import NoDigestsError
+from jaxsr.interop.checkpoint_record import NoDigestsError, read_record
 from jaxsr.interop.errors import DamagedFileError
 from jaxsr.interop.mesh import MeshShape, make_mesh, place, tree_shardings
 from jaxsr.interop.train.step import TrainState
@@ -213,6 +213,25 @@ def test_only_damaged_checkpoints_is_an_error(tmp_path):
             pytest.raises(CheckpointError, match=r"no checkpoint in .* is sound .*1\.damaged"),
         ):
             checkpoints.restore(make_state())
+
+
+def test_a_checkpoint_that_the_other_run_removes_meanwhile_is_no_damage(
+    tmp_path, monkeypatch, caplog
+):
+    for folder, step in ("run", 1), ("later", 2):
+        with Checkpoints(tmp_path / folder) as checkpoints:
+            checkpoints.save(step, make_state(step))
+
+    def removing(path):
+        if path.name == "1":
+            path.rename(tmp_path / "gone")
+            (tmp_path / "later" / "2").rename(path.with_name("2"))
+        return read_record(path)
+
+    monkeypatch.setattr("jaxsr.interop.checkpoint.read_record", removing)
+    restored = restore_newest(tmp_path / "run", make_state())
+    assert restored is not None and restored[0] == 2 and not caplog.messages
+    assert_equal(restored[1], make_state(2))
 
 
 def forget_record(checkpoint: Path) -> None:

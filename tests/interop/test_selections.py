@@ -196,6 +196,14 @@ REFUSED = {
     "chosen by another": lambda m, x, y, labels, mask: x[mask].gather(
         1, torch.zeros(15, 1, dtype=torch.int64)
     ),
+    "outer": lambda m, x, y, labels, mask: torch.outer(x[mask][:, 0], x[mask][:, 1]).sum(),
+    "a loss of a column and a row": lambda m, x, y, labels, mask: F.soft_margin_loss(
+        x[mask][:, :1], y[mask][:, 0]
+    ),
+    "columns by a row": lambda m, x, y, labels, mask: torch.where(
+        x[mask][:, :1] > 0, y[mask][:, 0], 0
+    ).mean(),
+    "added in place": lambda m, x, y, labels, mask: x[mask].add_(y[mask][:, 0]).sum(),
     "repeated": lambda m, x, y, labels, mask: x[mask].repeat(2, 1).sum(),
     "a changed mask": lambda m, x, y, labels, mask: _changed(x, y, mask),
 }  # fmt: skip

@@ -112,3 +112,21 @@ def test_deterministic_kernels_are_asked_for_on_gpus_alone():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_failed_save_of_orbax_prints_no_traceback(tmp_path):
+    code = """
+from jaxsr.runtime.setup import configure_jax
+configure_jax(None)
+from orbax.checkpoint._src.metadata import checkpoint as metadata
+store = metadata.metadata_store(enable_write=True, blocking_write=True)
+try:
+    store.write(metadata.step_metadata_file_path("{}"), {{}})
+except OSError as error:
+    print(type(error).__name__)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code.format(tmp_path / "absent")], capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert (done.stdout.split()[-1:], done.stderr) == (["FileNotFoundError"], "")

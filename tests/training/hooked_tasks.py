@@ -2,6 +2,7 @@
 """Tasks that use what a task may define beside its network, loss and data."""
 
 import dataclasses
+import random
 
 import jax
 import jax.numpy as jnp
@@ -138,6 +139,32 @@ class TakesNumbers:
                 batch["y"][row] = batch["x"][row].sum()
 
         return batch, fill
+
+
+DRAWS = {
+    "torch": lambda: torch.rand(()).item(),
+    "numpy": np.random.rand,
+    "random": random.random,
+    "own": lambda: torch.rand((), generator=torch.Generator().manual_seed(1)).item(),
+}
+
+
+class LaterDraws(Fit):
+    """Every fourth item draws, but not the first."""
+
+    class Config(Fit.Config):
+        source: str = "torch"
+
+    def train_data(self):
+        return self
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        x = np.full(3, index, np.float32)
+        noise = DRAWS[self.config.source]() if index % 4 == 3 else 0
+        return {"x": x, "y": np.full(1, noise, np.float32)}
 
 
 class ByNumber(Fit):

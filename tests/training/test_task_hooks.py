@@ -276,6 +276,21 @@ def test_what_is_refused_is_one_line(capsys, words, message):
     assert message in refused(capsys, f"{HERE}:{words[0]}", *words[1:])
 
 
+@pytest.mark.parametrize("source", ["torch", "numpy", "random"])
+@pytest.mark.parametrize(
+    "option", [["--cache", "host"], ["--cache", "device"], ["--prefetch", "2"]], ids="".join
+)
+def test_data_that_draw_in_a_thread_are_refused_at_any_item(capsys, option, source):
+    words = [f"{HERE}:LaterDraws", "--source", source, *option]
+    assert "LaterDraws.train_data draws from random, numpy.random or" in refused(capsys, *words)
+
+
+def test_data_may_draw_in_a_thread_from_a_generator_of_their_own():
+    kind, off = hooked_tasks.LaterDraws, losses(hooked_tasks.LaterDraws, source="own")
+    for options in {"cache": "host"}, {"prefetch": 2}:
+        assert losses(kind, source="own", **options) == off
+
+
 def test_fixed_items_must_be_alike():
     ragged = [{"x": np.zeros(2)}, {"x": np.zeros(3)}]
     data = TaskData.open(ragged, name="My.train_data", threads=1)

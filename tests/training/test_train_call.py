@@ -1,19 +1,22 @@
 """`jaxsr.train` in Python: the same run as the command's."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from safetensors.numpy import load_file
 from torch import nn
 from torch.nn import functional as F
 
 import jaxsr
-from jaxsr.errors import FileAccessError, InputError
+from jaxsr.errors import FileAccessError, InputError, UserError
 from jaxsr.interop.errors import StateOfCallError
 from jaxsr.interop.out_of_memory import OutOfMemoryError
 from jaxsr.train import main
@@ -45,6 +48,78 @@ def test_a_class_trains_and_goes_on_as_the_command_does(folder):
     assert run.metrics[-1]["step"] == 6
     assert {"error", "ratio", "loss"} <= run.validation.keys()
     assert run.validation["error"] == run.metrics[-1]["validation/error"]
+
+
+def test_a_snapshot_of_hard_links_stays_as_it_is(folder):
+    options = {"steps": 1, "width": 4, "tensorboard": False}
+    jaxsr.train(Fit, out=folder / "run", **options)
+    subprocess.run(["cp", "-al", folder / "run", folder / "snapshot"], check=True)
+    before = {p: p.read_bytes() for p in (folder / "snapshot").rglob("*") if p.is_file()}
+    jaxsr.train(Fit, out=folder / "run", resume=True, **options | {"steps": 2})
+    assert {p: p.read_bytes() for p in before} == before
+    assert len((folder / "run" / "metrics.jsonl").read_text().splitlines()) > len(
+        (folder / "snapshot" / "metrics.jsonl").read_text().splitlines()
+    )
+
+
+@pytest.mark.parametrize("engine", ["jax", "torch"])
+def test_settings_of_a_run_end_with_it(engine):
+    options = {"steps": 1, "tensorboard": False, "engine": engine, "deterministic": True}
+    run = jaxsr.train(Fit, **options, matmul_precision="highest")
+    assert jax.config.jax_default_matmul_precision is None
+    assert not torch.are_deterministic_algorithms_enabled()
+    # Flags for GPUs do not count on a CPU.
+    assert "xla_gpu" not in (run.folder / "config.json").read_text()
+    with pytest.MonkeyPatch.context() as context:
+        context.delenv("XLA_FLAGS", raising=False)
+        context.setattr("jaxsr.runtime.setup._has_gpu", lambda: True)
+        with pytest.raises(InputError, match=r"--deterministic needs XLA_FLAGS=.* before JAX"):
+            jaxsr.train(Fit, **options)
+
+
+def test_a_resumed_run_does_not_read_the_weights_that_it_began_with(folder):
+    options = {"width": 4, "tensorboard": False}
+    jaxsr.train(Fit, out="first", steps=1, **options)
+    jaxsr.train(Fit, out="run", init="first", steps=1, **options)
+    Path("first").rename("elsewhere")
+    assert jaxsr.train(Fit, out="run", resume=True, steps=2, **options).finished
+    shutil.rmtree("run/checkpoints")
+    with pytest.raises(UserError, match="first"):
+        jaxsr.train(Fit, out="run", resume=True, steps=2, **options)
+
+
+class HalfPrecision(Fit):
+    """With a buffer of bfloat16, which NumPy lacks."""
+
+    def network(self):
+        network = super().network()
+        network.register_buffer("third", torch.tensor([1 / 3], dtype=torch.bfloat16))
+        return network
+
+
+def test_both_engines_save_a_buffer_of_bfloat16():
+    for engine in "jax", "torch":
+        options = {"tensorboard": False, "engine": engine, "out": engine}
+        jaxsr.train(HalfPrecision, steps=1, **options)
+        run = jaxsr.train(HalfPrecision, steps=2, resume=True, **options)
+        assert safetensors.torch.load_file(run.weights)["third"].dtype == torch.bfloat16
+
+
+def test_plain_torch_loads_weights_under_two_names():
+    network = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    network.append(nn.Linear(3, 3)).append(network[1]).append(nn.Linear(3, 1))
+    network[2].weight = network[0].weight
+    network.register_buffer("calls", torch.zeros(()), persistent=False)  # of Fit's loss
+
+    class Local(Fit):
+        def network(self):
+            return network
+
+    run = jaxsr.train(Local, steps=1, tensorboard=False)
+    weights = safetensors.torch.load_file(run.weights)
+    assert [*weights] and {*weights} == {*network.state_dict()}
+    assert torch.equal(weights["3.running_mean"], weights["1.running_mean"])
+    network.load_state_dict(weights)
 
 
 class Absent(Fit):

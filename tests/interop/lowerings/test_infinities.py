@@ -123,6 +123,25 @@ def test_samples_at_no_position(mode):
         np.testing.assert_allclose(got, sample(torch.from_numpy(x)), rtol=1e-5, atol=2e-5)
 
 
+LIMITS = {
+    "hardswish": F.hardswish,
+    "hardsigmoid": F.hardsigmoid,
+    "clamp": lambda x: x.clamp(-1, 1),
+    "clamp, one limit": lambda x: x.clamp_min(0) + x.clamp_max(1),
+    "clamp, tensors": lambda x: x.clamp(torch.tensor(-1.0), torch.tensor(1.0)),
+    "clamp, one tensor": lambda x: x.clamp_min(torch.tensor(0.0)) + x.clamp(max=torch.tensor(1.0)),
+}
+
+
+def test_functions_with_limits():
+    values = [np.nan, -np.inf, np.inf, -3, 3, -1, 1, 0, 2.9, -2.9, 1e30, -1e30]
+    x = np.tile(np.array(values, np.float32), 8)
+    results = outputs_and_gradients([*LIMITS.values()], x)
+    for name, (got, gradient, expected, expected_gradient) in zip(LIMITS, results, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-6, err_msg=name)
+        np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-5, err_msg=name)
+
+
 def test_means_of_no_windows_are_empty():
     x = torch.ones(2, 3, 8, 8)
     module = torch.nn.AdaptiveAvgPool2d((0, 3))

@@ -29,6 +29,17 @@ def test_a_bias_behind_equal_rows_has_an_exact_gradient():
     np.testing.assert_allclose(actual, exact, rtol=0, atol=4 * step)
 
 
+@pytest.mark.parametrize("shape", [(0, 4), (0, 3, 4), (3, 0, 4), (0, 3, 2, 4)])
+def test_a_batch_without_rows_has_gradients_of_zeros(shape):
+    layer = nn.Linear(4, 2)
+    layer(torch.zeros(shape)).sum().backward()
+    jm = to_jax(layer)
+    gradients = jax.grad(lambda p: jm.apply(p, {}, np.zeros(shape, np.float32))[0].sum())(jm.params)
+    for name, parameter in layer.named_parameters():
+        assert parameter.grad is not None
+        np.testing.assert_array_equal(gradients[name], parameter.grad)
+
+
 def test_forward_mode_and_vmap_pass_a_large_bias():
     jm = to_jax(nn.Linear(4, 1152))
     x = np.random.default_rng(0).standard_normal((3, 256, 4)).astype(np.float32)
