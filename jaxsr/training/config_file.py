@@ -20,6 +20,7 @@ leaves out have the preset's values, as on the command line:
 import dataclasses
 import json
 import re
+import shlex
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -315,5 +316,15 @@ def _flat(prefix: str, values: Mapping[str, Any]) -> list[tuple[str, str]]:
         if isinstance(value, Mapping):
             pairs += _flat(f"{prefix}{name}.", value)
         else:
-            pairs.append((prefix + name, str(value).replace(" ", "")))
+            pairs.append((prefix + name, _as_text(value)))
     return pairs
+
+
+def _as_text(value: Any) -> str:
+    """An option's value, other for each value; text is in quotes where it has spaces."""
+    if isinstance(value, str):
+        # `"None"` is not None.
+        return repr(value) if value in ("None", "True", "False") else shlex.quote(value)
+    if isinstance(value, tuple | list):
+        return f"({','.join(map(_as_text, value))})"
+    return str(value)

@@ -122,6 +122,29 @@ def test_plain_torch_loads_weights_under_two_names():
     network.load_state_dict(weights)
 
 
+class Texts(Fit):
+    class Config(Fit.Config):
+        prompt: str = "new york"
+        words: tuple[str, ...] = ("a b", "c")
+        name: str | None = None
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"prompt": "newyork"}, "prompt='new york', not newyork"),
+        ({"words": ("ab", "c")}, r"words=\('a b',c\), not \(ab,c\)"),
+        ({"name": "None "}, "name=None, not 'None '"),
+    ],
+)
+def test_texts_of_other_spaces_are_other_options(option, message):
+    options = {"tensorboard": False, "out": "run"}
+    jaxsr.train(Texts, steps=1, **options)
+    with pytest.raises(InputError, match=message):
+        jaxsr.train(Texts, steps=2, resume=True, **options, **option)
+    assert jaxsr.train(Texts, steps=2, resume=True, prompt="new york", **options).finished
+
+
 class Absent(Fit):
     def metrics(self, network, batch):
         return {"class_iou": (0.0, 0.0), "error": F.mse_loss(network(batch["x"]), batch["y"])}
