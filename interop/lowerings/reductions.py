@@ -219,13 +219,15 @@ def var(
     keepdim: bool = False,
 ) -> jax.Array:
     ddof: Any = 1 if correction is None else correction
+    if jnp.iscomplexobj(x):
+        return sum(var(p, dim, correction=ddof, keepdim=keepdim) for p in (x.real, x.imag))
     axes = tuple(dim) if dim and x.ndim else None
     left = terms(x, axes) - ddof
-    if left <= 0 or jnp.iscomplexobj(x):
-        return jnp.var(widened(x), axes, ddof=ddof, keepdims=keepdim)
     wide = widened(x)
     squares = jnp.square(wide - mean(wide, axes, keepdims=True))
-    return total(squares, axes, keepdims=keepdim) / left
+    sums = total(squares, axes, keepdims=keepdim)
+    # torch divides by zero where no degree of freedom is left, but its gradient has their number.
+    return sums / left + (lax.stop_gradient(sums / 0.0) if left < 0 else 0)
 
 
 @lowers(aten.std.correction)

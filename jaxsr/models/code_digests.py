@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 def code_digests(task: object = None) -> dict[str, str]:
     """Returns digests of the user's code by name: imported modules, and what a notebook defines.
 
-    A module whose file was edited after the import has the digest of its code in memory, and a
-    warning.
+    A module whose file was edited after the import has another digest, with its code in memory, and
+    a warning.
 
     Args:
       task: class or function that is trained. If a notebook's cell defines it, its code counts, and
@@ -39,9 +39,9 @@ def code_digests(task: object = None) -> dict[str, str]:
             source = Path(file).read_bytes()
             if others := _not_of(source, module, file):
                 log.warning(
-                    "%s has changed since it was imported: this process runs the earlier %s; "
-                    "restart Python, or reload the module, to use the file as it is",
-                    file, min(others),
+                    "%s of %s in memory is not the file's, which may have been edited since the "
+                    "import, and is used; restart Python, or reload the module, to use the file's",
+                    min(others), file,
                 )  # fmt: skip
                 source += repr(sorted(others.items())).encode("utf-8", "backslashreplace")
             digests[name] = short_digest(source)
@@ -65,11 +65,16 @@ def _not_of(source: bytes, module: types.ModuleType, file: str) -> dict[str, str
     loaded = [f.__code__ for member in [*own, *members] for f in _functions_in(member)]
     loaded = [c for c in loaded if c.co_filename == file]
     others = {c.co_qualname: repr(_form(c)) for c in loaded if _form(c) not in forms}
+    stored = {  # as attributes, by code that counts in a class
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    }
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     for owner, node in [(module, tree), *((k, classes.get(k.__qualname__)) for k in kinds)]:
         for name, value in _constants(node).items() if node else ():
             now = vars(owner).get(name, value)
-            if type(now) is type(value) and now != value:
+            if name not in stored and type(now) is type(value) and now != value:
                 others[name] = repr(now)
     return others
 

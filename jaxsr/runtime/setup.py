@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -101,6 +101,29 @@ def preserved_settings() -> Generator[None]:
     finally:
         jax.config.update("jax_default_matmul_precision", precision)
         torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+
+
+@contextmanager
+def own_modes() -> Generator[None]:
+    """Leaves the modes of torch that the caller is in: `no_grad`, `inference_mode`, `autocast`.
+
+    Raises:
+      InputError: torch makes its tensors without values.
+    """
+    import torch
+
+    if torch.get_default_device().type == "meta":
+        raise InputError(
+            "torch's default device is 'meta', whose tensors have no values; call this outside of "
+            "torch.device('meta'), or set_default_device('cpu') before"
+        )
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
 
 
 def choose_deterministic_kernels(options: ComputeOptions) -> None:

@@ -23,7 +23,7 @@ from jaxsr.interop.sealed_json import short_digest
 from jaxsr.models.code_digests import code_digests
 from jaxsr.models.described_values import tensor_digest
 from jaxsr.runtime.activity import is_quiet, set_status
-from jaxsr.runtime.setup import preserved_settings, setup_compute
+from jaxsr.runtime.setup import own_modes, preserved_settings, setup_compute
 from jaxsr.runtime.source_digest import source_digest
 from jaxsr.runtime.xla_flags import without_ynn_flag
 from jaxsr.training.config import RunConfig
@@ -86,6 +86,7 @@ def start(name: str, kind: type[Task], config: RunConfig) -> Run:
     with ExitStack() as stack:
         stack.callback(_one_run.release)
         stack.enter_context(preserved_settings())
+        stack.enter_context(own_modes())
         stopping = stack.enter_context(StopRequest())  # entered first, so closed last: signals do
         # not interrupt the final save
         with fail_together(at_end=stopping.listen):

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import json
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ import torch
 from jaxsr.data.device_cache import on_device
 from jaxsr.data.input_files import files_digest
 from jaxsr.data.prefetch import BatchStream
-from jaxsr.errors import InputError
+from jaxsr.errors import InputError, one_line
 from jaxsr.interop.agreement import check_alike
 from jaxsr.interop.annotations import JsonObject, PyTree
 from jaxsr.interop.array_digests import named_leaves
@@ -108,6 +108,8 @@ class TaskRun:
             self._try_phases()
             if self.held_out is not None and not self.task.defines("validate"):
                 self._try_validation(self.held_out)
+            self.describe()  # used after the first steps
+            self.summary()
 
     @property
     def learning_rate_factors(self) -> dict[str, float]:
@@ -117,6 +119,15 @@ class TaskRun:
     def _located(self, what: str) -> contextlib.AbstractContextManager[None]:
         """Makes errors of the user's code one line; errors of jaxsr keep their traceback."""
         return located(what) if self._is_users else contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def _returning(self, method: str, rule: str) -> Generator[None]:
+        """Makes results of another type one line."""
+        label = f"{type(self.task).__name__}.{method}"
+        try:
+            yield
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{label} must return {rule} ({one_line(error)})") from error
 
     def _check_names(self) -> None:
         """Refuses data with names that `prepare` receives from elsewhere.
@@ -395,7 +406,11 @@ class TaskRun:
     def files(self) -> Mapping[str, str]:
         """Lists the samples of training and validation by name: equal on all hosts."""
         if self.task.defines("files"):
-            return self.task.files()
+            with self._returning("files", "a dictionary of texts by name"):
+                files = self.task.files()
+                json.dumps(sorted({**files}.items()))
+                "".join([*files, *files.values()])
+            return files
         parts = {"train": self.train, "validation": self.held_out}
         return {
             part: f"{data.length} items of {self._look(data)}"
@@ -422,7 +437,11 @@ class TaskRun:
     def describe(self) -> JsonObject:
         """Returns the metadata of a weights file, from which another program builds the network."""
         if self.task.defines("describe"):
-            return {**self.task.describe()}
+            with self._returning("describe", "a dictionary of numbers and text, by name"):
+                notes = {**self.task.describe()}
+                json.dumps(notes)
+                "".join(notes)
+            return notes
         options = json.loads(json.dumps(dataclasses.asdict(self.config), default=str))
         return {
             "family": self.family,
@@ -435,7 +454,10 @@ class TaskRun:
     def summary(self) -> Sequence[str]:
         """Returns lines that describe the run, printed once at its start."""
         if self.task.defines("summary"):
-            return self.task.summary(self.objective)
+            with self._returning("summary", "a list of lines of text"):
+                lines = self.task.summary(self.objective)
+                "".join([*lines])
+            return [lines] if isinstance(lines, str) else lines
         network = self.network
         weights = sum(p.numel() for p in network.parameters())
         learning = sum(p.numel() for p in network.parameters() if p.requires_grad)

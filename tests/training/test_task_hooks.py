@@ -276,6 +276,26 @@ def test_what_is_refused_is_one_line(capsys, words, message):
     assert message in refused(capsys, f"{HERE}:{words[0]}", *words[1:])
 
 
+@pytest.mark.parametrize(
+    ("method", "value", "rule"),
+    [
+        ("files", "['a']", "a dictionary of texts by name ("),
+        ("files", "None", "a dictionary of texts by name ("),
+        ("files", "{b'a': 'b', 'c': 'd'}", "a dictionary of texts by name ("),
+        ("files", "{'a': 3}", "a dictionary of texts by name ("),
+        ("describe", "{'a': np.float32(1)}", "a dictionary of numbers and text, by name ("),
+        ("describe", "3", "a dictionary of numbers and text, by name ("),
+        ("describe", "{1: 2}", "a dictionary of numbers and text, by name ("),
+        ("summary", "None", "a list of lines of text ("),
+        ("summary", "[1]", "a list of lines of text ("),
+    ],
+)
+def test_results_of_another_type_are_one_line(capsys, method, value, rule):
+    words = [f"{HERE}:Returns", "--method", method, "--value", value]
+    assert f"Returns.{method} must return {rule}" in refused(capsys, *words)
+    assert not Path("runs").exists()
+
+
 @pytest.mark.parametrize("source", ["torch", "numpy", "random"])
 @pytest.mark.parametrize(
     "option", [["--cache", "host"], ["--cache", "device"], ["--prefetch", "2"]], ids="".join

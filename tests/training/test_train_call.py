@@ -77,6 +77,19 @@ def test_settings_of_a_run_end_with_it(engine):
             jaxsr.train(Fit, **options)
 
 
+@pytest.mark.parametrize("engine", ["jax", "torch"])
+def test_modes_of_torch_around_a_call_do_not_count(engine):
+    options = {"steps": 2, "tensorboard": False, "engine": engine}
+    plain = jaxsr.train(Fit, out="plain", **options).metrics[-1]["validation/loss"]
+    with torch.inference_mode():
+        assert jaxsr.train(Fit, out="inference", **options).metrics[-1]["validation/loss"] == plain
+    with torch.no_grad(), torch.autocast("cpu"):
+        assert jaxsr.train(Fit, out="autocast", **options).metrics[-1]["validation/loss"] == plain
+        assert torch.is_autocast_enabled("cpu") and not torch.is_grad_enabled()
+    with torch.device("meta"), pytest.raises(InputError, match="default device is 'meta'"):
+        jaxsr.train(Fit, out="meta", **options)
+
+
 def test_a_resumed_run_does_not_read_the_weights_that_it_began_with(folder):
     options = {"width": 4, "tensorboard": False}
     jaxsr.train(Fit, out="first", steps=1, **options)
