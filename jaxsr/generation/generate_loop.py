@@ -74,6 +74,11 @@ def check_prompts(prompts: Sequence[Sequence[int]], options: SamplingOptions, co
             f"logit_bias names the token id {biased}, but the model knows {vocabulary}; use a "
             "smaller id"
         )
+    banned = {ids[0] for ids, bias in options.biases if len(ids) == 1 and bias == -math.inf}
+    if len(banned) == vocabulary:
+        raise InputError(
+            f"logit_bias bans all {vocabulary} tokens that the model knows; leave at least one"
+        )
     if options.logprobs is not None and options.logprobs > vocabulary:
         raise InputError(
             f"logprobs={options.logprobs} asks for more tokens than the model's {vocabulary}; use "

@@ -270,6 +270,7 @@ def test_deterministic_is_bit_equal_however_it_is_run(
         (["hi", "--stop", "99999"], "is not a token of this model, which knows 320"),
         (["hi", "--temperature", "-1"], "temperature must be at least 0"),
         (["hi", "--logit-bias", "999=1"], "logit_bias names the token id 999"),
+        (["hi", "--logit-bias", *(f"{i}=-inf" for i in range(320))], "bans all 320 tokens that"),
         (["hi", "--logprobs", "999"], "logprobs=999 asks for more tokens than the model's 320"),
         (["hi", "--num-beams", "2", "--stop", "abc"], "beam search ends at tokens"),
         (["hi", "--num-beams", "2", "--stream", "on"], "use --batch-size 1 and no beams"),
