@@ -3,7 +3,7 @@
 from importlib import resources
 from pathlib import Path
 
-from jaxsr.errors import MissingFileError
+from jaxsr.errors import InputError, MissingFileError
 from jaxsr.models.build import PRETRAINED, pretrained_weights
 from jaxsr.models.hub import fetched
 from jaxsr.models.weight_files import exported_weights
@@ -25,19 +25,24 @@ def weights_file(source: Path, *, network: str | None, option: str) -> Path:
 
     Args:
       source: a file, the folder of a run or of a repository, `ORG/NAME` and `hf:ORG/NAME:FILE` of
-        the hub, a word of `SHIPPED`, or `pretrained`: weights from the library of `network`. A file
-        or folder that is named like such a word comes first.
+        the hub, a word of `SHIPPED`, or `pretrained`: weights from the library of `network`.
       network: the network's name, such as `timm:resnet18`.
       option: of the command line, for errors.
 
     Raises:
       FileNotFoundError: there is no such folder or repository.
-      InputError: a folder holds several files, or `pretrained` has no meaning for the network.
+      InputError: a folder holds several files, `pretrained` has no meaning for the network, or a
+        word of `SHIPPED` is also the name of a file or folder.
     """
     name = str(source)
     if name == PRETRAINED and not source.exists():
         path = pretrained_weights(network or "not one of timm's", option=option)
-    elif name in SHIPPED and not source.exists():
+    elif name in SHIPPED:
+        if source.exists():
+            raise InputError(
+                f"{option} {name} names jaxsr's own weights, and {source.absolute()} here; give "
+                "that path whole, or call it from another folder"
+            )
         path = shipped_weights(name)
     else:
         path = fetched(name)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from jaxsr.errors import InputError, MissingFileError
+from jaxsr.errors import InputError
 from jaxsr.interop.weights import export_weights
 from jaxsr.models.load import load_model
 from jaxsr.training.engines import make_engine
@@ -56,8 +56,8 @@ def test_training_starts_from_the_weights_that_come_with_jaxsr(word, tmp_path, m
     assert initialise(network, Path(word))[0].startswith(f"initialised {total} of {total} tensors")
     for name, value in trained.state_dict().items():
         assert torch.equal(value, network.state_dict()[name])
-    (tmp_path / word).mkdir()  # a folder of that name comes first
-    with pytest.raises(MissingFileError, match=f"{word} holds no exported network"):
+    (tmp_path / word).mkdir()
+    with pytest.raises(InputError, match=f"names jaxsr's own weights, and .*/{word} here; give"):
         initialise(network, Path(word))
 
 
