@@ -115,7 +115,8 @@ class StepConfig:
     accumulate: int = number(1, least=1)
     """Number of slices of a batch; gradients are averaged over them before the update."""
     ema: float = number(0.0, least=0, below=1)
-    """Decay of the moving average of the exported network's parameters; 0 turns it off."""
+    """Decay of the moving average of the exported network's parameters, at step t at most
+    (1 + t)/(10 + t); 0 turns it off."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the networks' computation; parameters, losses and updates stay float32."""
     lane_folding: Literal["auto", "on", "off"] = "auto"
