@@ -31,6 +31,7 @@ from jaxsr.data.video import (
     turned,
     write_video,
 )
+from jaxsr.data.video_colour import frame_of, rgb_of
 from jaxsr.detection.config import DetectConfig
 from jaxsr.detection.detector import Detector
 from jaxsr.detection.evaluation import write_csv
@@ -167,17 +168,17 @@ class _Session:
                 if first is None:
                     raise UnreadableVideo(reading.shortage() or "no frames")
                 stream = main_stream(reading.container)
-                size, rate = (first[0].height, first[0].width), stream.average_rate or 25
+                size = first[0].height, first[0].width
                 matrix = display_matrix(first[0])
                 with write_video(target) as out:
                     upright = turned(np.empty((*size, 0)), matrix).shape[:2]
                     encoder, _ = add_encoder(out, stream, upright, codec="libx264")
                     for batch in itertools.chain([first], batches):
                         images = [
-                            np.ascontiguousarray(turned(_rgb(frame, size), matrix))
+                            np.ascontiguousarray(turned(rgb_of(frame, size=size), matrix))
                             for frame in batch
                         ]
-                        for shown in self._frames(source, batch, images, decoded, rate):
+                        for shown in self._frames(source, batch, images, decoded, encoder):
                             out.mux(encoder.encode(shown))
                         decoded += len(batch)
                     out.mux(encoder.encode(None))
@@ -195,11 +196,9 @@ class _Session:
         return 0
 
     def _frames(
-        self, source: Source, frames: list, images: list[np.ndarray], first: int, rate: Any
+        self, source: Source, frames: list, images: list[np.ndarray], first: int, encoder: Any
     ) -> Iterator:
         """Overlays of some frames' upright images, number `first` and on, at their times."""
-        import av
-
         name = Path("masks") / source.relative.with_suffix("")
         probabilities = self.detector.probabilities(images)
         batch = zip(frames, images, probabilities, strict=True)
@@ -208,10 +207,10 @@ class _Session:
                 raise UnreadableVideo(_NAN)
             findings = self._find(source, probability, frame=number)
             self._write(name / f"{number:06}.png", findings.mask)
-            shown = av.VideoFrame.from_ndarray(overlay(image, findings), format="rgb24")
-            shown.time_base = frame.time_base
-            # Some containers tell no times: then at an even rate.
-            shown.pts = round(number / rate / frame.time_base) if frame.pts is None else frame.pts
+            shown = frame_of(overlay(image, findings), encoder.codec_context)
+            shown.time_base, shown.pts = frame.time_base, frame.pts
+            if frame.pts is None:  # some containers tell no times: then at an even rate
+                shown.pts = round(number / encoder.codec_context.framerate / frame.time_base)
             yield shown
 
     def finish(self, sources: list[Source]) -> None:
@@ -250,10 +249,6 @@ class _Session:
         written, data = cv2.imencode(".png", pixels[..., ::-1] if pixels.ndim == 3 else pixels)
         assert written
         atomic_write(path, data.tobytes())
-
-
-def _rgb(frame: Any, size: tuple[int, int]) -> np.ndarray:
-    return frame.to_ndarray(format="rgb24", height=size[0], width=size[1])
 
 
 def _refuse_double_names(sources: list[Source]) -> None:
