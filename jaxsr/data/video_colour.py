@@ -47,8 +47,8 @@ def rgb_of(
         is_deeper = pixels.dtype == np.uint16 and not deep
         return cv2.convertScaleAbs(pixels, alpha=255 / 65535) if is_deeper else pixels
     is_full = _is_full(frame.format, frame.color_range)
-    planes = _resampled(frame, is_full, format=planar, width=width, height=height).planes
     to_rgb = _to_rgb(planar, frame.colorspace, is_full, bits) * (65535 if deep else 255)
+    planes = _resampled(frame, is_full, format=planar, width=width, height=height).planes
     samples = cv2.merge([plane_samples(plane, bits) for plane in planes])
     pixels = cv2.transform(samples.astype(np.uint16), to_rgb)
     return pixels if deep else cv2.convertScaleAbs(pixels)  # ends at 255
@@ -81,7 +81,7 @@ def frame_of(pixels: UInt[np.ndarray, "h w 3"], coded: Any) -> Any:
     frame = av.VideoFrame(pixels.shape[1], pixels.shape[0], planar)
     for plane, values in zip(frame.planes, cv2.split(samples), strict=True):
         fill_plane(plane, np.minimum(values, 2**bits - 1), bits)
-    frame.colorspace = coded.colorspace
+    frame.colorspace, frame.color_range = coded.colorspace, _FULL if is_full else _LIMITED
     return _resampled(frame, is_full, **wanted)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import cv2
 import numpy as np
 
-from jaxsr.data.decode import decode_rgb, picture_size
+from jaxsr.data.decode import decode_rgb, is_deep, picture_size
 from jaxsr.data.picture_file import UnreadablePicture
 from jaxsr.data.result_folder import result_folder
 from jaxsr.data.sources import Inputs, Source, find_sources
@@ -110,6 +110,8 @@ def measure(sources: Iterable[Source]) -> tuple[list[Source], list[tuple[int, in
     return readable, sizes
 
 
+_FEW_LEVELS = 64
+"""Of 256. Below, a note tells of samples of more than 8 bits that fill little of their range."""
 _NAN = "the network returned NaN for it; --dtype float32 may help, or other weights"
 
 
@@ -128,6 +130,9 @@ class _Session:
                 image = decode_rgb(readable[number].path)
                 if image.shape[:2] != sizes[number]:
                     raise UnreadablePicture("of another size than its header says")
+                few = _levels([image]) < _FEW_LEVELS
+                if few and is_deep(readable[number].path):
+                    _note_few_levels(readable[number], _levels([image]))
                 return image
             except (OSError, UnreadablePicture) as error:
                 # The header was whole. Its place in the batch goes to a black image.
@@ -159,7 +164,7 @@ class _Session:
         """A video, a batch of frames at a time; returns 1 if it could not be read to its end."""
         target = self.config.out / "overlays" / source.relative.with_suffix(".mp4")
         masks = self.config.out / "masks" / source.relative.with_suffix("")
-        decoded = 0
+        decoded, levels = 0, 0
         try:
             with open_video(source.path) as reading:
                 frames = reading.frames()
@@ -178,10 +183,14 @@ class _Session:
                             np.ascontiguousarray(turned(rgb_of(frame, size=size), matrix))
                             for frame in batch
                         ]
+                        levels = max(levels, _levels(images))
                         for shown in self._frames(source, batch, images, decoded, encoder):
                             out.mux(encoder.encode(shown))
                         decoded += len(batch)
                     out.mux(encoder.encode(None))
+                bits = max(part.bits for part in first[0].format.components)
+                if bits > 8 and levels < _FEW_LEVELS:
+                    _note_few_levels(source, levels)
                 if shortage := reading.shortage():
                     raise UnreadableVideo(shortage)
         except (UnreadableVideo, OSError) as error:
@@ -249,6 +258,18 @@ class _Session:
         written, data = cv2.imencode(".png", pixels[..., ::-1] if pixels.ndim == 3 else pixels)
         assert written
         atomic_write(path, data.tobytes())
+
+
+def _levels(images: list[np.ndarray]) -> int:
+    return max(int(image.max()) - int(image.min()) + 1 for image in images)
+
+
+def _note_few_levels(source: Source, levels: int) -> None:
+    name = printable(str(source.path))
+    print(
+        f"note: {name}: its samples, of more than 8 bits, become {levels} of 256 levels, and "
+        "targets may be lost: stretch them over their whole range first"
+    )
 
 
 def _refuse_double_names(sources: list[Source]) -> None:
