@@ -4,8 +4,9 @@ import dataclasses
 import inspect
 import math
 import operator
+import types
 from collections.abc import Mapping
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from jaxsr.interop.errors import InputError, printable
 
@@ -86,8 +87,14 @@ def check_literals(config: Any) -> None:
     Raises:
       InputError: a field has another value.
     """
-    for name, kind in get_type_hints(type(config)).items():
-        value, is_several = getattr(config, name), get_origin(kind) is tuple
+    for name, declared in get_type_hints(type(config)).items():
+        value, kind = getattr(config, name), declared
+        if get_origin(declared) in (Union, types.UnionType):
+            others = [each for each in get_args(declared) if each is not type(None)]
+            if len(others) > 1 or value is None:
+                continue
+            (kind,) = others
+        is_several = get_origin(kind) is tuple
         literal = get_args(kind)[0] if is_several and get_args(kind) else kind
         choices = get_args(literal)
         if get_origin(literal) is not Literal:

@@ -134,6 +134,15 @@ def decode_rgb(
         raise UnreadablePicture(one_line(error)) from error
 
 
+def is_deep(path: Path) -> bool:
+    """Whether an image has more than 8 bits a sample, where Pillow knows its format."""
+    try:
+        with Image.open(path) as image:
+            return image.mode[0] in "IF" or any(";16" in str(tile.args) for tile in image.tile)
+    except Exception:  # as in `decode_rgb`, which names the fault
+        return False
+
+
 def orientation_of(path: Path) -> int:
     """EXIF's orientation of an image that `decode_rgb` reads, which that applies."""
     try:

@@ -213,7 +213,9 @@ class Reading:
 
         container, rate = self.container, self._stream.average_rate
         duration = container.duration or 0
-        stated_s = (duration + max(container.start_time or 0, 0)) / 1e6
+        counts_from_0 = container.format.name.startswith("matroska")  # WebM as well
+        start = 0 if counts_from_0 else max(container.start_time or 0, 0)
+        stated_s = (duration + start) / 1e6
         missing = stated_s - self._end - (1.5 / float(rate) if rate else 0.1)
         is_stated = container.format.name not in _WITHOUT_LENGTH
         # Sound may be told to end a frame later than it does.
@@ -276,7 +278,7 @@ def add_encoder(
       out: container of `write_video`.
       stream: of the source; codec, pixel format, colour tags, rate and time base are taken over.
       size: height and width in pixels.
-      codec: an encoder for colour images instead of the source's codec and pixel format.
+      codec: an encoder instead of the source's codec and pixel format.
     """
     coded = stream.codec_context
     preferred = codec or _ENCODERS.get(coded.name)
@@ -299,11 +301,10 @@ def add_encoder(
     if codec is None:
         remarks += _differing_samples(stream, encoder.codec_context.format)
     encoder.time_base = encoder.codec_context.time_base = stream.time_base
-    if not codec:
-        for field in ("color_range", "color_primaries", "color_trc", "colorspace"):
-            setattr(encoder.codec_context, field, getattr(coded, field))
-        if coded.format.is_rgb and not encoder.codec_context.format.is_rgb:
-            encoder.codec_context.colorspace = 1  # BT.709, of which swscale makes the samples
+    for field in ("color_range", "color_primaries", "color_trc", "colorspace"):
+        setattr(encoder.codec_context, field, getattr(coded, field))
+    if has_matrix(encoder.codec_context.format) and not has_matrix(coded.format):
+        encoder.codec_context.colorspace = encoder.codec_context.color_range = 1  # BT.709, limited
     if stream.sample_aspect_ratio:
         encoder.codec_context.sample_aspect_ratio = stream.sample_aspect_ratio
     return encoder, remarks
@@ -331,6 +332,12 @@ def _pixel_format(codec: Any, pixels: str, size: tuple[int, int]) -> str:
             return choice
     nearest: Any = find_best_pix_fmt_of_list(known, pixels, False)[0]
     return str(nearest.name)
+
+
+def has_matrix(format: Any) -> bool:
+    """Whether samples of PyAV's pixel format are luma, with chroma or without."""
+    is_colour = format.is_rgb or format.has_palette
+    return not is_colour and not format.name.startswith(("xyz", "mono"))
 
 
 def _differing_samples(stream: Any, result: Any) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any
 import cv2
 import numpy as np
 
-from jaxsr.data.decode import decode_rgb, picture_size
+from jaxsr.data.decode import decode_rgb, is_deep, picture_size
 from jaxsr.data.picture_file import UnreadablePicture
 from jaxsr.data.result_folder import result_folder
 from jaxsr.data.sources import Inputs, Source, find_sources
@@ -31,6 +31,7 @@ from jaxsr.data.video import (
     turned,
     write_video,
 )
+from jaxsr.data.video_colour import frame_of, rgb_of
 from jaxsr.detection.config import DetectConfig
 from jaxsr.detection.detector import Detector
 from jaxsr.detection.evaluation import write_csv
@@ -109,6 +110,8 @@ def measure(sources: Iterable[Source]) -> tuple[list[Source], list[tuple[int, in
     return readable, sizes
 
 
+_FEW_LEVELS = 64
+"""Of 256. Below, a note tells of samples of more than 8 bits that fill little of their range."""
 _NAN = "the network returned NaN for it; --dtype float32 may help, or other weights"
 
 
@@ -127,6 +130,9 @@ class _Session:
                 image = decode_rgb(readable[number].path)
                 if image.shape[:2] != sizes[number]:
                     raise UnreadablePicture("of another size than its header says")
+                few = _levels([image]) < _FEW_LEVELS
+                if few and is_deep(readable[number].path):
+                    _note_few_levels(readable[number], _levels([image]))
                 return image
             except (OSError, UnreadablePicture) as error:
                 # The header was whole. Its place in the batch goes to a black image.
@@ -158,7 +164,7 @@ class _Session:
         """A video, a batch of frames at a time; returns 1 if it could not be read to its end."""
         target = self.config.out / "overlays" / source.relative.with_suffix(".mp4")
         masks = self.config.out / "masks" / source.relative.with_suffix("")
-        decoded = 0
+        decoded, levels = 0, 0
         try:
             with open_video(source.path) as reading:
                 frames = reading.frames()
@@ -167,20 +173,24 @@ class _Session:
                 if first is None:
                     raise UnreadableVideo(reading.shortage() or "no frames")
                 stream = main_stream(reading.container)
-                size, rate = (first[0].height, first[0].width), stream.average_rate or 25
+                size = first[0].height, first[0].width
                 matrix = display_matrix(first[0])
                 with write_video(target) as out:
                     upright = turned(np.empty((*size, 0)), matrix).shape[:2]
                     encoder, _ = add_encoder(out, stream, upright, codec="libx264")
                     for batch in itertools.chain([first], batches):
                         images = [
-                            np.ascontiguousarray(turned(_rgb(frame, size), matrix))
+                            np.ascontiguousarray(turned(rgb_of(frame, size=size), matrix))
                             for frame in batch
                         ]
-                        for shown in self._frames(source, batch, images, decoded, rate):
+                        levels = max(levels, _levels(images))
+                        for shown in self._frames(source, batch, images, decoded, encoder):
                             out.mux(encoder.encode(shown))
                         decoded += len(batch)
                     out.mux(encoder.encode(None))
+                bits = max(part.bits for part in first[0].format.components)
+                if bits > 8 and levels < _FEW_LEVELS:
+                    _note_few_levels(source, levels)
                 if shortage := reading.shortage():
                     raise UnreadableVideo(shortage)
         except (UnreadableVideo, OSError) as error:
@@ -195,11 +205,9 @@ class _Session:
         return 0
 
     def _frames(
-        self, source: Source, frames: list, images: list[np.ndarray], first: int, rate: Any
+        self, source: Source, frames: list, images: list[np.ndarray], first: int, encoder: Any
     ) -> Iterator:
         """Overlays of some frames' upright images, number `first` and on, at their times."""
-        import av
-
         name = Path("masks") / source.relative.with_suffix("")
         probabilities = self.detector.probabilities(images)
         batch = zip(frames, images, probabilities, strict=True)
@@ -208,10 +216,10 @@ class _Session:
                 raise UnreadableVideo(_NAN)
             findings = self._find(source, probability, frame=number)
             self._write(name / f"{number:06}.png", findings.mask)
-            shown = av.VideoFrame.from_ndarray(overlay(image, findings), format="rgb24")
-            shown.time_base = frame.time_base
-            # Some containers tell no times: then at an even rate.
-            shown.pts = round(number / rate / frame.time_base) if frame.pts is None else frame.pts
+            shown = frame_of(overlay(image, findings), encoder.codec_context)
+            shown.time_base, shown.pts = frame.time_base, frame.pts
+            if frame.pts is None:  # some containers tell no times: then at an even rate
+                shown.pts = round(number / encoder.codec_context.framerate / frame.time_base)
             yield shown
 
     def finish(self, sources: list[Source]) -> None:
@@ -252,8 +260,16 @@ class _Session:
         atomic_write(path, data.tobytes())
 
 
-def _rgb(frame: Any, size: tuple[int, int]) -> np.ndarray:
-    return frame.to_ndarray(format="rgb24", height=size[0], width=size[1])
+def _levels(images: list[np.ndarray]) -> int:
+    return max(int(image.max()) - int(image.min()) + 1 for image in images)
+
+
+def _note_few_levels(source: Source, levels: int) -> None:
+    name = printable(str(source.path))
+    print(
+        f"note: {name}: its samples, of more than 8 bits, become {levels} of 256 levels, and "
+        "targets may be lost: stretch them over their whole range first"
+    )
 
 
 def _refuse_double_names(sources: list[Source]) -> None:

@@ -260,14 +260,19 @@ def finished_result(source: Source, config: RestoreConfig) -> Path | None:
     """The result of an earlier run that this one leaves alone, as far as the names say it."""
     if config.overwrite:
         return None
-    format = FORMATS[config.format] if config.format and not source.is_video else None
-    if format is None and source.path.suffix.lower() in READ_ONLY_ENDINGS:
-        format = "PNG"
-    target = target_path(source, config.out, suffix=config.suffix, format=format)
+    target = named_result(source, config)
     try:
         return target if target.exists() and not is_source(source, target) else None
     except OSError:  # a name too long; whoever restores the image says so
         return None
+
+
+def named_result(source: Source, config: RestoreConfig) -> Path:
+    """Where the result goes, as far as the names say it."""
+    format = FORMATS[config.format] if config.format and not source.is_video else None
+    if format is None and source.path.suffix.lower() in READ_ONLY_ENDINGS:
+        format = "PNG"
+    return target_path(source, config.out, suffix=config.suffix, format=format)
 
 
 def _reason(error: Exception) -> str:

@@ -92,13 +92,14 @@ def restoration_model(
             f"{loaded.name} takes images of {channels} channels; restoring works with 1 (luma, "
             "gray) and 3 (RGB): wrap the network in a module that takes one of these"
         )
-    low, high = value_range or loaded.value_range
-    if not (low < high and math.isfinite(high - low)):
+    pair = loaded.value_range if value_range is None else value_range
+    is_pair = isinstance(pair, tuple | list) and len(pair) == 2
+    if not (is_pair and pair[0] < pair[1] and math.isfinite(pair[1] - pair[0])):
         raise InputError(
             "value_range must be (black, white), finite numbers with black below white, got "
-            f"{low}, {high}"
+            f"{', '.join(map(str, pair)) if is_pair else pair}"
         )
-    return RestorationModel(**{**vars(loaded), "value_range": (low, high), "channels": channels})
+    return RestorationModel(**{**vars(loaded), "value_range": tuple(pair), "channels": channels})
 
 
 def _input_channels(network: nn.Module) -> int:

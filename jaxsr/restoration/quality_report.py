@@ -19,13 +19,13 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from jaxsr.data.decode import claims_to_be_picture
-from jaxsr.data.sources import Source, target_path
-from jaxsr.errors import InputError, one_line, printable, printable_text
+from jaxsr.data.sources import Source
+from jaxsr.errors import InputError, one_line, printable_text
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.atomic_write import atomic_path, atomic_write
 from jaxsr.metrics.perceptual import LPIPS_CONVENTION, lpips_if_installed
-from jaxsr.restoration.config import FORMATS, RestoreConfig
-from jaxsr.restoration.made_by import MadeBy
+from jaxsr.restoration.batch import named_result
+from jaxsr.restoration.config import RestoreConfig
 from jaxsr.restoration.models import RestorationModel
 from jaxsr.restoration.pictures import Picture, PictureError, read_picture, upright
 
@@ -41,6 +41,7 @@ class ImageQuality:
     """One image's."""
 
     name: str
+    model: str
     psnr: float
     """dB; infinite if the images are equal."""
     ssim: float
@@ -50,11 +51,16 @@ class ImageQuality:
 
 
 def write_report(
-    config: RestoreConfig, sources: Sequence[Source], model: RestorationModel, made_by: MadeBy
+    config: RestoreConfig,
+    sources: Sequence[Source],
+    results: Mapping[Path, tuple[Path, RestorationModel]],
 ) -> Path:
     """Compares results with the truth, and writes and prints the figures.
 
-    Results that lie there of another model, options or source are left out.
+    Args:
+      config: of the command.
+      sources: its files.
+      results: the result of each source that has one, and the model that made it.
 
     Raises:
       ValueError: no result has a truth image of its name.
@@ -62,27 +68,29 @@ def write_report(
     """
     assert config.truth is not None
     folder = report_folder(config)
-    border = max(1, round(config.outscale or model.scale)) if model.scale > 1 else 0
+    scale = max((model.scale for _, model in results.values()), default=1)
+    border = max(1, round(config.outscale or scale)) if scale > 1 else 0
     rows, sheet, problems = [], [], []
     measure_lpips = lpips_if_installed()
     for source in sources:
-        truth = _find(config.truth, source.relative)
-        written = FORMATS[config.format] if config.format else None
-        target = target_path(source, config.out, suffix=config.suffix, format=written)
-        if source.is_video or truth is None or not target.is_file():
-            continue
-        if not made_by.covers(source, target):
-            continue
-        name = str(source.relative)
+        name, truth = str(source.relative), _find(config.truth, source.relative)
         try:
+            if source.is_video:
+                raise InputError("a video")
+            if source.path not in results:
+                raise InputError("it was not restored")
+            if truth is None:
+                raise InputError(f"{config.truth} has no image of its name")
+            target, model = results[source.path]
             paths = (target, truth, source.path)
             result, expected, original = (_rgb(read_picture(path)) for path in paths)
-            rows.append(_figures(name, result, expected, original, border, measure_lpips))
+            images = result, expected, original
+            rows.append(_figures(name, model.name, images, border, measure_lpips))
         except (PictureError, ValueError, OSError) as error:
             problems.append((name, one_line(error)))
             continue
         if len(sheet) < _MOST_ON_SHEET:
-            sheet.append((name, [result, expected, original]))
+            sheet.append((name, images))
     if not rows:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in problems[:3])
         raise InputError(
@@ -90,6 +98,7 @@ def write_report(
             "truth images have the sources' relative names"
         )
     folder.mkdir(parents=True, exist_ok=True)
+    models = dict.fromkeys(row.model for row in rows)
     convention = {
         "psnr_ssim": f"Y of BT.601 as MATLAB's rgb2ycbcr, rounded; {border} px border cut",
         "bicubic": "the source enlarged with Pillow's bicubic (a = -0.5)",
@@ -97,7 +106,7 @@ def write_report(
     }
     means = _means(rows)
     content = {
-        "model": model.name,
+        "model": "; ".join(models),
         "engine": config.engine,
         "convention": convention,
         "mean": _finite(means),
@@ -106,12 +115,11 @@ def write_report(
     }
     atomic_write(folder / "figures.json", (json.dumps(content, indent=2) + "\n").encode())
     table = _table(rows, means, convention)
+    table += "".join(f"not compared: {name}: {reason}\n" for name, reason in problems)
     atomic_write(folder / "figures.txt", table.encode("utf-8", "surrogateescape"))
     with atomic_path(folder / "contact-sheet.png") as path:
         _contact_sheet(sheet).save(path)
     print(printable_text(table), end="")
-    for name, reason in problems:
-        print(f"not compared: {printable(name)}: {printable(reason)}")
     print(f"report: {folder}")
     return folder
 
@@ -119,6 +127,21 @@ def write_report(
 def report_folder(config: RestoreConfig) -> Path:
     """Where the report goes."""
     return config.report or config.out / "report"
+
+
+def check_report(config: RestoreConfig, sources: Sequence[Source]) -> None:
+    """Refuses a report that would replace a restored image.
+
+    Raises:
+      InputError: a result has the name of one of the report's files.
+    """
+    report = {(report_folder(config) / name).resolve(): name for name in RESULTS}
+    for source in sources:
+        if name := report.get(named_result(source, config).resolve()):
+            raise InputError(
+                f"the result of {source.path} would be {named_result(source, config)}, as the "
+                f"report's {name} is; give the report another folder with --report"
+            )
 
 
 def _find(truth: Path, relative: Path) -> Path | None:
@@ -145,14 +168,14 @@ def _rgb(picture: Picture) -> np.ndarray:
 
 def _figures(
     name: str,
-    result: np.ndarray,
-    truth: np.ndarray,
-    source: np.ndarray,
+    model: str,
+    images: tuple[np.ndarray, np.ndarray, np.ndarray],
     border: int,
     lpips: Callable[[np.ndarray, np.ndarray], float] | None,
 ) -> ImageQuality:
     from jaxsr.ops.quality import psnr, ssim
 
+    result, truth, source = images
     if result.shape != truth.shape:
         sizes = [f"{image.shape[1]}×{image.shape[0]}" for image in (result, truth)]
         raise InputError(f"the result is {sizes[0]}, the truth {sizes[1]}")
@@ -163,6 +186,7 @@ def _figures(
         bicubic = float(psnr(np.asarray(enlarged), truth, **convention))
     return ImageQuality(
         name=name,
+        model=model,
         psnr=float(psnr(result, truth, **convention)),
         ssim=float(ssim(result, truth, **convention)),
         bicubic_psnr=bicubic,
@@ -203,7 +227,7 @@ def _table(rows: Sequence[ImageQuality], means: dict, convention: dict) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _contact_sheet(entries: Sequence[tuple[str, list[np.ndarray]]]) -> Image.Image:
+def _contact_sheet(entries: Sequence[tuple[str, tuple[np.ndarray, ...]]]) -> Image.Image:
     """A row for each image: source enlarged, result, truth, cut to the same middle part."""
     gap, head = 4, 16
     across, down = _CELL + gap, _CELL + head + gap

@@ -41,6 +41,10 @@ def run(config: RestoreConfig) -> int:
     if not config.inputs and not config.benchmark:
         raise InputError("nothing to restore: name images, videos, folders or globs")
     inputs = find_inputs(config)
+    if config.truth is not None:
+        from jaxsr.restoration.quality_report import check_report
+
+        check_report(config, inputs.sources)
     set_status("loading the model")
     made_by = MadeBy(config, [configured_model(config, word) for word in _words(config)])
     if config.inputs and not config.benchmark:
@@ -83,9 +87,9 @@ def run(config: RestoreConfig) -> int:
         elif config.report is not None:
             check_folder(config.report, "--report")
         _print_tiling(model, config)
-        status = _restore(works, config, inputs, began, made_by)
+        status, results = _restore(works, config, inputs, began, made_by)
         if config.truth is not None:
-            write_report(config, inputs.sources, model, made_by)
+            write_report(config, inputs.sources, results)
     return status
 
 
@@ -131,7 +135,8 @@ def _restore(
     inputs: Inputs,
     began: float,
     made_by: MadeBy,
-) -> int:
+) -> tuple[int, dict[Path, tuple[Path, RestorationModel]]]:
+    """Returns the exit status, and the result of each source with the model that made it."""
     pictures = [source for source in inputs.sources if not source.is_video]
     limit = config.max_pixels
     pending = [source for source in pictures if finished_result(source, config) is None]
@@ -143,7 +148,7 @@ def _restore(
         height, width = measured.get(source.path) or (0, 0)
         progress.leave_out(height * width)
 
-    outcomes, programs = [], 0
+    outcomes, programs, results = [], 0, {}
     claimed: dict[Path, Path] = {}
     with contextlib.closing(progress):
         for model, sources in works:
@@ -160,8 +165,10 @@ def _restore(
             threads = 1 if any(h * w > _LARGE for h, w in sizes) else 2
             batch = BatchRestorer(restorer, config, made_by, left_out=leave_out, claimed=claimed)
             outcomes.append(batch.run(stills, threads=threads))
+            done = (*outcomes[-1].restored, *outcomes[-1].skipped)
+            results |= {source: (result, model) for source, result in done}
             programs += len(runner.programs)
-    done, spent = progress.pixels / 1e6, progress.seconds
+    megapixels, spent = progress.pixels / 1e6, progress.seconds
     for model, sources in works:
         if videos := [source for source in sources if source.is_video]:
             from jaxsr.restoration.video import restore_videos
@@ -170,7 +177,7 @@ def _restore(
     failed = [*inputs.problems, *(failure for outcome in outcomes for failure in outcome.failed)]
     restored = sum(len(outcome.restored) for outcome in outcomes)
     skipped = sum(len(outcome.skipped) for outcome in outcomes)
-    figures = [f"{short(done)} MP at {short(done / spent)} MP/s"] if done else []
+    figures = [f"{short(megapixels)} MP at {short(megapixels / spent)} MP/s"] if megapixels else []
     if config.engine == "jax" and programs:
         figures.append(counted(programs, "program"))
     all_s = time.perf_counter() - began
@@ -180,7 +187,7 @@ def _restore(
         print(_SKIPPED.format(counted(skipped, "result")))
     remarks = [remark for outcome in outcomes for remark in outcome.remarks]
     lines = [f"note: {printable(name)}: {printable(remark)}" for name, remark in remarks]
-    return _print_failures(lines + inputs.notes(), failed)
+    return _print_failures(lines + inputs.notes(), failed), results
 
 
 def _print_failures(notes: list[str], failed: list[tuple[str, str]]) -> int:

@@ -73,7 +73,10 @@ def restore(
     from jaxsr.restoration.shipped import choose
 
     check_not_forked()
+    chooses = model is None or model == AUTO
+    check_scale(scale, chooses=chooses)
     config = RestoreConfig(
+        scale=scale,
         outscale=outscale,
         tiling=tiling,
         tile=tile,
@@ -83,8 +86,6 @@ def restore(
         mesh=str(mesh),
         dtype=dtype,
     )
-    chooses = model is None or model == AUTO
-    check_scale(scale, chooses=chooses)
     several = isinstance(images, list | tuple)
     pictures = [
         as_picture(image, index) for index, image in enumerate(images if several else [images])

@@ -26,6 +26,7 @@ from jaxsr.data.video import (
     open_video,
     write_video,
 )
+from jaxsr.data.video_colour import fill_plane, frame_of, plane_samples, rgb_of
 from jaxsr.errors import one_line
 from jaxsr.interop.atomic_write import Note
 from jaxsr.restoration.batch import Outcome, is_source, link_reason
@@ -164,11 +165,9 @@ def _transcode(
     waiting: list[Any] = []
 
     def encode() -> None:
-        for restored, frame in zip(_restored(restorer, waiting, luma, deep), waiting, strict=True):
+        results = _restored(restorer, waiting, encoder.codec_context, luma, deep)
+        for restored, frame in zip(results, waiting, strict=True):
             restored.pts, restored.time_base = frame.pts, frame.time_base
-            if not frame.format.is_rgb:
-                for name in ("colorspace", "color_range"):
-                    setattr(restored, name, getattr(frame, name))
             out.mux(encoder.encode(restored))
         waiting.clear()
 
@@ -188,38 +187,29 @@ def _transcode(
     return remarks + dropped
 
 
-def _restored(restorer: Restorer, frames: list[Any], luma: bool, deep: bool) -> Iterator[Any]:
-    """Restored frames in order, in the encoder's reach: planar YUV, or RGB for it to convert."""
+def _restored(
+    restorer: Restorer, frames: list[Any], coded: Any, luma: bool, deep: bool
+) -> Iterator[Any]:
+    """Restored frames in order, in the encoder's form."""
     import av
 
-    layout = "rgb48le" if deep else "rgb24"
     works = []
     for frame in frames:
         if luma:
-            pixels = _plane(frame.planes[0], frame.height, frame.width)[..., None]
+            pixels = np.ascontiguousarray(plane_samples(frame.planes[0])[..., None])
         else:
-            pixels = frame.to_ndarray(format=layout)
+            pixels = rgb_of(frame, deep=deep)
         sink = ArraySink(f"frame at {frame.time} s")
         works.append(Work(pixels=pixels, kind="gray" if luma else "rgb", sink=sink))
     restorer.run(works)
     for frame, work in zip(frames, works, strict=True):
         assert isinstance(work.sink, ArraySink)
         if not luma:
-            yield av.VideoFrame.from_ndarray(work.sink.result, format=layout)
+            yield frame_of(work.sink.result, coded)
             continue
         planar = av.VideoFrame(frame.width, frame.height, frame.format.name)
-        _fill(planar.planes[0], work.sink.result[..., 0])
+        fill_plane(planar.planes[0], work.sink.result[..., 0])
         for plane, source in zip(planar.planes[1:], frame.planes[1:], strict=True):
-            _fill(plane, _plane(source, plane.height, plane.width))
+            fill_plane(plane, plane_samples(source))
+        planar.colorspace, planar.color_range = frame.colorspace, frame.color_range
         yield planar
-
-
-def _plane(plane: Any, height: int, width: int) -> np.ndarray:
-    rows = np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)
-    return np.ascontiguousarray(rows[:height, :width])
-
-
-def _fill(plane: Any, values: np.ndarray) -> None:
-    rows = np.zeros((plane.buffer_size // plane.line_size, plane.line_size), np.uint8)
-    rows[: values.shape[0], : values.shape[1]] = values
-    plane.update(rows.tobytes())

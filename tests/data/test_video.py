@@ -49,3 +49,26 @@ def test_a_packet_that_ffmpeg_does_not_decode_is_damage(tmp_path):
         assert len([*reading.frames()]) == 1
         shortage = reading.shortage() or ""
         assert "damaged" in shortage and "no picture" in shortage
+
+
+@pytest.mark.parametrize(("ending", "codec"), [("mkv", "libx264"), ("webm", "libvpx-vp9"),
+                                               ("mp4", "libx264"), ("flv", "libx264")])  # fmt: skip
+def test_a_video_that_begins_late_is_whole(tmp_path, ending, codec):
+    path = tmp_path / f"a.{ending}"
+    with av.open(str(path), "w") as out:
+        video = out.add_stream(codec, rate=10)
+        video.width, video.height, video.pix_fmt = 64, 48, "yuv420p"
+        video.codec_context.time_base, video.codec_context.max_b_frames = Fraction(1, 1000), 0
+        for number in range(30):
+            noise = np.random.default_rng(number).integers(0, 256, (48, 64, 3), np.uint8)
+            frame = av.VideoFrame.from_ndarray(noise)
+            frame.pts, frame.time_base = 5000 + 100 * number, Fraction(1, 1000)
+            out.mux(video.encode(frame))
+        out.mux(video.encode(None))
+    with open_video(path) as reading:
+        assert len([*reading.frames()]) == 30 and reading.shortage() is None
+    if ending in ("mkv", "webm"):
+        path.write_bytes(path.read_bytes()[: path.stat().st_size * 6 // 10])
+        with open_video(path) as reading:
+            assert len([*reading.frames()]) < 25
+            assert "of the 8.00 s that its header states" in (reading.shortage() or "")

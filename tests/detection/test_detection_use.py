@@ -96,6 +96,17 @@ def _film(path, *, frames=5, size=(48, 64), codec="ffv1", pixels="gray", rotatio
     return path
 
 
+def test_a_line_tells_of_16_bits_that_become_few_levels(weights, tmp_path, capsys):
+    scene = spotted(48, 64, (9, 3, 4, 4))[..., 0].astype(np.uint16)
+    for name, gain in (("whole", 257), ("camera", 8)):
+        Image.fromarray(scene * gain).save(tmp_path / f"{name}.png")
+    Image.fromarray((scene // 8).astype(np.uint8)).save(tmp_path / "dark.png")
+    _film(tmp_path / "film.mkv", pixels="gray10le")
+    assert _detect(tmp_path, "--model", weights, "--out", tmp_path / "out") == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "note: " in line]
+    assert "camera.png: its samples, of more than 8 bits, become" in line
+
+
 def test_a_shorter_video_leaves_no_masks_of_the_longer_one(weights, tmp_path):
     film, out = tmp_path / "film.mkv", tmp_path / "out"
     for frames in (5, 3):

@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 import jaxsr
+from jaxsr.restoration.config import RestoreConfig
 from jaxsr.restoration.pictures import read_picture
 from jaxsr.restore import main
 from tests.restoration import networks
@@ -161,6 +162,16 @@ def test_wrong_arguments_are_told():
         jaxsr.restore(np.zeros((4, 4, 3), np.float32), networks.Small())
     with pytest.raises(ValueError, match=r"image 1 has shape \(4, 4, 7\)"):
         jaxsr.restore([noise(4, 4, 3), noise(4, 4, 7)], networks.Small())
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_wrong_values_are_told():
+    with pytest.raises(ValueError, match="scale must be one of 2, 4, got 3"):
+        jaxsr.restore(noise(4, 4, 3), scale=3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"value_range must be \(black, white\)"):
+        jaxsr.restore(noise(4, 4, 3), networks.Small(), value_range=(1,))  # pyright: ignore
+    with pytest.raises(ValueError, match="format must be one of png, jpeg, webp, tiff, got 'gif'"):
+        RestoreConfig(format="gif")  # pyright: ignore[reportArgumentType]
 
 
 def test_a_tile_too_small_is_raised(caplog):
@@ -432,6 +443,37 @@ def test_report_compares_with_the_truth(tmp_path, weights, capsys):
     assert "MATLAB" in figures["convention"]["psnr_ssim"]
     assert (out / "report" / "contact-sheet.png").is_file()
     assert "mean" in capsys.readouterr().out
+
+
+def test_a_report_names_what_it_leaves_out(tmp_path, weights, capsys):
+    for folder, side in (("in", 10), ("truth", 20)):
+        (tmp_path / folder).mkdir()
+        for name in ("a.bmp", "b.png"):
+            Image.fromarray(noise(side, side, 3)).save(tmp_path / folder / name)
+    (tmp_path / "truth" / "b.png").rename(tmp_path / "truth" / "bb.png")
+    (tmp_path / "in" / "c.png").write_text("no image")
+    (tmp_path / "in" / "d.mp4").write_text("no video")
+    out = tmp_path / "out"
+    assert restored([tmp_path / "in"], out, weights, "--truth", str(tmp_path / "truth")) == 1
+    figures = json.loads((out / "report" / "figures.json").read_text())
+    assert [row["name"] for row in figures["pictures"]] == ["a.bmp"]
+    assert figures["not_compared"] == {
+        "b.png": f"{tmp_path / 'truth'} has no image of its name",
+        "c.png": "it was not restored",
+        "d.mp4": "a video",
+    }
+    assert "not compared: b.png: " in (out / "report" / "figures.txt").read_text()
+    assert "not compared: b.png: " in capsys.readouterr().out
+
+
+def test_a_report_replaces_no_result(tmp_path, weights, capsys):
+    for folder in ("in", "truth"):
+        (tmp_path / folder / "report").mkdir(parents=True)
+        Image.new("RGB", (20, 20)).save(tmp_path / folder / "report" / "contact-sheet.png")
+    words = ["--truth", str(tmp_path / "truth")]
+    assert restored([tmp_path / "in"], tmp_path / "out", weights, *words) == 2
+    assert "as the report's contact-sheet.png is; give the report" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "report").exists()
 
 
 def test_a_picture_in_memory_needs_no_disk():

@@ -1,6 +1,7 @@
 """Which shipped weights a picture gets: by Pillow's JPEG files, and what they leave in pixels."""
 
 import io
+import json
 from importlib import resources
 from pathlib import Path
 
@@ -88,6 +89,15 @@ def test_the_command_takes_one_for_each_file(photos, tmp_path, capsys):
     assert "jaxsr's own, photo for 1 of 2 files" in told
     assert "jaxsr's own, clean for 1 of 2 files" in told
     assert "weights are chosen per file: photo for JPEG artefacts" in told
+    (tmp_path / "truth").mkdir()
+    for name in ("a.png", "b.png"):
+        Image.fromarray(photos[0][:160, :160]).save(tmp_path / "truth" / name)
+    report = ["--truth", str(tmp_path / "truth"), "--out", str(tmp_path / "out")]
+    assert restore.main([*words, *report]) == 0
+    figures = json.loads((tmp_path / "out" / "report" / "figures.json").read_text())
+    models = {row["name"]: row["model"] for row in figures["pictures"]}
+    assert models == {"a.jpg": "jaxsr's own, photo", "b.png": "jaxsr's own, clean"}
+    assert figures["model"] == "jaxsr's own, photo; jaxsr's own, clean"
     assert restore.main([*words, "--model", "clean", "--out", str(tmp_path / "again")]) == 0
     assert "model: jaxsr's own, clean, RGB ×4" in capsys.readouterr().out
     for name in ("a.jpg", "b.png"):

@@ -102,6 +102,69 @@ def test_luma_network_passes_chroma_through(tmp_path):
         assert np.abs(new[:48] - want).max() <= 1
 
 
+def unchanging() -> networks.Small:
+    """Gives its input back."""
+    network = networks.Small(scale=1)
+    for values in network.last.parameters():
+        torch.nn.init.zeros_(values)
+    return network
+
+
+@pytest.mark.parametrize(
+    ("ending", "codec", "pixels"),
+    [("avi", "huffyuv", "rgb24"), ("avi", "rawvideo", "bgr24"), ("avi", "rawvideo", "rgb555le"),
+     ("mov", "qtrle", "rgb24"), ("mov", "png", "rgb48be"), ("avi", "utvideo", "gbrp"),
+     ("mov", "png", "pal8"), ("mov", "qtrle", "gray")],
+)  # fmt: skip
+def test_rgb_keeps_its_colours_where_the_result_is_yuv(tmp_path, ending, codec, pixels):
+    """FFmpeg reads the result by its own tags; it was BT.601 with the tag of BT.709."""
+    network = unchanging()
+    source, colours = tmp_path / f"a.{ending}", (200, 60, 30)
+    with av.open(str(source), "w") as out:
+        video = out.add_stream(codec, rate=10)
+        video.width, video.height, video.pix_fmt = 32, 16, pixels
+        frame = av.VideoFrame.from_ndarray(np.full((16, 32, 3), colours, np.uint8))
+        if pixels == "pal8":
+            palette = np.full((256, 4), (255, *colours), np.uint8)
+            indices = np.zeros((16, 32), np.uint8)
+            frame = av.VideoFrame.from_ndarray((indices, palette), format="pal8")
+        for _ in range(3):
+            out.mux(video.encode(frame))
+        out.mux(video.encode(None))
+    assert run(source, tmp_path / "out", network, "--model-options", '{"scale": 1}') == 0
+    result = frames_of(tmp_path / "out" / source.name)[0]
+    want = frames_of(source)[0].to_ndarray(format="rgb24")[8, 16].astype(int)
+    if not result.format.name.startswith("gray"):
+        assert not result.format.is_rgb and (result.colorspace, result.color_range) == (1, 1)
+    got = result.reformat(format="yuv444p").to_ndarray(format="rgb24")[8, 16].astype(int)
+    assert np.abs(got - want).max() <= 4, (got, want)
+
+
+def test_a_video_becomes_no_darker(tmp_path):
+    """The mean of Y stays through RGB and back, where chroma is subsampled too."""
+    network = unchanging()
+    source = film(tmp_path / "a.mkv", codec="ffv1")
+    assert run(source, tmp_path / "out", network, "--model-options", '{"scale": 1}') == 0
+    for before, after in zip(frames_of(source), frames_of(tmp_path / "out" / "a.mkv"), strict=True):
+        luma = [frame.to_ndarray()[:48].astype(float) for frame in (before, after)]
+        assert abs(luma[1].mean() - luma[0].mean()) < 0.3
+
+
+def test_a_matrix_that_cannot_be_converted_is_one_line(tmp_path, capsys):
+    source = film(tmp_path / "plain.mkv", frames=2)
+    with av.open(str(source)) as plain, av.open(str(tmp_path / "a.mkv"), "w") as out:
+        video = out.add_stream("libx264", rate=RATE)
+        video.width, video.height, video.pix_fmt = 80, 48, "yuv444p"
+        video.codec_context.colorspace = 8
+        for frame in plain.decode(video=0):
+            out.mux(video.encode(frame.reformat(format="yuv444p")))
+        out.mux(video.encode(None))
+    assert run(tmp_path / "a.mkv", tmp_path / "out", networks.Small()) == 1
+    error = capsys.readouterr().err
+    assert "a.mkv: its colour matrix is YCgCo, and only" in error and "zscale" in error
+    assert not [*(tmp_path / "out").glob("[!.]*")]
+
+
 def test_ten_bits_stay_ten_bits(tmp_path):
     source = film(tmp_path / "a.mkv", codec="ffv1", pixels="yuv420p10le")
     assert run(source, tmp_path / "out", networks.Small()) == 0
