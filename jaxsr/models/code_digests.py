@@ -6,6 +6,7 @@ import functools
 import logging
 import sys
 import types
+import warnings
 from collections.abc import Iterator
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -54,12 +55,15 @@ def _not_of(source: bytes, module: types.ModuleType, file: str) -> dict[str, str
     if type(getattr(module, "__loader__", None)) is not SourceFileLoader:
         return {}
     try:
-        tree = ast.parse(source)
-        code = compile(source, file, "exec", dont_inherit=True)
+        with warnings.catch_warnings(action="ignore"):  # of the code, which the import gave
+            tree = ast.parse(source)
+            code = compile(source, file, "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return {"code": type(error).__name__}
     forms = {*map(_form, _codes_in(code))}
-    own = [m for m in vars(module).values() if getattr(m, "__module__", None) == module.__name__]
+    kept = (type, types.FunctionType, functools._lru_cache_wrapper)
+    values = [value for value in [*vars(module).values()] if isinstance(value, kept)]
+    own = [value for value in values if value.__module__ == module.__name__]
     kinds = [kind for kind in own if isinstance(kind, type)]
     members = [member for kind in kinds for member in vars(kind).values()]
     loaded = [f.__code__ for member in [*own, *members] for f in _functions_in(member)]

@@ -54,7 +54,7 @@ class _TorchDraws(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        draws = torch.Tag.nondeterministic_seeded in func.tags
+        draws = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
         self.drew |= draws and kwargs.get("generator") is None
         return func(*args, **kwargs)
 
