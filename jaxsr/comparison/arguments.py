@@ -27,7 +27,7 @@ class Arguments:
     def of(cls, args: Sequence, kwargs: Mapping[str, PyTree]) -> "Arguments":
         """The arguments of `module(*args, **kwargs)`; NumPy arrays become tensors."""
         pairs, structure = pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))
-        single = len(args) == 1
+        single = len(args) == 1 and "input" not in kwargs
         names = [_argument_name(path, single) for path, _ in pairs]
         leaves = [to_torch(v) if isinstance(v, np.ndarray) else v for _, v in pairs]
         for name, leaf in zip(names, leaves, strict=True):
@@ -68,9 +68,9 @@ class Arguments:
         """One sample of the batch, as a batch of one."""
         return self.batched(lambda t: t[index : index + 1])
 
-    def doubled(self) -> "Arguments":
-        """The batch twice."""
-        return self.batched(lambda t: torch.cat([t, t]))
+    def repeated(self, times: int) -> "Arguments":
+        """The batch several times."""
+        return self.batched(lambda t: torch.cat([t] * times))
 
     def batched(self, function: Callable[[torch.Tensor], torch.Tensor]) -> "Arguments":
         """The same arguments with another batch, as the function makes it of a tensor with axes."""
@@ -118,5 +118,7 @@ def named_leaves(value: PyTree, kind: type | tuple[type, ...], name: str = "") -
         items = [(name + pytree.keystr(path), leaf) for path, leaf in pairs if path]
     leaves: dict[str, Any] = {}
     for label, inner in items:
-        leaves |= named_leaves(inner, kind, label)
+        for place, leaf in named_leaves(inner, kind, label).items():
+            same = sum(known.rstrip("'") == place for known in leaves)  # {"a.b": …, "a": {"b": …}}
+            leaves[place + "'" * same] = leaf
     return leaves

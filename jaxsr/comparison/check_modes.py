@@ -145,8 +145,9 @@ class TorchRuns:
             exact = {n: a for n, a in exact.items() if n in arrays and a.shape == arrays[n].shape}
             exact = {n: a for n, a in exact.items() if n in single}
         compare = partial(
-            compare_arrays, arrays, single, exact, rounding=rounding, least_scale=least_scale
-        )
+            compare_arrays, arrays, single, exact, rounding=rounding, least_scale=least_scale,
+            related=group == "gradients",
+        )  # fmt: skip
         errors = compare()
         if not all(one.ok for one in errors):
             errors = compare(noise=self.noise[group])
@@ -210,7 +211,11 @@ def compare_mode(
         errors = torch_runs.errors("buffers", run.buffers)
         if errors:
             buffer_rows.append(judged(f"{prefix}buffers", errors))
-        return judged(f"{prefix}forward", torch_runs.errors("outputs", run.outputs))
+        errors = torch_runs.errors("outputs", run.outputs)
+        if not errors:
+            detail = "forward returns no tensor to compare; check a module that returns its tensors"
+            return CheckRow(name=f"{prefix}forward", status="failed", detail=detail)
+        return judged(f"{prefix}forward", errors)
 
     def forward() -> CheckRow:
         program = Program(jax_runs.forward(train=train), arguments)

@@ -1,6 +1,7 @@
 """`jaxsr.check(module, *inputs)`: does a torch module compute the same in JAX?"""
 
 import contextlib
+import math
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -238,8 +239,7 @@ class _Check:
         if batch.rows is None:
             return skipped(name, "the inputs share no batch axis")
         if batch.rows % devices:
-            for _ in range(devices - 1):
-                batch = batch.doubled()
+            batch = batch.repeated(devices // math.gcd(batch.rows, devices))
             torch_runs = TorchRuns.of(self.module, batch, train=False, key=self.key)
         outputs = to_host(self.jax.on_mesh(batch, devices)()[0])
         return judged(name, torch_runs.errors("outputs", outputs), required=False)

@@ -6,6 +6,7 @@ program = export.deserialize(open("net.stablehlo", "rb").read())
 program.call(images)  # one array, or a dictionary of arrays by the names of the outputs
 """
 
+import contextlib
 import importlib.util
 import io
 import logging
@@ -100,6 +101,8 @@ def export_stablehlo(
         arguments = _one_row(arguments)
     runs = JaxRuns(module, arguments)
     forward, by_rows = runs.forward(train=False), runs.by_rows()
+    if not fixed_batch:
+        _check_rows(runs)
 
     def run(*arrays: jax.Array) -> PyTree:
         values = dict(zip(arguments.tensors, arrays, strict=True))
@@ -160,6 +163,19 @@ def _one_row(arguments: Arguments) -> Arguments:
     return arguments.row(0)
 
 
+def _check_rows(runs: JaxRuns) -> None:
+    """Refuses outputs whose first axis does not have a row for each sample."""
+    twice, outputs = JaxRuns(runs.converted, runs.arguments.repeated(2)), {}
+    with contextlib.suppress(Exception):  # batches of one are exported, and say what is wrong
+        outputs = jax.eval_shape(twice.forward(train=False), twice.state, twice.inputs(), None)[0]
+    for name, value in outputs.items():
+        if value.shape[:1] != (2,):
+            raise InputError(
+                f"{name} has shape {value.shape} for a batch of 2, so that its first axis has no "
+                "row for each sample; give --fixed-batch"
+            )
+
+
 def _of_row(name: str, value: jax.Array) -> jax.Array:
     """An output of a batch of one, for each sample, as that of the batch."""
     if value.shape[1:2] != (1,):
@@ -180,7 +196,7 @@ def run(config: ExportConfig) -> int:
     arguments = Arguments.of(args, kwargs)
     batches = [arguments]
     if not config.fixed_batch:
-        batches += [_one_row(arguments), arguments.doubled()]
+        batches += [_one_row(arguments), arguments.repeated(2)]
     references = [_reference(loaded.network, batch, config) for batch in batches]
     write = {"stablehlo": _write_stablehlo, "onnx": _write_onnx}[config.file_format]
     run_file = {"stablehlo": _run_stablehlo, "onnx": _run_onnx}[config.file_format]

@@ -26,6 +26,9 @@ LEAST_SCALE = 2.0**-10
 """Share of the largest array of a group: below it a value may be rounding that cancelled, not a
 result, as the gradient of a bias in front of a BatchNorm."""
 
+_NOTHING = 2.0**-30
+"""Share of `LEAST_SCALE`: below it, float64 has a zero that float32 cannot find."""
+
 Arrays = Mapping[str, np.ndarray]
 
 
@@ -78,6 +81,7 @@ def compare_arrays(
     noise: Mapping[str, float] | None = None,
     rounding: float = FLOOR_ULPS * ULP,
     least_scale: float = LEAST_SCALE,
+    related: bool = True,
 ) -> list[ArrayError]:
     """The errors of a group of arrays, by name.
 
@@ -88,13 +92,25 @@ def compare_arrays(
       noise: absolute, by name; see `ArrayError.noise`.
       rounding: see `ArrayError.rounding`; larger for narrower dtypes.
       least_scale: of the group's largest array; larger for narrower dtypes.
+      related: the arrays are of one computation, as gradients are. Of others, an array is judged by
+        the largest one only as far as rounding shows in it.
     """
-    scales = {name: _scale(value) for name, value in reference.items()}
-    least = least_scale * max(scales.values(), default=0.0)
+    arrays = {
+        name: _without_mask(exact, torch_arrays[name], jax_arrays.get(name))
+        for name, exact in reference.items()
+    }
+    scales = {name: _scale(exact) for name, (exact, _, _) in arrays.items()}
+    # An array that is exact, such as a mask of the dtype's least value, does not show rounding.
+    rounded = [scales[n] for n, (exact, value, _) in arrays.items() if not _is_exact(exact, value)]
+    least = least_scale * max(rounded, default=0.0)
     errors = []
-    for name, exact in reference.items():
-        scale = max(scales[name], least) or 1.0
-        jax_array, torch_array = jax_arrays.get(name), torch_arrays[name]
+    for name, (exact, torch_array, jax_array) in arrays.items():
+        scale, torch_error = scales[name], _distance(torch_array, exact, torch_array)
+        if exact.dtype.kind in "fc":
+            seen = max(torch_error, (noise or {}).get(name, 0.0))
+            is_nothing = scale < least * _NOTHING
+            scale = max(scale, least if related or is_nothing else min(least, 64 * seen))
+        scale = scale or 1.0
         error = apart = math.inf
         if jax_array is not None:
             error = _distance(jax_array, exact, torch_array)
@@ -102,9 +118,9 @@ def compare_arrays(
         errors.append(
             ArrayError(
                 name=name,
-                shape=exact.shape,
+                shape=reference[name].shape,
                 error=error / scale,
-                torch_error=_distance(torch_array, exact, torch_array) / scale,
+                torch_error=torch_error / scale,
                 noise=(noise or {}).get(name, 0.0) / scale,
                 scale=scale,
                 rounding=rounding,
@@ -114,9 +130,32 @@ def compare_arrays(
     return errors
 
 
+def _without_mask(
+    exact: np.ndarray, torch_array: np.ndarray, jax_array: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """The arrays without one value, equal in torch and JAX, next to which all others are nothing.
+
+    Logits are masked by -1e9 or the dtype's least value.
+    """
+    shapes = {exact.shape, torch_array.shape, getattr(jax_array, "shape", None)}
+    if jax_array is None or len(shapes) > 1 or exact.dtype.kind not in "fc" or exact.size < 2:
+        return exact, torch_array, jax_array
+    sizes = np.where(np.isfinite(torch_array), np.abs(torch_array), 0)
+    peak = torch_array.flat[sizes.argmax()]
+    masked = torch_array == peak
+    others = sizes[~masked].max(initial=0)
+    if 0 < others < sizes.max() * 2.0**-16 and (jax_array[masked] == peak).all():
+        return exact[~masked], torch_array[~masked], jax_array[~masked]
+    return exact, torch_array, jax_array
+
+
 def distances(first: Arrays, second: Arrays) -> dict[str, float]:
     """The largest absolute difference of each array; 0 where an array is in one only."""
     return {name: _distance(first[name], second[name]) for name in first if name in second}
+
+
+def _is_exact(exact: np.ndarray, value: np.ndarray) -> bool:
+    return exact.shape == value.shape and bool(_equal(value.astype(exact.dtype), exact).all())
 
 
 def _scale(array: np.ndarray) -> float:
