@@ -270,13 +270,14 @@ def turned(pixels: np.ndarray, matrix: tuple[int, ...] | None) -> np.ndarray:
 
 
 def add_encoder(
-    out: Any, stream: Any, size: tuple[int, int], *, codec: str | None = None
+    out: Any, stream: Any, frame: Any, size: tuple[int, int], *, codec: str | None = None
 ) -> tuple[Any, list[str]]:
     """Adds a video stream like `stream`, of another size; also returns its other differences.
 
     Args:
       out: container of `write_video`.
-      stream: of the source; codec, pixel format, colour tags, rate and time base are taken over.
+      stream: of the source; codec, pixel format, rate and time base are taken over.
+      frame: the first, of which the colour tags are.
       size: height and width in pixels.
       codec: an encoder instead of the source's codec and pixel format.
     """
@@ -302,7 +303,7 @@ def add_encoder(
         remarks += _differing_samples(stream, encoder.codec_context.format)
     encoder.time_base = encoder.codec_context.time_base = stream.time_base
     for field in ("color_range", "color_primaries", "color_trc", "colorspace"):
-        setattr(encoder.codec_context, field, getattr(coded, field))
+        setattr(encoder.codec_context, field, getattr(frame, field))
     if has_matrix(encoder.codec_context.format) and not has_matrix(coded.format):
         encoder.codec_context.colorspace = encoder.codec_context.color_range = 1  # BT.709, limited
     if stream.sample_aspect_ratio:
