@@ -158,6 +158,8 @@ class Reading:
         self._raised: Exception | None = None
         self._late: collections.deque[Any] = collections.deque()
         self._times: list[int] = []
+        self._stored: dict[int, collections.deque[int]] = collections.defaultdict(collections.deque)
+        self._next_pts = 0
 
     def packets(self) -> Iterator[Any]:
         """All packets, of every stream, in their order, as far as FFmpeg reads them."""
@@ -177,24 +179,36 @@ class Reading:
     def decode(self, packet: Any) -> Iterator[Any]:
         """Frames of a packet, in the order of their times; other streams' packets have none.
 
-        AVI numbers frames as they are stored, so the times of those out of order are exchanged.
+        AVI numbers frames as they are stored, so the times of those out of order are exchanged;
+        FFmpeg's guesses are a frame late, and double at the end. A frame without a time follows
+        the one before at the stream's rate.
         """
         if packet.stream.index != self._stream.index:
             return
         frames = self._tried(packet.decode) or ()
         if self.container.format.name != "avi":
-            yield from frames
+            yield from map(self._timed, frames)
             return
+        if packet.pts is not None and packet.dts is not None:
+            self._stored[packet.pts].append(packet.dts)
         for frame in frames:
             self._late.append(frame)
             if frame.pts is not None:
-                heapq.heappush(self._times, frame.pts)
+                stored = self._stored.get(frame.pts)
+                heapq.heappush(self._times, stored.popleft() if stored else frame.pts)
         is_end = packet.size == 0
         while self._late and (is_end or len(self._late) > _REORDERED):
             frame = self._late.popleft()
             if self._times:
                 frame.pts = heapq.heappop(self._times)
-            yield frame
+            yield self._timed(frame)
+
+    def _timed(self, frame: Any) -> Any:
+        if frame.pts is None:
+            frame.pts, frame.time_base = self._next_pts, self._stream.time_base
+        rate = self._stream.average_rate or 25
+        self._next_pts = frame.pts + max(round(1 / (rate * self._stream.time_base)), 1)
+        return frame
 
     def _tried(self, read: Callable[[], Any]) -> Any:
         """The result of `read`; None where FFmpeg raises, which `shortage` tells of."""

@@ -218,8 +218,6 @@ class _Session:
             self._write(name / f"{number:06}.png", findings.mask)
             shown = frame_of(overlay(image, findings), encoder.codec_context)
             shown.time_base, shown.pts = frame.time_base, frame.pts
-            if frame.pts is None:  # some containers tell no times: then at an even rate
-                shown.pts = round(number / encoder.codec_context.framerate / frame.time_base)
             yield shown
 
     def finish(self, sources: list[Source]) -> None:

@@ -72,3 +72,42 @@ def test_a_video_that_begins_late_is_whole(tmp_path, ending, codec):
         with open_video(path) as reading:
             assert len([*reading.frames()]) < 25
             assert "of the 8.00 s that its header states" in (reading.shortage() or "")
+
+
+@pytest.mark.parametrize("b_frames", [0, 2])
+def test_times_of_an_avi_whose_clock_is_finer_than_its_frames(tmp_path, b_frames):
+    """FFmpeg guesses them a frame late, and the last twice."""
+    path, times = tmp_path / "a.avi", [0, 40, 100, 200, 300, 400, 520, 700, 800, 900]
+    with av.open(str(path), "w") as out:
+        video = out.add_stream("libx264", rate=1000)
+        video.width, video.height, video.pix_fmt = 64, 48, "yuv420p"
+        video.codec_context.max_b_frames = b_frames
+        video.codec_context.time_base = Fraction(1, 1000)
+        for number, time in enumerate(times):
+            noise = np.random.default_rng(number).integers(0, 256, (48, 64, 3), np.uint8)
+            frame = av.VideoFrame.from_ndarray(noise)
+            frame.pts, frame.time_base = time, Fraction(1, 1000)
+            out.mux(video.encode(frame))
+        out.mux(video.encode(None))
+    with av.open(str(path)) as container:
+        stored = [packet.dts for packet in container.demux(video=0) if packet.size]
+    with open_video(path) as reading:
+        assert [frame.pts for frame in reading.frames()] == stored
+
+
+def test_frames_without_a_time_follow_the_one_before(tmp_path):
+    """As of H.264 in MPEG-PS, several frames of which lie in one packet with a time."""
+    path = tmp_path / "a.mpg"
+    with av.open(str(path), "w") as out:
+        video = out.add_stream("libx264", rate=25)
+        video.width, video.height, video.pix_fmt = 64, 48, "yuv420p"
+        video.codec_context.max_b_frames = 0
+        for number in range(8):
+            black = np.zeros((48, 64, 3), np.uint8)
+            frame = av.VideoFrame.from_ndarray(black)
+            frame.pts, frame.time_base = number, Fraction(1, 25)
+            out.mux(video.encode(frame))
+        out.mux(video.encode(None))
+    with open_video(path) as reading:
+        times = [frame.pts for frame in reading.frames()]
+    assert len(times) == 8 and set(np.diff(times)) == {3600}
