@@ -7,6 +7,7 @@ import collections
 import contextlib
 import heapq
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -153,8 +154,10 @@ class Reading:
     def __init__(self, container: Any, errors: int) -> None:
         self.container = container
         self._errors = errors
-        self._stream = main_stream(container)
-        self._end, self._is_corrupt = 0.0, False
+        self._stream, self._is_avi = main_stream(container), container.format.name == "avi"
+        self._start, self._end, self._is_corrupt = math.inf, 0.0, False
+        self._decoded_at: float | None = None
+        self._longest_s = 0.0
         self._raised: Exception | None = None
         self._late: collections.deque[Any] = collections.deque()
         self._times: list[int] = []
@@ -165,7 +168,14 @@ class Reading:
         """All packets, of every stream, in their order, as far as FFmpeg reads them."""
         demuxed = self.container.demux()
         while (packet := self._tried(lambda: next(demuxed, None))) is not None:
-            if packet.pts is not None:
+            is_main = packet.stream.index == self._stream.index
+            if packet.dts is not None:
+                at = float(packet.dts * packet.time_base)
+                self._start = min(self._start, at)
+                if is_main:
+                    before, self._decoded_at = self._decoded_at, at
+                    self._longest_s = max(self._longest_s, 0 if before is None else at - before)
+            if packet.pts is not None and (is_main or not self._is_avi):
                 last = packet.pts + (packet.duration or 0)
                 self._end = max(self._end, float(last * packet.time_base))
                 self._is_corrupt |= packet.stream.type == "video" and packet.is_corrupt
@@ -186,7 +196,7 @@ class Reading:
         if packet.stream.index != self._stream.index:
             return
         frames = self._tried(packet.decode) or ()
-        if self.container.format.name != "avi":
+        if not self._is_avi:
             yield from map(self._timed, frames)
             return
         if packet.pts is not None and packet.dts is not None:
@@ -225,12 +235,18 @@ class Reading:
         """Damage of the file, after all of it was read; None if there is none, or nobody knows."""
         import av
 
-        container, rate = self.container, self._stream.average_rate
-        duration = container.duration or 0
-        counts_from_0 = container.format.name.startswith("matroska")  # WebM as well
-        start = 0 if counts_from_0 else max(container.start_time or 0, 0)
-        stated_s = (duration + start) / 1e6
-        missing = stated_s - self._end - (1.5 / float(rate) if rate else 0.1)
+        container, stream = self.container, self._stream
+        rate = stream.average_rate
+        if self._is_avi:  # its sound may be stored at once, and its last frame be of any length
+            stated_s = float((stream.duration or 0) * stream.time_base)
+            frame_s = max(self._longest_s, 1 / float(rate) if rate else 0)
+        else:
+            # Matroska and WebM count from 0, the others from the first packet.
+            counts_from_0 = container.format.name.startswith("matroska")
+            start = 0 if counts_from_0 or self._start == math.inf else max(self._start, 0)
+            stated_s = (container.duration or 0) / 1e6 + start
+            frame_s = 1 / float(rate) if rate else 0.1
+        missing = stated_s - self._end - 1.5 * frame_s
         is_stated = container.format.name not in _WITHOUT_LENGTH
         # Sound may be told to end a frame later than it does.
         if is_stated and (self._is_corrupt or missing > 0.1):
