@@ -7,6 +7,7 @@ import collections
 import contextlib
 import heapq
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -153,17 +154,28 @@ class Reading:
     def __init__(self, container: Any, errors: int) -> None:
         self.container = container
         self._errors = errors
-        self._stream = main_stream(container)
-        self._end, self._is_corrupt = 0.0, False
+        self._stream, self._is_avi = main_stream(container), container.format.name == "avi"
+        self._start, self._end, self._is_corrupt = math.inf, 0.0, False
+        self._decoded_at: float | None = None
+        self._longest_s = 0.0
         self._raised: Exception | None = None
         self._late: collections.deque[Any] = collections.deque()
         self._times: list[int] = []
+        self._stored: dict[int, collections.deque[int]] = collections.defaultdict(collections.deque)
+        self._next_pts = 0
 
     def packets(self) -> Iterator[Any]:
         """All packets, of every stream, in their order, as far as FFmpeg reads them."""
         demuxed = self.container.demux()
         while (packet := self._tried(lambda: next(demuxed, None))) is not None:
-            if packet.pts is not None:
+            is_main = packet.stream.index == self._stream.index
+            if packet.dts is not None:
+                at = float(packet.dts * packet.time_base)
+                self._start = min(self._start, at)
+                if is_main:
+                    before, self._decoded_at = self._decoded_at, at
+                    self._longest_s = max(self._longest_s, 0 if before is None else at - before)
+            if packet.pts is not None and (is_main or not self._is_avi):
                 last = packet.pts + (packet.duration or 0)
                 self._end = max(self._end, float(last * packet.time_base))
                 self._is_corrupt |= packet.stream.type == "video" and packet.is_corrupt
@@ -177,24 +189,36 @@ class Reading:
     def decode(self, packet: Any) -> Iterator[Any]:
         """Frames of a packet, in the order of their times; other streams' packets have none.
 
-        AVI numbers frames as they are stored, so the times of those out of order are exchanged.
+        AVI numbers frames as they are stored, so the times of those out of order are exchanged;
+        FFmpeg's guesses are a frame late, and double at the end. A frame without a time follows
+        the one before at the stream's rate.
         """
         if packet.stream.index != self._stream.index:
             return
         frames = self._tried(packet.decode) or ()
-        if self.container.format.name != "avi":
-            yield from frames
+        if not self._is_avi:
+            yield from map(self._timed, frames)
             return
+        if packet.pts is not None and packet.dts is not None:
+            self._stored[packet.pts].append(packet.dts)
         for frame in frames:
             self._late.append(frame)
             if frame.pts is not None:
-                heapq.heappush(self._times, frame.pts)
+                stored = self._stored.get(frame.pts)
+                heapq.heappush(self._times, stored.popleft() if stored else frame.pts)
         is_end = packet.size == 0
         while self._late and (is_end or len(self._late) > _REORDERED):
             frame = self._late.popleft()
             if self._times:
                 frame.pts = heapq.heappop(self._times)
-            yield frame
+            yield self._timed(frame)
+
+    def _timed(self, frame: Any) -> Any:
+        if frame.pts is None:
+            frame.pts, frame.time_base = self._next_pts, self._stream.time_base
+        rate = self._stream.average_rate or 25
+        self._next_pts = frame.pts + max(round(1 / (rate * self._stream.time_base)), 1)
+        return frame
 
     def _tried(self, read: Callable[[], Any]) -> Any:
         """The result of `read`; None where FFmpeg raises, which `shortage` tells of."""
@@ -211,12 +235,18 @@ class Reading:
         """Damage of the file, after all of it was read; None if there is none, or nobody knows."""
         import av
 
-        container, rate = self.container, self._stream.average_rate
-        duration = container.duration or 0
-        counts_from_0 = container.format.name.startswith("matroska")  # WebM as well
-        start = 0 if counts_from_0 else max(container.start_time or 0, 0)
-        stated_s = (duration + start) / 1e6
-        missing = stated_s - self._end - (1.5 / float(rate) if rate else 0.1)
+        container, stream = self.container, self._stream
+        rate = stream.average_rate
+        if self._is_avi:  # its sound may be stored at once, and its last frame be of any length
+            stated_s = float((stream.duration or 0) * stream.time_base)
+            frame_s = max(self._longest_s, 1 / float(rate) if rate else 0)
+        else:
+            # Matroska and WebM count from 0, the others from the first packet.
+            counts_from_0 = container.format.name.startswith("matroska")
+            start = 0 if counts_from_0 or self._start == math.inf else max(self._start, 0)
+            stated_s = (container.duration or 0) / 1e6 + start
+            frame_s = 1 / float(rate) if rate else 0.1
+        missing = stated_s - self._end - 1.5 * frame_s
         is_stated = container.format.name not in _WITHOUT_LENGTH
         # Sound may be told to end a frame later than it does.
         if is_stated and (self._is_corrupt or missing > 0.1):
@@ -270,13 +300,14 @@ def turned(pixels: np.ndarray, matrix: tuple[int, ...] | None) -> np.ndarray:
 
 
 def add_encoder(
-    out: Any, stream: Any, size: tuple[int, int], *, codec: str | None = None
+    out: Any, stream: Any, frame: Any, size: tuple[int, int], *, codec: str | None = None
 ) -> tuple[Any, list[str]]:
     """Adds a video stream like `stream`, of another size; also returns its other differences.
 
     Args:
       out: container of `write_video`.
-      stream: of the source; codec, pixel format, colour tags, rate and time base are taken over.
+      stream: of the source; codec, pixel format, rate and time base are taken over.
+      frame: the first, of which the colour tags are.
       size: height and width in pixels.
       codec: an encoder instead of the source's codec and pixel format.
     """
@@ -302,7 +333,7 @@ def add_encoder(
         remarks += _differing_samples(stream, encoder.codec_context.format)
     encoder.time_base = encoder.codec_context.time_base = stream.time_base
     for field in ("color_range", "color_primaries", "color_trc", "colorspace"):
-        setattr(encoder.codec_context, field, getattr(coded, field))
+        setattr(encoder.codec_context, field, getattr(frame, field))
     if has_matrix(encoder.codec_context.format) and not has_matrix(coded.format):
         encoder.codec_context.colorspace = encoder.codec_context.color_range = 1  # BT.709, limited
     if stream.sample_aspect_ratio:

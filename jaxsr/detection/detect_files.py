@@ -111,7 +111,7 @@ def measure(sources: Iterable[Source]) -> tuple[list[Source], list[tuple[int, in
 
 
 _FEW_LEVELS = 64
-"""Of 256. Below, a note tells of samples of more than 8 bits that fill little of their range."""
+"""Fewer of the 256 are too few for samples of more than 8 bits: a note tells of them."""
 _NAN = "the network returned NaN for it; --dtype float32 may help, or other weights"
 
 
@@ -177,7 +177,7 @@ class _Session:
                 matrix = display_matrix(first[0])
                 with write_video(target) as out:
                     upright = turned(np.empty((*size, 0)), matrix).shape[:2]
-                    encoder, _ = add_encoder(out, stream, upright, codec="libx264")
+                    encoder, _ = add_encoder(out, stream, first[0], upright, codec="libx264")
                     for batch in itertools.chain([first], batches):
                         images = [
                             np.ascontiguousarray(turned(rgb_of(frame, size=size), matrix))
@@ -218,8 +218,6 @@ class _Session:
             self._write(name / f"{number:06}.png", findings.mask)
             shown = frame_of(overlay(image, findings), encoder.codec_context)
             shown.time_base, shown.pts = frame.time_base, frame.pts
-            if frame.pts is None:  # some containers tell no times: then at an even rate
-                shown.pts = round(number / encoder.codec_context.framerate / frame.time_base)
             yield shown
 
     def finish(self, sources: list[Source]) -> None:

@@ -155,7 +155,7 @@ def _transcode(
     outscale = float(config.outscale or model.scale)
     luma = model.channels == 1 and outscale == model.scale == 1 and coded.pix_fmt in _PLANAR_LUMA
     deep = any(part.bits > 8 for part in coded.format.components)
-    encoder, remarks = add_encoder(out, stream, result_size(size, outscale))
+    encoder, remarks = add_encoder(out, stream, first, result_size(size, outscale))
     remarks += keep_notes(out, container, encoder, first)
     copied, dropped = copy_streams(out, container)
     progress = Progress((stream.frames or 0) * size[0] * size[1])

@@ -72,3 +72,69 @@ def test_a_video_that_begins_late_is_whole(tmp_path, ending, codec):
         with open_video(path) as reading:
             assert len([*reading.frames()]) < 25
             assert "of the 8.00 s that its header states" in (reading.shortage() or "")
+
+
+@pytest.mark.parametrize("b_frames", [0, 2])
+def test_times_of_an_avi_whose_clock_is_finer_than_its_frames(tmp_path, b_frames):
+    """FFmpeg guesses them a frame late, and the last twice."""
+    path, times = tmp_path / "a.avi", [0, 40, 100, 200, 300, 400, 520, 700, 800, 900]
+    with av.open(str(path), "w") as out:
+        video = out.add_stream("libx264", rate=1000)
+        video.width, video.height, video.pix_fmt = 64, 48, "yuv420p"
+        video.codec_context.max_b_frames = b_frames
+        video.codec_context.time_base = Fraction(1, 1000)
+        for number, time in enumerate(times):
+            noise = np.random.default_rng(number).integers(0, 256, (48, 64, 3), np.uint8)
+            frame = av.VideoFrame.from_ndarray(noise)
+            frame.pts, frame.time_base = time, Fraction(1, 1000)
+            out.mux(video.encode(frame))
+        out.mux(video.encode(None))
+    with av.open(str(path)) as container:
+        stored = [packet.dts for packet in container.demux(video=0) if packet.size]
+    with open_video(path) as reading:
+        assert [frame.pts for frame in reading.frames()] == stored
+
+
+def test_frames_without_a_time_follow_the_one_before(tmp_path):
+    """As of H.264 in MPEG-PS, several frames of which lie in one packet with a time."""
+    path = tmp_path / "a.mpg"
+    with av.open(str(path), "w") as out:
+        video = out.add_stream("libx264", rate=25)
+        video.width, video.height, video.pix_fmt = 64, 48, "yuv420p"
+        video.codec_context.max_b_frames = 0
+        for number in range(8):
+            black = np.zeros((48, 64, 3), np.uint8)
+            frame = av.VideoFrame.from_ndarray(black)
+            frame.pts, frame.time_base = number, Fraction(1, 25)
+            out.mux(video.encode(frame))
+        out.mux(video.encode(None))
+    with open_video(path) as reading:
+        times = [frame.pts for frame in reading.frames()]
+    assert len(times) == 8 and set(np.diff(times)) == {3600}
+
+
+@pytest.mark.parametrize(("times", "sound_s"), [
+    (range(0, 1000, 100), None), (range(0, 1000, 100), (3, 6)), (range(4000, 5000, 100), (4, 5)),
+    ((0, 5000, 10000), None), ((*range(0, 1000, 100), 9000), None),
+])  # fmt: skip
+@pytest.mark.parametrize("ending", ["avi", "flv", "mkv", "mp4", "ts"])
+def test_whole_files_of_any_times_are_whole(tmp_path, ending, times, sound_s):
+    path = tmp_path / f"a.{ending}"
+    with av.open(str(path), "w") as out:
+        video = out.add_stream("libx264", rate=10 if len(times) > 3 else 1)
+        video.width, video.height, video.pix_fmt = 48, 32, "yuv420p"
+        video.codec_context.time_base = Fraction(1, 1000)
+        sound = out.add_stream("libmp3lame" if ending == "avi" else "aac", rate=48000)
+        for time in times:
+            frame = av.VideoFrame.from_ndarray(np.zeros((32, 48, 3), np.uint8))
+            frame.pts, frame.time_base = time, Fraction(1, 1000)
+            out.mux(video.encode(frame))
+        out.mux(video.encode(None))
+        for start in range(*(48000 * s for s in sound_s), 1024) if sound_s else ():
+            silence = np.zeros((2, 1024), np.float32)
+            tone = av.AudioFrame.from_ndarray(silence, "fltp", "stereo")
+            tone.rate, tone.pts, tone.time_base = 48000, start, Fraction(1, 48000)
+            out.mux(sound.encode(tone))
+        out.mux(sound.encode(None))
+    with open_video(path) as reading:
+        assert len([*reading.frames()]) == len(times) and reading.shortage() is None
