@@ -1,13 +1,13 @@
 """Resizes an image that arrives in bands of rows, with the result of resizing it at once.
 
-Bicubic as Pillow does it: a = -0.5, antialiased where the image shrinks. Depth stays.
+Bicubic as Pillow does it, width first: a = -0.5, antialiased where the image shrinks. Depth stays.
 """
-
-import math
 
 import numpy as np
 from jaxtyping import Shaped
 from PIL import Image
+
+from jaxsr.ops._resize.conventions.pillow import WEIGHT_BITS, pillow_passes
 
 
 class RowRescaler:
@@ -20,32 +20,40 @@ class RowRescaler:
 
     def __init__(self, source: tuple[int, int], target: tuple[int, int]) -> None:
         self._source, self._target = source, target
-        self._ratio = source[0] / target[0]
-        # Rows that the kernel reads to each side of an output row's centre, and one to spare.
-        self._support = math.ceil(2 * max(self._ratio, 1)) + 1
         self._pending: np.ndarray | None = None
         self._first = 0  # number of the first pending row
         self._done = 0  # result rows returned so far
 
     def push(self, rows: Shaped[np.ndarray, "h w c"]) -> Shaped[np.ndarray, "h2 w2 c"]:
         """Takes the next rows; returns the rows of the result that are settled by now."""
+        dtype, rows = rows.dtype, _widened(rows, self._target[1])
+        if self._source[0] == self._target[0]:
+            return _rounded(rows, dtype)
         pending = rows if self._pending is None else np.concatenate([self._pending, rows])
-        last = self._first + len(pending)
-        ready = max(self._done, math.floor((last - self._support) / self._ratio))
-        if last == self._source[0]:
-            ready = self._target[0]
-        top, bottom = (row * self._ratio - self._first for row in (self._done, ready))
-        size, box = (self._target[1], ready - self._done), (0, top, pending.shape[1], bottom)
-        result = np.empty((size[1], size[0], pending.shape[2]), pending.dtype)
-        exact = pending.dtype == np.uint8  # which Pillow rounds itself
-        for channel in range(pending.shape[2] if size[1] else 0):
-            plane = np.ascontiguousarray(pending[..., channel], None if exact else np.float32)
-            resized = np.asarray(
-                Image.fromarray(plane).resize(size, Image.Resampling.BICUBIC, box=box)
-            )
-            peak = np.iinfo(pending.dtype).max
-            result[..., channel] = resized if exact else np.rint(resized.clip(0, peak))
-        self._done = ready
-        first = max(self._first, math.floor(ready * self._ratio) - self._support)
-        self._pending, self._first = pending[first - self._first :], first
-        return result
+        size = ((self._source[0],), rows.dtype, (0,), (self._target[0],))
+        taps = pillow_passes(*size, method="bicubic")[0].taps
+        last = np.maximum.accumulate(taps.index.max(1))  # row that each result waits for
+        ready = int((last < self._first + len(pending)).sum())
+        index, weight = taps.index[self._done : ready], taps.weight[self._done : ready]
+        result = np.zeros((len(index), *pending.shape[1:]), weight.dtype)
+        for tap in range(index.shape[1]):
+            result += weight[:, tap, None, None] * pending[index[:, tap] - self._first]
+        if rows.dtype == np.uint8:
+            result = (result + (1 << WEIGHT_BITS - 1)) >> WEIGHT_BITS
+        first = int(taps.index[ready:].min(initial=self._first + len(pending)))
+        self._pending, self._first, self._done = pending[first - self._first :], first, ready
+        return _rounded(result, dtype)
+
+
+def _rounded(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    return np.rint(values).clip(0, np.iinfo(dtype).max).astype(dtype)
+
+
+def _widened(rows: Shaped[np.ndarray, "h w c"], width: int) -> Shaped[np.ndarray, "h w2 c"]:
+    """The rows in another width, each by itself: uint8, which Pillow rounds, or else float32."""
+    rows = rows if rows.dtype == np.uint8 else rows.astype(np.float32)
+    if rows.shape[1] == width:
+        return rows
+    planes = [Image.fromarray(np.ascontiguousarray(plane)) for plane in np.moveaxis(rows, 2, 0)]
+    wide = [plane.resize((width, len(rows)), Image.Resampling.BICUBIC) for plane in planes]
+    return np.stack([np.asarray(plane) for plane in wide], 2)
