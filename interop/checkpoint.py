@@ -161,14 +161,25 @@ class Checkpoints:
         """Copies the state off the devices and returns; writing goes on asynchronously.
 
         Raises:
-          CheckpointError: this or the previous save failed, on a full disk for example.
+          CheckpointError: this or the previous save failed, on a full disk for example; a leaf is
+            not an array; or the folder has this step with another state, or a later one.
         """
         import orbax.checkpoint as ocp
 
-        if step in self._manager.all_steps():
-            return
         self.wait()  # as Orbax would: its thread may still be moving an outdated one
         record = CheckpointRecord.of(step, state, metrics, self._notes)
+        if step in self._manager.all_steps():
+            if read_record(self.folder / str(step)).arrays == record.arrays:
+                return
+            raise CheckpointError(
+                f"{self.folder} has a checkpoint of step {step} with another state; restore it "
+                "first, or use another folder"
+            )
+        if (latest := self._manager.latest_step()) is not None and step < latest:
+            raise CheckpointError(
+                f"{self.folder} has a checkpoint of step {latest}, which comes after {step}; "
+                "restore it first, or use another folder"
+            )
         with _write_errors(self.folder), _without_metric_warnings():
             self._manager.save(
                 step,
@@ -214,6 +225,8 @@ class Checkpoints:
           CheckpointError: there are checkpoints, but all are damaged, lack digests or do not fit
             `like`.
         """
+
+        self.wait()
 
         def rename(damaged_step: int, reason: Exception) -> None:
             if jax.process_index() == 0:

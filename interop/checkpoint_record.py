@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxsr.interop.annotations import JsonObject, PyTree
@@ -46,19 +48,27 @@ class CheckpointRecord:
     """JSON values of the run."""
     arrays: dict[str, SavedArray]
     """By the path of the leaf."""
+    absent: list[str] | None = None
+    """Paths of entries that are None; None in checkpoints before 0.4."""
 
     @classmethod
     def of(
         cls, step: int, state: PyTree, metrics: Mapping[str, float] | None, notes: Mapping[str, Any]
     ) -> Self:
-        """The record of a state; every process of a job calls it at the same time."""
+        """The record of a state; every process of a job calls it at the same time.
+
+        Raises:
+          CheckpointError: a leaf is not an array, or two have one name.
+        """
+        leaves = _checked_leaves(state)
         digests = tree_digests(state)
-        arrays = {
-            name: SavedArray(*_form(leaf), digests[name])
-            for name, leaf in named_leaves(state).items()
-        }
-        numbers = None if metrics is None else dict(metrics)
-        return cls(step=step, metrics=numbers, notes=dict(notes), arrays=arrays)
+        return cls(
+            step=step,
+            metrics=None if metrics is None else dict(metrics),
+            notes=dict(notes),
+            arrays={n: SavedArray(*_form(leaf), digests[n]) for n, leaf in leaves.items()},
+            absent=_absent_of(state),
+        )
 
     def sealed(self) -> str:
         """The record as a text."""
@@ -74,8 +84,9 @@ class CheckpointRecord:
         entries = unseal(text.encode(), source=source)
         arrays = {name: SavedArray(*saved) for name, saved in entries["arrays"].items()}
         return cls(
-            step=entries["step"], metrics=entries["metrics"], notes=entries["notes"], arrays=arrays
-        )
+            step=entries["step"], metrics=entries["metrics"], notes=entries["notes"], arrays=arrays,
+            absent=entries.get("absent"),
+        )  # fmt: skip
 
     def check_fits(self, target: PyTree, path: Path) -> None:
         """Refuses a checkpoint whose leaves have other names, shapes or dtypes than the run's.
@@ -89,7 +100,8 @@ class CheckpointRecord:
         """
         saved = {name: (array.shape, array.dtype) for name, array in self.arrays.items()}
         expected = {name: _form(leaf) for name, leaf in named_leaves(target).items()}
-        if saved == expected:
+        absent = _absent_of(target)
+        if saved == expected and self.absent in (None, absent):
             return
         missing, extra = sorted({*expected} - {*saved}), sorted({*saved} - {*expected})
         differing = sorted(n for n in {*saved} & {*expected} if saved[n] != expected[n])
@@ -105,10 +117,38 @@ class CheckpointRecord:
                 f"{name} has shape {tuple(old_shape)} and dtype {old_dtype} there, "
                 f"{tuple(shape)} and {dtype} in this run"
             )
+        for name in sorted({*absent} ^ {*(absent if self.absent is None else self.absent)})[:1]:
+            places = ("in this run", "there") if name in absent else ("there", "in this run")
+            reasons.append(f"{name} is None {places[0]}, not {places[1]}")
         raise CheckpointError(
             f"the checkpoint at step {path.name} in {path.parent} belongs to another run: "
             f"{', '.join(reasons)}; use the options it was trained with, or another --out"
         )
+
+
+def _checked_leaves(state: PyTree) -> dict[str, Any]:
+    names = dict[str, str]()
+    for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
+        name, stored = (jax.tree_util.keystr(path, simple=True, separator=s) for s in "/.")
+        if not hasattr(leaf, "dtype"):
+            raise CheckpointError(
+                f"{name} is {leaf!r}, not an array; save it as one: jnp.asarray({leaf!r})"
+            )
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            raise CheckpointError(f"{name} is a random key; save jax.random.key_data of it")
+        if stored in names:
+            raise CheckpointError(
+                f"{names[stored]} and {name} have one name in the file; rename one of them"
+            )
+        names[stored] = name
+    return named_leaves(state)
+
+
+def _absent_of(state: PyTree) -> list[str]:
+    pairs = jax.tree_util.tree_flatten_with_path(state, is_leaf=lambda leaf: leaf is None)[0]
+    return sorted(
+        jax.tree_util.keystr(p, simple=True, separator="/") for p, v in pairs if v is None
+    )
 
 
 def _form(leaf: Any) -> tuple[list[int], str]:

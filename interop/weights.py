@@ -47,11 +47,18 @@ def export_weights(
     """
     import jax
     from safetensors.numpy import save
+    from safetensors.torch import save as save_tensors
+
+    from jaxsr.interop.host_arrays import to_torch
 
     host = {name: _widened(np.asarray(jax.device_get(array))) for name, array in arrays.items()}
     notes = {name: json.dumps(value) for name, value in (metadata or {}).items()}
     notes |= dict([_WRITER], **{DIGEST: _ZEROS})
-    atomic_write(path, *with_digest(save(host, metadata=notes)))
+    if any(array.dtype.name.startswith("float8") for array in host.values()):
+        content = save_tensors({n: to_torch(a) for n, a in host.items()}, metadata=notes)
+    else:
+        content = save(host, metadata=notes)
+    atomic_write(path, *with_digest(content))
 
 
 def with_digest(content: bytes) -> tuple[bytes | memoryview, ...]:
@@ -72,7 +79,8 @@ def check_digest(path: Path) -> None:
         length = int.from_bytes(file.read(8), "little")
         header = file.read(length) if length <= _LONGEST_HEADER else b""
         # Either entry is enough: damage to both of their names is next to impossible.
-        if b"jaxsr" not in header:
+        entries = (f'"{DIGEST}"', '"{}":"{}"'.format(*_WRITER))
+        if not any(entry.encode() in header for entry in entries):
             return
         # A sparse file of terabytes would be read for hours.
         ends = map(int, re.findall(rb'"data_offsets":\[\d+,(\d{1,18})\]', header))

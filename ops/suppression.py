@@ -104,6 +104,7 @@ def _of_one_picture(
     none = zeros_like(arange(most)) - 1
     if not count:
         return none
+    boxes = boxes.astype(jnp.promote_types(boxes.dtype, jnp.float32))  # areas beyond other dtypes
     x1, y1, x2, y2 = (boxes[:, k] for k in range(4))
     area = (x2 - x1) * (y2 - y1)
 

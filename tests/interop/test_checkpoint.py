@@ -353,6 +353,42 @@ def test_checkpoint_of_another_model_is_refused(tmp_path):
             checkpoints.restore(other)
 
 
+def test_entries_without_an_array_are_part_of_the_structure(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, {"w": np.ones(3), "v": None})
+        for other in {"w": np.ones(3)}, {"w": np.ones(3), "v": None, "u": None}:
+            with pytest.raises(CheckpointError, match=r"belongs to another run: [uv] is None"):
+                checkpoints.restore(other)
+        restored = checkpoints.restore({"w": np.zeros(3), "v": None})
+        assert restored is not None and restored[1]["v"] is None
+    assert checkpoints.steps == [1]
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"lr": 0.1}, r"lr is 0\.1, not an array; save it as one: jnp\.asarray\(0\.1\)"),
+        ({"k": jax.random.key(1)}, r"k is a random key; save jax\.random\.key_data of it"),
+        ({"a.b": np.ones(1), "a": {"b": np.ones(1)}}, r"a/b and a\.b have one name in the file"),
+    ],
+)
+def test_a_state_that_could_not_be_read_back_is_refused(tmp_path, state, message):
+    with Checkpoints(tmp_path) as checkpoints, pytest.raises(CheckpointError, match=message):
+        checkpoints.save(1, {"w": np.ones(2)} | state)
+    assert not checkpoints.steps
+
+
+def test_a_step_is_saved_once(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(10, {"w": np.ones(2)})
+        checkpoints.save(10, {"w": np.ones(2)})
+        for step, message in (10, "step 10 with another state"), (3, "step 10, which comes after"):
+            with pytest.raises(CheckpointError, match=message):
+                checkpoints.save(step, {"w": np.zeros(2)})
+        restored = checkpoints.restore({"w": np.zeros(2)})
+        assert restored is not None and restored[1]["w"].tolist() == [1, 1]
+
+
 def test_half_written_checkpoint_is_invisible(tmp_path):
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, make_state(1))

@@ -4,10 +4,13 @@ import os
 
 import numpy as np
 import pytest
+import safetensors.torch
+import torch
 from safetensors.numpy import save_file
 
 from jaxsr.errors import DamagedFileError, InputError
-from jaxsr.interop.weights import export_weights, read_weights
+from jaxsr.interop.host_arrays import to_numpy
+from jaxsr.interop.weights import export_weights, open_safetensors, read_weights
 
 
 def test_arrays_and_metadata_come_back(tmp_path):
@@ -22,6 +25,23 @@ def test_arrays_and_metadata_come_back(tmp_path):
 def test_metadata_of_other_writers_is_text(tmp_path):
     save_file({"a": np.zeros(2)}, tmp_path / "w.safetensors", metadata={"format": "pt"})
     assert read_weights(tmp_path / "w.safetensors")[1] == {"format": "pt"}
+
+
+def test_a_file_of_others_that_names_jaxsr_has_no_digest(tmp_path):
+    path = tmp_path / "own.safetensors"
+    save_file({"jaxsr_head": np.ones(2, np.float32)}, path, {"note": "for jaxsr"})
+    with open_safetensors(path) as file:
+        assert file.get_tensor("jaxsr_head").tolist() == [1, 1]
+
+
+def test_torch_reads_narrow_dtypes(tmp_path):
+    values = torch.tensor([[0.5, -2], [1, 0]])
+    dtypes = (torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.float16, torch.bool)
+    tensors = {str(dtype): values.to(dtype) for dtype in dtypes}
+    export_weights(tmp_path / "a.safetensors", {n: to_numpy(t) for n, t in tensors.items()})
+    read = safetensors.torch.load_file(tmp_path / "a.safetensors")
+    for name, tensor in tensors.items():
+        assert read[name].dtype == tensor.dtype and torch.equal(read[name].float(), tensor.float())
 
 
 def test_a_name_that_is_not_utf8_is_said(tmp_path):

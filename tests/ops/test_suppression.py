@@ -39,6 +39,15 @@ def test_is_kornias_and_opencvs():
         assert got == list(opencv)
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int32, np.float16, np.float32])
+def test_areas_may_be_larger_than_the_dtype_holds(dtype):
+    boxes = np.array([[0, 0, 200, 200], [10, 10, 210, 210], [0, 0, 100, 250]], np.float32)
+    scores = np.array([0.9, 0.8, 0.7], np.float32)
+    want = kornia_nms(torch.from_numpy(boxes), torch.from_numpy(scores), 0.5).tolist()
+    indices, total = ops.nms(boxes.astype(dtype), scores, 0.5)
+    assert np.asarray(indices)[: int(total)].tolist() == want == [0, 2]
+
+
 def test_thresholds_and_classes_are_opencvs():
     boxes, scores = drawn()
     classes = np.random.default_rng(2).integers(0, 3, scores.shape).astype(np.int32)
