@@ -104,7 +104,7 @@ def test_the_function_equals_torch():
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["exported_nets:Total"], 2, "output has shape () for a batch of 1"),
+        (["exported_nets:Total"], 2, "output has shape () for a batch of 2"),
         (["exported_nets:Total", "--fixed-batch"], 0, ""),
         (["exported_nets:Centred"], 1, "the file gives other values than torch"),
         (["exported_nets:Centred", "--fixed-batch"], 0, ""),
@@ -229,3 +229,29 @@ def test_a_buffer_that_forward_writes_is_refused():
 
     with pytest.raises(InputError, match="writes the buffer calls in evaluation mode"):
         jaxsr.export_stablehlo(Counts(), torch.zeros(1, 3), fixed_batch=True)
+
+
+class KeywordInput(nn.Module):
+    def forward(self, x, input):
+        return x - 2 * input
+
+
+def test_a_keyword_called_input_is_an_input_of_its_own():
+    x, y = torch.ones(2, 3), torch.full((2, 3), 5.0)
+    program = export_stablehlo(KeywordInput(), x, kwargs={"input": y}, platforms=["cpu"])
+    got = program.call(jnp.asarray(x.numpy()), jnp.asarray(y.numpy()))
+    np.testing.assert_array_equal(np.asarray(got), KeywordInput()(x, input=y))
+
+
+class LastState(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.GRU(4, 5, batch_first=True)
+
+    def forward(self, x):
+        return self.rnn(x)[1]
+
+
+def test_an_output_without_rows_in_its_first_axis_is_refused():
+    with pytest.raises(InputError, match=r"shape \(1, 2, 5\) for a batch of 2.*--fixed-batch"):
+        export_stablehlo(LastState(), torch.ones(3, 6, 4), platforms=["cpu"])
