@@ -74,6 +74,12 @@ def _hide(hidden: Tensor | None, more: Tensor) -> Tensor | None:
     return more if hidden is None else hidden | more
 
 
+def _beside_others(hidden: Tensor, axis: int) -> Tensor | None:
+    """The hidden scores of a softmax: not those that are all low alike, which it does not see."""
+    hidden = hidden & ~hidden.all(axis, keepdim=True)
+    return hidden if bool(hidden.any()) else None
+
+
 def _same(call: OperatorCall) -> Any:
     """The same element of the first argument, with the tensors that broadcast to it."""
     source = call.args[0]
@@ -163,6 +169,8 @@ def _along(call: OperatorCall) -> Any:
     is_softmax = call.func.overloadpacket in (aten._softmax, aten.softmax)
     hidden = source.hidden if is_softmax and not source.weights else None
     axes = [axis] if isinstance(axis, int) else axis
+    if hidden is not None:
+        hidden = _beside_others(hidden, axis)
     ranges = reduced(without_hidden(source.range, hidden), [a % source.ndim for a in axes])
     if isinstance(call.meta, Tensor):
         return Scores(ranges, hidden, weights=True)
@@ -234,7 +242,7 @@ def _attention(call: OperatorCall) -> Any:
     mask = call.kwargs.get("attn_mask", call.argument(5, "attn_mask"))
     hidden = None
     if isinstance(mask, Tensor) and not isinstance(mask, CoveredTensor):
-        hidden = ~mask if mask.dtype == torch.bool else mask <= _HIDDEN_SCORE
+        hidden = _beside_others(~mask if mask.dtype == torch.bool else mask <= _HIDDEN_SCORE, -1)
     read = [each_end(reduced(v.range, [v.ndim - 1]), lambda r: r.transpose(-1, -2))
             for v in (key, value) if isinstance(v, CoveredTensor)]  # fmt: skip
     read = [reduced(without_hidden(r, hidden), [query.ndim - 1]) for r in read]

@@ -58,6 +58,7 @@ def padded(call: OperatorCall) -> Any:
         size = source.shape[axis]
         if ranges[0].shape[axis] == 1 or not (left or right):
             continue
+        call.coverage.widest = max(call.coverage.widest, left, right)
         taps = torch.arange(-left, size + right)
         if mode == "reflect":
             taps = (size - 1) - ((size - 1) - taps.abs()).abs()
@@ -96,6 +97,7 @@ def convolution(call: OperatorCall) -> Any:
         s, p, d = (_pairs(v, spatial)[index] for v in (stride, padding, dilation))
         if ranges[0].shape[axis] == 1:
             continue
+        call.coverage.widest = max(call.coverage.widest, d * (kernel - 1))
         results = call.meta.shape[axis]
         if transposed:
             reached = torch.arange(results)[:, None] + p - torch.arange(kernel) * d

@@ -44,6 +44,8 @@ class Coverage:
     """Operations that may treat rows by their position, in order of execution."""
     unknown_operations: list[str] = field(default_factory=list)
     """Operators without a rule."""
+    widest: int = 0
+    """Pixels between the outermost taps of a window or a padding; shorter images hide some."""
     live: LiveValues = field(default_factory=LiveValues)
     """Values that were alive at once."""
     path: list[str] = field(default_factory=list)

@@ -48,6 +48,13 @@ class RestorationModel(LoadedModel):
         return network_digest(self.network, *uses)
 
     @property
+    def states_its_margin(self) -> bool:
+        """Whether it is of a family of jaxsr's, whose sizes state the margin that is measured."""
+        stated = getattr(getattr(self.network, "config", None), "receptive_radius", None)
+        own = type(self.network).__module__.startswith("jaxsr.models.")
+        return own and stated == self.reach.margin
+
+    @property
     def scale(self) -> int:
         return self.reach.scale
 

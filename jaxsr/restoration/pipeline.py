@@ -7,6 +7,7 @@ with its area.
 
 import collections
 import itertools
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,8 +22,11 @@ from jaxsr.interop.out_of_memory import check_fits, out_of_memory_error
 from jaxsr.restoration import colour
 from jaxsr.restoration.pictures import CHANNELS, Kind
 from jaxsr.restoration.rescale import RowRescaler
-from jaxsr.restoration.tiling import Plan, Size, Tile, Tiler
+from jaxsr.restoration.tile_trial import side_that_differs
+from jaxsr.restoration.tiling import Plan, Size, Tiler
 from jaxsr.runtime.runner import Collect, Runner
+
+log = logging.getLogger(__name__)
 
 # Images that may be half done at once: tiles of a rare shape wait for company, but not for ever.
 _MOST_OPEN = 8
@@ -102,6 +106,8 @@ class Restorer:
       batch: tiles that are computed at once.
       outscale: size of the result relative to the source. Default: the network's scale.
       insist: process an image whole even if it needs more memory than is planned for.
+      tried_by: the network on the host, for images whose tiles are tried before they are used.
+        Default: tiles are known to change nothing, or may.
       progress: called with the input pixels that a band completed, and, negative, with the pixels
         reported for an image that failed later.
     """
@@ -117,12 +123,13 @@ class Restorer:
         batch: int = 1,
         outscale: float | None = None,
         insist: bool = False,
+        tried_by: Callable[[np.ndarray], np.ndarray] | None = None,
         progress: Callable[[int], None] = lambda pixels: None,
     ) -> None:
         self._runner, self._host, self._tiler = runner, host, tiler
         self._scale, self._channels, self._batch = scale, channels, batch
         self._outscale = float(outscale or scale)
-        self._insist, self._progress = insist, progress
+        self._insist, self._tried_by, self._progress = insist, tried_by, progress
         self._waiting: dict[tuple[Size, bool], _Waiting] = {}
         self._running: collections.deque[tuple[Collect, list[Owner]]] = collections.deque()
         self._open: list[_Open] = []
@@ -149,6 +156,8 @@ class Restorer:
             plan = self._tiler.insist(size) if self._insist else self._tiler.plan(size)
             if work.kind.endswith("alpha"):
                 work = replace(work, pixels=colour.fill_hidden(work.pixels))
+            if self._tried_by and plan.tiles > 1:
+                plan = self._tried(work, plan, self._tried_by)
         except Exception as error:
             work.sink.fail(error)
             return
@@ -163,7 +172,7 @@ class Restorer:
                 if opened.failed:
                     return
                 try:
-                    inputs = self._inputs(opened, tile)
+                    inputs = self._inputs(work, plan.shape, (tile.top, tile.left))
                 except Exception as error:
                     self._fail(opened, error)
                     return
@@ -179,16 +188,32 @@ class Restorer:
         while self._running:
             self._collect()
 
-    def _inputs(self, opened: _Open, tile: Tile) -> list[np.ndarray]:
-        height, width = opened.plan.shape
-        crop = opened.work.pixels[tile.top : tile.top + height, tile.left : tile.left + width]
+    def _tried(self, work: Work, plan: Plan, network: Callable[[np.ndarray], np.ndarray]) -> Plan:
+        """The plan, or one without tiles where those change the result along a side."""
+
+        def crop(shape: Size, start: Size) -> np.ndarray:
+            return self._inputs(work, shape, start)[0][None]
+
+        reach, most = self._tiler.reach, self._tiler.max_pixels
+        side = side_that_differs(plan, reach, network, crop, max_pixels=most)
+        if not side:
+            return plan
+        cause = f"along the image's {side}, tiles of a strip of it change the result"
+        log.warning("this network has no exact tiles (%s); images are treated whole", cause)
+        self._tiler, self._tried_by = self._tiler.without_tiles(cause), None
+        self._batch = self._runner.devices
+        return self._tiler.plan(plan.size)
+
+    def _inputs(self, work: Work, shape: Size, start: Size) -> list[np.ndarray]:
+        (height, width), (top, left) = shape, start
+        crop = work.pixels[top : top + height, left : left + width]
         short = height - crop.shape[0], width - crop.shape[1]
         if any(short):  # padded to the network's period as spandrel does, then repeated
             mirrored = [min(s, n - 1) for s, n in zip(short, crop.shape, strict=False)]
             crop = np.pad(crop, ((0, mirrored[0]), (0, mirrored[1]), (0, 0)), mode="reflect")
             rest = [s - m for s, m in zip(short, mirrored, strict=True)]
             crop = np.pad(crop, ((0, rest[0]), (0, rest[1]), (0, 0)), mode="edge")
-        return colour.network_inputs(crop, opened.work.kind, self._channels)
+        return colour.network_inputs(crop, work.kind, self._channels)
 
     def _queue(self, opened: _Open, row: int, column: int, index: int, data: np.ndarray) -> None:
         key = shape, compiled = opened.plan.shape, opened.plan.compiled

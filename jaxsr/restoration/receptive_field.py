@@ -19,7 +19,7 @@ import logging
 import math
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -45,8 +45,8 @@ _PROBED = (32, 64, 128, 256, 512)
 _WIDTHS = (32, 64)
 """Widths of the images and strips; the second where a network does not take the first."""
 _MOST_PERIOD = 128
-# Sums of a deep network differ by this much, relative to its largest value.
-_ROUNDING = 1e-5
+ROUNDING = 1e-5
+"""Sums of a deep network differ by this much, relative to its largest value."""
 _POSITION = "its result depends on the position in the image"
 _PATIENCE_S = 2.0
 """Probing that takes longer says so."""
@@ -70,6 +70,8 @@ class Reach:
     """Values that are alive at once, at most, per input pixel."""
     least_side: int = 1
     """Pixels of the smallest image that it takes, along each side."""
+    tried: dict[tuple[int, int], int] = field(default_factory=dict, compare=False, repr=False)
+    """Longest side on which tiles gave the whole's result, by the axis and a tile's side."""
 
 
 def measure_reach(
@@ -170,6 +172,8 @@ class _Measurement:
             sure = coverage.surely_global and not local
             if margin is None and coverage.unknown_operations and not sure:
                 raise NotAnalysedError(coverage.unknown_operations[0])
+            too_short = coverage.widest >= rows * 2 // 5  # the outer taps read nothing here
+            margin = None if too_short else margin
             axis_reach = _Axis(
                 scale=scale,
                 margin=margin,
@@ -179,7 +183,7 @@ class _Measurement:
                 or f"it reads more than {_LENGTHS[-1] * 2 // 5} pixels",
                 live=math.ceil(coverage.live.most / (rows * columns)),
             )
-            if margin is not None or not local:
+            if not too_short and (margin is not None or not local):
                 break
         assert axis_reach is not None
         return axis_reach
@@ -218,7 +222,7 @@ class _Measurement:
                 is_periodic(
                     self._network, channels=self._channels, scale=scale, period=period,
                     margin=max(margin, self._least), unit=unit, width=width, axis=axis,
-                    tolerance=_ROUNDING,
+                    tolerance=ROUNDING,
                 )
                 for axis in axes
             )  # fmt: skip
@@ -237,7 +241,7 @@ class _Measurement:
             ) from error
         scale = _scale(self._network, output, self._channels, side, side, 2)
         live = math.ceil(most_live_values(self._network, trial) / side**2)
-        rounding = _ROUNDING * float(output.abs().nan_to_num().max())
+        rounding = ROUNDING * float(output.abs().nan_to_num().max())
         if not torch.allclose(output, again, rtol=0, atol=rounding, equal_nan=True):
             return self._no_tiles(scale, "it draws random numbers", live)
         margin, period, last_s = None, None, 0.0

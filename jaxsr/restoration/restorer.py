@@ -1,6 +1,10 @@
 """Puts model, runner and tiler together as a configuration asks."""
 
+import functools
 from collections.abc import Callable, Iterable
+
+import numpy as np
+import torch
 
 from jaxsr.restoration.around_tiles import around_tiles
 from jaxsr.restoration.config import RestoreConfig, included_enlargers
@@ -73,6 +77,20 @@ def tiles_at_once(config: RestoreConfig, tiler: Tiler, platform: str) -> int:
     return config.batch or (1 if platform == "cpu" else tiler.at_once(BATCH_ELSEWHERE))
 
 
+def _on_host(model: RestorationModel) -> Callable[[np.ndarray], np.ndarray]:
+    """The network for images in [0, 1] in torch, in the arithmetic that ranges are tried in."""
+
+    @functools.cache
+    def runner() -> Runner:
+        return TorchRunner(model.network, around=around_tiles(model.value_range, ensemble=False))
+
+    def network(images: np.ndarray) -> np.ndarray:
+        with torch.backends.nnpack.flags(enabled=False):
+            return runner().submit(images)()
+
+    return network
+
+
 def make_restorer(
     model: RestorationModel,
     config: RestoreConfig,
@@ -95,10 +113,12 @@ def make_restorer(
     tiler = make_tiler(model, config, sizes, devices=config.devices if alone else None)
     runner = runner or open_tile_runner(model, config)
     batch = tiles_at_once(config, tiler, runner.platform) * config.devices
-    host = runner
+    host, network = runner, None
     if config.engine == "jax":
         around = around_tiles(model.value_range, ensemble=config.ensemble)
         host = TorchRunner(model.network, around=around)
+    if config.tiling == "auto" and model.reach.margin is not None and not model.states_its_margin:
+        network = _on_host(model)
     restorer = Restorer(
         runner,
         host,
@@ -108,6 +128,7 @@ def make_restorer(
         batch=batch,
         outscale=config.outscale,
         insist=config.tiling == "off",
+        tried_by=network,
         progress=progress,
     )
     return restorer, runner, tiler

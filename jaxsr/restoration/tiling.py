@@ -8,7 +8,7 @@ share a program.
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, product
 from typing import NamedTuple
 
@@ -71,6 +71,12 @@ class Plan:
         """How many."""
         return sum(map(len, self.rows))
 
+    def spans(self, axis: int) -> list[tuple[int, int, int]]:
+        """Tiles along an axis, 0 or 1: start, and the start and end of the part that is used."""
+        if axis == 0:
+            return [(row[0].top, row[0].inner_top, row[0].inner_bottom) for row in self.rows]
+        return [(tile.left, tile.inner_left, tile.inner_right) for tile in self.rows[0]]
+
     @property
     def computed(self) -> int:
         """Input pixels computed, overlaps counted as often as they are."""
@@ -110,7 +116,7 @@ class Tiler:
         sizes: Iterable[Size] = (),
         devices: int | None = None,
     ) -> None:
-        self._reach = reach
+        self.reach = reach
         self._devices = devices
         self._uncut = uncut or (reach.margin is None and not approximate)
         self.margin = APPROXIMATE_MARGIN if reach.margin is None else reach.margin
@@ -140,19 +146,19 @@ class Tiler:
         self._fitted = {size: self._fit(size) for size in known} if can_be_fitted else {}
 
     def _aligned(self, length: int) -> int:
-        return math.ceil(length / self._reach.period) * self._reach.period
+        return math.ceil(length / self.reach.period) * self.reach.period
 
     def _default_side(self) -> int:
         affordable = math.isqrt(_TILE_BYTES // self._pixel_bytes) // 32 * 32
-        most = min(affordable, _LARGEST_TILE, _LARGEST_RESULT // self._reach.scale)
+        most = min(affordable, _LARGEST_TILE, _LARGEST_RESULT // self.reach.scale)
         # A margin too large for that: as much as memory allows.
-        largest = math.isqrt(self.max_pixels) // self._reach.period * self._reach.period
+        largest = math.isqrt(self.max_pixels) // self.reach.period * self.reach.period
         wide = min(_MARGINS_PER_TILE * self.margin, largest)
         return max(most, wide, min(3 * self.margin, largest), _SMALLEST_TILE)
 
     @property
     def _pixel_bytes(self) -> int:
-        return 4 * max(self._reach.live, 48)
+        return 4 * max(self.reach.live, 48)
 
     @property
     def max_pixels(self) -> int:
@@ -174,7 +180,7 @@ class Tiler:
 
     def padded(self, size: Size) -> Size:
         """The size that an image is mirrored out to, for networks with an internal stride."""
-        least = self._reach.least_side
+        least = self.reach.least_side
         return self._aligned(max(size[0], least)), self._aligned(max(size[1], least))
 
     def plan(self, size: Size) -> Plan:
@@ -186,10 +192,10 @@ class Tiler:
         """
         size = self.padded(size)
         if self._uncut:
-            if self._reach.margin is None and math.prod(size) > self.max_pixels:
+            if self.reach.margin is None and math.prod(size) > self.max_pixels:
                 raise WholePictureTooLarge(
                     f"{self._needs(size)}, and this network cannot be tiled exactly "
-                    f"({self._reach.cause}); --tiling approximate cuts it all the same, "
+                    f"({self.reach.cause}); --tiling approximate cuts it all the same, "
                     "--tiling off insists"
                 )
             return self._cut(size, size, compiled=True)
@@ -217,6 +223,10 @@ class Tiler:
         needed, most = (n / 2**30 for n in (self.tile_bytes(size), MOST_BYTES))
         return f"{size[1]}×{size[0]} pixels at once would need {needed:.1f} GiB, more than {most:g}"
 
+    def without_tiles(self, cause: str) -> "Tiler":
+        """A tiler that cuts no image, for the reason given."""
+        return Tiler(replace(self.reach, margin=None, cause=cause))
+
     def insist(self, size: Size) -> Plan:
         """The image as one tile, however large."""
         size = self.padded(size)
@@ -241,11 +251,11 @@ class Tiler:
     def _share(self, length: int, parts: int) -> int:
         """Side of `parts` equal tiles that cover a length, with a margin on each inner side."""
         share = math.ceil((length + 2 * self.margin * (parts - 1)) / parts)
-        return min(length, self._aligned(max(share, self._reach.least_side)))
+        return min(length, self._aligned(max(share, self.reach.least_side)))
 
     def _cut(self, size: Size, shape: Size, *, compiled: bool) -> Plan:
         vertical, horizontal = (
-            list(_spans(length, tile, self.margin, self._reach.period))
+            list(_spans(length, tile, self.margin, self.reach.period))
             for length, tile in zip(size, shape, strict=True)
         )
         rows = tuple(
