@@ -117,12 +117,21 @@ def trace(arguments: list[str]) -> int:
 
 def _trace(options: TraceOptions) -> int:
     _prepare([options.side()])
+    from jaxsr.comparison.compare_traces import check_comparable
     from jaxsr.comparison.recorded_trace import make_trace, open_backend
     from jaxsr.comparison.trace_file import load_trace, save_trace
     from jaxsr.comparison.workload_loader import load_workload
 
-    forced = None if options.tokens_of is None else load_trace(options.tokens_of).tokens
+    source = None if options.tokens_of is None else load_trace(options.tokens_of)
     workload = load_workload(options)
+    if source is not None:
+        names = (str(options.tokens_of), str(options.model))
+        check_comparable(source.header, workload.header(), names=names)
+        if not source.tokens:
+            raise InputError(
+                f"tokens_of={options.tokens_of} has no tokens, as its network chooses none; leave "
+                "--tokens-of out"
+            )
     _say_weights(options)
     recorded = make_trace(
         workload,
@@ -130,7 +139,7 @@ def _trace(options: TraceOptions) -> int:
         granularity=options.granularity,
         alone=options.alone,
         keep=options.keep,
-        forced=forced,
+        forced=None if source is None else source.tokens,
         progress=_progress,
     )
     with _results(options.out, _TRACE, made=True):

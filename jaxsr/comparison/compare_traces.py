@@ -133,21 +133,28 @@ def compare_traces(
     progress(f"comparing {len(rows)} operations")
     unit, depth = _fill_totals(rows, first, second, exact)
     outputs = list(zip(first.outputs, second.outputs, strict=False))[:steps]
+    results = [*enumerate(outputs), *((0, pair) for pair in _further_results(first, second))]
+    errors = [error_metrics(a, b) for _, (a, b) in results]
     last = next((row for row in reversed(rows) if row.first and row.second), None)
+    threshold = last.total_threshold if last else 0.0
+    numbered = [(step, error) for (step, _), error in zip(results, errors, strict=True)]
     return Comparison(
         first=first.header,
         second=second.header,
         rows=rows,
         findings=find_faults(
-            rows, local_checked=local_checked, nan_weights=_nan_weights(first, second)
+            rows,
+            local_checked=local_checked,
+            nan_weights=_nan_weights(first, second),
+            wrong_steps={step for step, error in numbered if error.relative > threshold},
         ),
-        outputs=[error_metrics(a, b) for a, b in outputs],
+        outputs=errors,
         nan_steps=[
             step
-            for step, pair in enumerate(outputs)
+            for step, pair in results
             if any(np.isnan(np.asarray(side, np.float64)).any() for side in pair)
         ],
-        outputs_threshold=last.total_threshold if last else 0.0,
+        outputs_threshold=threshold,
         steps=compare_logits(
             outputs if first.tokens else [], rounding=logits_rounding(unit, depth)
         ),
@@ -163,6 +170,16 @@ def _comparable_steps(first: RecordedTrace, second: RecordedTrace) -> int:
         if a != b:
             return step + 1
     return min(len(first.outputs), len(second.outputs))
+
+
+def _further_results(
+    first: RecordedTrace, second: RecordedTrace
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Pairs of the results after the first; one that a side lacks is like nothing."""
+    if first.further is None or second.further is None:
+        return []
+    lacking, names = np.zeros(0), dict.fromkeys((*first.further, *second.further))
+    return [(first.further.get(n, lacking), second.further.get(n, lacking)) for n in names]
 
 
 def _fill_totals(
@@ -241,16 +258,19 @@ def sampled_error(first: Figures, second: Figures) -> ErrorMetrics:
 
 def _nan_weights(first: RecordedTrace, second: RecordedTrace) -> frozenset[str]:
     sides = (first.weights, second.weights)
-    return frozenset(n for side in sides for n, (_, figures) in side.items() if figures.nan)
+    return frozenset(n for side in sides for n, one in side.items() if one.figures.nan)
 
 
 def _weight_differences(first: RecordedTrace, second: RecordedTrace) -> list[tuple[str, float]]:
     unit = _coarser_roundoff(first, second)
+    same_side = first.header["side"] == second.header["side"]
     differences = []
-    for name, (digest, figures) in first.weights.items():
-        if name not in second.weights or second.weights[name][0] == digest:
+    for name, a in first.weights.items():
+        b = second.weights.get(name, a)
+        if a.digest == b.digest:
             continue
-        worst = sampled_error(figures, second.weights[name][1]).worst
-        if worst > 2 * unit or first.header["side"] == second.header["side"]:
+        worst = sampled_error(a.figures, b.figures).worst
+        # Between two dtypes the bytes differ also where the weights are the same.
+        if worst > 2 * unit or same_side or (a.dtype and a.dtype == b.dtype):
             differences.append((name, worst))
     return sorted(differences, key=lambda pair: -pair[1])

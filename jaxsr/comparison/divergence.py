@@ -2,20 +2,25 @@
 
 - A local error beyond rounding is a fault.
 - A total error is a fault if the inputs agreed and the error persists.
-- An operation that one side lacks is a fault if it alone explains why the following ones are wrong.
+- An operation that one side lacks is a fault if it alone explains why the following ones, or the
+  results, are wrong.
 - An operation that makes NaN of operands without any is a fault, also where both sides do: from
   there on nothing is compared.
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from jaxsr.comparison.result import Discrepancy, Local, OperationRow
 from jaxsr.errors import first_of
 
 
 def find_faults(
-    rows: list[OperationRow], *, local_checked: bool, nan_weights: frozenset[str] = frozenset()
+    rows: list[OperationRow],
+    *,
+    local_checked: bool,
+    nan_weights: frozenset[str] = frozenset(),
+    wrong_steps: Container[int] = (),
 ) -> list[Discrepancy]:
     """In order of execution.
 
@@ -23,6 +28,7 @@ def find_faults(
       rows: all operations, totals and local errors filled in.
       local_checked: whether local errors were measured.
       nan_weights: names of parameters and buffers that hold NaN.
+      wrong_steps: those whose results rounding does not explain.
     """
     persists = _Persistence(rows)
     begins_nan = {row.number for row in origins(rows, lambda row: row.nan)}
@@ -33,7 +39,9 @@ def find_faults(
         elif row.first is None or row.second is None:
             before = rows[position - 1] if position else None
             starts = before is None or not (before.first is None or before.second is None)
-            if starts and _has_consequences(rows[position:], persists, local_checked=local_checked):
+            if starts and _has_consequences(
+                rows[position:], persists, local_checked=local_checked, wrong_steps=wrong_steps
+            ):
                 text = _structure_text(rows, position)
                 findings.append(Discrepancy(kind="structure", row=row, text=text))
         elif local_checked or row.local is not None:
@@ -92,22 +100,29 @@ def _nan_text(row: OperationRow, nan_weights: frozenset[str]) -> str:
 
 
 def _has_consequences(
-    rows: list[OperationRow], persists: "_Persistence", *, local_checked: bool
+    rows: list[OperationRow],
+    persists: "_Persistence",
+    *,
+    local_checked: bool,
+    wrong_steps: Container[int],
 ) -> bool:
-    """Whether the operations after a missing one are wrong, and have no fault themselves."""
+    """Whether the operations after a missing one are wrong, and have no fault themselves.
+
+    Where none follows, the results tell.
+    """
     step = rows[0].step
-    for row in rows:
-        if row.step != step:
-            return False
+    is_last = True
+    for row in itertools.takewhile(lambda row: row.step == step, rows):
         if row.first is None or row.second is None:
             continue
+        is_last = False
         if row.local is not None and row.local.problem:
             return True
         if local_checked and row.local_above:
             return False
         if persists(row):
             return True
-    return False
+    return is_last and step in wrong_steps
 
 
 class _Persistence:

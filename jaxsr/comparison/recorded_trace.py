@@ -6,7 +6,7 @@ import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -29,6 +29,16 @@ FORMAT = 2
 """Version of trace files; another number is refused."""
 
 
+class Weight(NamedTuple):
+    """A parameter or buffer as a side holds it."""
+
+    digest: str
+    """Of the bytes."""
+    figures: Figures
+    dtype: str = ""
+    """Empty in traces of 0.3 and before."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RecordedTrace:
     """A recorded run."""
@@ -39,10 +49,12 @@ class RecordedTrace:
     """In order of execution, step after step."""
     outputs: list[np.ndarray] = field(repr=False)
     """Each step's image or logits, whole."""
+    further: dict[str, np.ndarray] | None = field(default=None, repr=False)
+    """The other arrays that a network that runs once returns; None in traces of 0.3 and before."""
     tokens: list[int]
     """Tokens fed after each step; empty if the network chooses no tokens."""
-    weights: dict[str, tuple[str, Figures]] = field(repr=False)
-    """Digest of the bytes, and figures, of every parameter and buffer."""
+    weights: dict[str, Weight] = field(repr=False)
+    """Every parameter and buffer."""
 
     @property
     def name(self) -> str:
@@ -88,7 +100,11 @@ def make_trace(
       check: run also without the recorder (torch, which has no other program then, in two steps
         only), note in the header whether the results are equal to the bit, and go on with these.
       progress: called with a line on each stage.
+
+    Raises:
+      InputError: a token of the prompt or of `forced` is not in the vocabulary.
     """
+    workload.check_tokens(forced or ())
     rollout = workload.begin()
     records: list[Record] = []
     outputs: list[np.ndarray] = []
@@ -127,6 +143,7 @@ def make_trace(
         header=header,
         records=records,
         outputs=outputs,
+        further=rollout.further,
         tokens=rollout.tokens,
         weights=_weights(workload, runner),
     )
@@ -142,8 +159,17 @@ def _words(workload: Workload, tokens: list[int], outputs: list[np.ndarray]) -> 
 
 def _difference(workload: Workload, plain: PyTree, recorded: PyTree) -> float:
     """Largest change that recording made to the compared outputs; 0 if bit-identical."""
-    a, b = (np.asarray(workload.begin().take(r), np.float64) for r in (plain, recorded))
-    return 0.0 if np.array_equal(a, b, equal_nan=True) else float(np.nanmax(np.abs(a - b)))
+    pairs = zip(_compared(workload, plain), _compared(workload, recorded), strict=True)
+    return max(
+        0.0 if np.array_equal(a, b, equal_nan=True) else float(np.nanmax(np.abs(a - b)))
+        for a, b in pairs
+    )
+
+
+def _compared(workload: Workload, outputs: PyTree) -> list[np.ndarray]:
+    rollout = workload.begin()
+    first = rollout.take(outputs)
+    return [np.asarray(array, np.float64) for array in (first, *rollout.further.values())]
 
 
 def _recorder_note(recorder_errors: list[float], runner: Backend) -> str:
@@ -159,13 +185,13 @@ def _recorder_note(recorder_errors: list[float], runner: Backend) -> str:
     )
 
 
-def _weights(workload: Workload, runner: Backend) -> dict[str, tuple[str, Figures]]:
-    network, digests = workload.network, {}
+def _weights(workload: Workload, runner: Backend) -> dict[str, Weight]:
+    network, weights = workload.network, {}
     for name, _ in (*network.named_parameters(), *network.named_buffers()):
         array = runner.weight(name)
         digest = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()[:16]
-        digests[name] = (digest, describe(array))
-    return digests
+        weights[name] = Weight(digest, describe(array), array.dtype.name)
+    return weights
 
 
 def versions() -> dict[str, str]:

@@ -16,7 +16,7 @@ import numpy as np
 from jaxsr.comparison.backend_spec import BackendSpec
 from jaxsr.comparison.calls import Call
 from jaxsr.comparison.op_recorder import Record
-from jaxsr.comparison.recorded_trace import FORMAT, RecordedTrace
+from jaxsr.comparison.recorded_trace import FORMAT, RecordedTrace, Weight
 from jaxsr.comparison.statistics import Figures
 from jaxsr.errors import DamagedFileError, InputError, MissingFileError, first_line
 from jaxsr.field_values import checked
@@ -52,10 +52,15 @@ def save_trace(trace: RecordedTrace, folder: Path) -> None:
         "header": trace.header,
         "tokens": trace.tokens,
         "outputs": len(trace.outputs),
-        "weights": {n: {"digest": d, **described(f)} for n, (d, f) in trace.weights.items()},
+        "further": None if trace.further is None else [*trace.further],
+        "weights": {
+            name: {"digest": one.digest, "dtype": one.dtype, **described(one.figures)}
+            for name, one in trace.weights.items()
+        },
         "operations": operations,
     }
     outputs = {f"output/{k}": plain(v) for k, v in enumerate(trace.outputs)}
+    outputs |= {f"further/{k}": plain(v) for k, v in enumerate((trace.further or {}).values())}
     tensors = save({"samples": np.concatenate([np.zeros(0), *samples]), **outputs, **stored})
     content["tensors_sha256"] = hashlib.sha256(tensors).hexdigest()
     folder.mkdir(parents=True, exist_ok=True)
@@ -150,6 +155,7 @@ def _read(content: JsonObject, tensors: dict[str, np.ndarray]) -> RecordedTrace:
     if outputs != content["header"]["subject"]["steps"] or len(tokens) not in (0, outputs):
         raise InputError(f"{outputs} outputs and {len(tokens)} tokens are not those of its steps")
     samples = tensors["samples"]
+    further = checked(list[str] | None, content.get("further"), "further")
 
     def figures(row: JsonObject) -> Figures:
         start, length = row["sample"]
@@ -171,8 +177,16 @@ def _read(content: JsonObject, tensors: dict[str, np.ndarray]) -> RecordedTrace:
         header=content["header"],
         records=records,
         outputs=[tensors[f"output/{k}"] for k in range(outputs)],
+        further=(
+            None
+            if further is None
+            else {name: tensors[f"further/{k}"] for k, name in enumerate(further)}
+        ),
         tokens=tokens,
-        weights={n: (str(row["digest"]), figures(row)) for n, row in content["weights"].items()},
+        weights={
+            name: Weight(str(row["digest"]), figures(row), str(row.get("dtype", "")))
+            for name, row in content["weights"].items()
+        },
     )
 
 

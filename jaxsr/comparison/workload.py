@@ -42,20 +42,24 @@ class Rollout:
         self._next: Inputs | None = inputs
         self.tokens: list[int] = []
         """Tokens chosen so far; empty for networks that choose no tokens."""
+        self.further: dict[str, np.ndarray] = {}
+        """The arrays after the first of a network that runs once, by their place."""
 
     def inputs(self) -> Inputs | None:
         """Arguments of the next step, host arrays; None when the run is over."""
         return self._next
 
     def take(self, outputs: PyTree, token: int | None = None) -> np.ndarray:
-        """Goes on with a step's outputs; returns the one that counts (image, logits).
+        """Goes on with a step's outputs; returns the first array (image, logits).
 
         Args:
           outputs: host arrays as the network nests them.
           token: goes in next instead of the greedy one.
         """
         self._next = None
-        return np.asarray(first_array(outputs))
+        (_, first), *further = _arrays(outputs).items()
+        self.further = {name: np.asarray(array) for name, array in further}
+        return np.asarray(first)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -102,6 +106,9 @@ class Workload:
         """Tells inputs apart."""
         raise NotImplementedError
 
+    def check_tokens(self, forced: Sequence[int]) -> None:
+        """Refuses tokens to feed that the network does not know; by default it takes none."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SingleWorkload(Workload):
@@ -133,11 +140,15 @@ def first_array(outputs: PyTree) -> Any:
     """The first array of a network's output, a list, dictionary or dataclass among others.
 
     Raises:
-      InputError: there is no such model.
+      InputError: there is none.
     """
-    arrays = named_leaves(outputs, (np.ndarray, torch.Tensor)).values()
-    for array in arrays:
-        return array
+    return next(iter(_arrays(outputs).values()))
+
+
+def _arrays(outputs: PyTree) -> dict[str, Any]:
+    arrays = named_leaves(outputs, (np.ndarray, torch.Tensor))
+    if arrays:
+        return arrays
     raise InputError(
         f"the network returned a {type(outputs).__name__}, not a tensor; wrap it in a module that "
         "returns tensors"
@@ -177,6 +188,16 @@ class LanguageWorkload(Workload):
     def inputs_digest(self) -> str:
         rows = [str(self.rows)] if self.rows > 1 else []
         return _digest([repr(self.prompt), str(self.new_tokens), *rows])
+
+    def check_tokens(self, forced: Sequence[int]) -> None:
+        network: Any = self.network
+        known = network.config.vocab_size
+        for token in (*self.prompt, *forced):
+            if not 0 <= token < known:
+                raise InputError(
+                    f"the token {token} is none of the {known} that {self.model} knows; give the "
+                    "tokenizer, or the trace, of this model"
+                )
 
     def word(self, token: int) -> str:
         """A token as text, where there is a tokenizer."""

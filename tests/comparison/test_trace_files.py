@@ -50,8 +50,8 @@ def test_comes_back_as_it_was(subject, tmp_path):
     assert back.tokens == trace.tokens and len(back.outputs) == 2
     for a, b in zip(trace.outputs, back.outputs, strict=True):
         np.testing.assert_array_equal(a, b)
-    assert {n: d for n, (d, _) in trace.weights.items()} == {
-        n: d for n, (d, _) in back.weights.items()
+    assert {n: (w.digest, w.dtype) for n, w in trace.weights.items()} == {
+        n: (w.digest, w.dtype) for n, w in back.weights.items()
     }
     stored = 0
     for a, b in zip(trace.records, back.records, strict=True):
