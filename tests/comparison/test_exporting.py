@@ -238,7 +238,7 @@ class KeywordInput(nn.Module):
 
 def test_a_keyword_called_input_is_an_input_of_its_own():
     x, y = torch.ones(2, 3), torch.full((2, 3), 5.0)
-    program = export_stablehlo(KeywordInput(), x, kwargs={"input": y}, platforms=["cpu"])
+    program = jaxsr.export_stablehlo(KeywordInput(), x, kwargs={"input": y}, platforms=["cpu"])
     got = program.call(jnp.asarray(x.numpy()), jnp.asarray(y.numpy()))
     np.testing.assert_array_equal(np.asarray(got), KeywordInput()(x, input=y))
 
@@ -254,4 +254,4 @@ class LastState(nn.Module):
 
 def test_an_output_without_rows_in_its_first_axis_is_refused():
     with pytest.raises(InputError, match=r"shape \(1, 2, 5\) for a batch of 2.*--fixed-batch"):
-        export_stablehlo(LastState(), torch.ones(3, 6, 4), platforms=["cpu"])
+        jaxsr.export_stablehlo(LastState(), torch.ones(3, 6, 4), platforms=["cpu"])
