@@ -20,8 +20,8 @@ from jaxsr.restoration.tiling import Plan, Size
 Images = np.ndarray
 """float32 (1, channels, height, width)."""
 
-_WIDTHS = (32, 64)
-"""Widths of a strip; the second where a network does not take the first."""
+_WIDTHS = (16, 32, 64)
+"""Widths of a strip; the next where a network does not take one."""
 
 
 def side_that_differs(

@@ -108,7 +108,7 @@ def test_what_has_no_tiles_after_all_is_refused_where_it_is_too_large(monkeypatc
         jaxsr.restore(uneven(640, 160), network, tile=128, engine="torch")
     assert "no exact tiles" in caplog.text
     tiled = jaxsr.restore(uneven(640, 160), network, tile=128, tiling="approximate")
-    assert tiled.shape == (640, 160, 3)
+    assert np.shape(tiled) == (640, 160, 3)
 
 
 def test_a_constant_is_no_mask_and_far_taps_are_seen():
