@@ -33,7 +33,7 @@ class Weight(NamedTuple):
     """A parameter or buffer as a side holds it."""
 
     digest: str
-    """Of the bytes."""
+    """Digest of the bytes."""
     figures: Figures
     dtype: str = ""
     """Empty in traces of 0.3 and before."""
