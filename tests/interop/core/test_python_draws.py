@@ -57,6 +57,18 @@ def test_draws_from_the_operating_system_are_refused(draw, train):
         jm.apply(jm.params, jm.buffers, X, train=train)
 
 
+NAMES = random.SystemRandom()
+
+
+def test_forward_may_name_a_generator_of_the_operating_system():
+    def forward(s, x):
+        return x * 2 if isinstance(NAMES, random.Random) else x
+
+    for train in (False, True):
+        jm = to_jax(FunctionNet(forward))
+        np.testing.assert_array_equal(jm.apply(jm.params, jm.buffers, X, train=train)[0], X * 2)
+
+
 def test_a_function_that_is_kept_in_a_trace_draws_afterwards():
     functions = []
 
