@@ -21,6 +21,7 @@ from jaxsr.interop.bounded_read import MOST_BYTES, read_bounded
 from jaxsr.interop.errors import CheckpointError, DamagedFileError, first_line
 from jaxsr.interop.sealed_json import seal, unseal
 
+_trees: Any = jax.tree_util  # untyped in JAX
 RECORD_ITEM = "record"
 """Item and file of a checkpoint that hold the record."""
 
@@ -128,8 +129,8 @@ class CheckpointRecord:
 
 def _checked_leaves(state: PyTree) -> dict[str, Any]:
     names = dict[str, str]()
-    for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
-        name, stored = (jax.tree_util.keystr(path, simple=True, separator=s) for s in "/.")
+    for path, leaf in _trees.tree_flatten_with_path(state)[0]:
+        name, stored = (_trees.keystr(path, simple=True, separator=s) for s in "/.")
         if not hasattr(leaf, "dtype"):
             raise CheckpointError(
                 f"{name} is {leaf!r}, not an array; save it as one: jnp.asarray({leaf!r})"
@@ -145,10 +146,12 @@ def _checked_leaves(state: PyTree) -> dict[str, Any]:
 
 
 def _absent_of(state: PyTree) -> list[str]:
-    pairs = jax.tree_util.tree_flatten_with_path(state, is_leaf=lambda leaf: leaf is None)[0]
-    return sorted(
-        jax.tree_util.keystr(p, simple=True, separator="/") for p, v in pairs if v is None
-    )
+    def is_absent(leaf: Any) -> bool:
+        return leaf is None
+
+    pairs = _trees.tree_flatten_with_path(state, is_leaf=is_absent)[0]
+    paths = [path for path, leaf in pairs if leaf is None]
+    return sorted(_trees.keystr(path, simple=True, separator="/") for path in paths)
 
 
 def _form(leaf: Any) -> tuple[list[int], str]:

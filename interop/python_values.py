@@ -189,7 +189,7 @@ def token_writer(value: Any) -> Callable[[dict], None] | None:
     if isinstance(value, np.random.RandomState):
         legacy = value.get_state()
         return lambda before: value.set_state(legacy)
-    if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
+    if isinstance(value, random.Random):
         python = value.getstate()
         return lambda before: value.setstate(python)
     return None

@@ -220,7 +220,8 @@ def var(
 ) -> jax.Array:
     ddof: Any = 1 if correction is None else correction
     if jnp.iscomplexobj(x):
-        return sum(var(p, dim, correction=ddof, keepdim=keepdim) for p in (x.real, x.imag))
+        real, imaginary = (var(p, dim, correction=ddof, keepdim=keepdim) for p in (x.real, x.imag))
+        return real + imaginary
     axes = tuple(dim) if dim and x.ndim else None
     left = terms(x, axes) - ddof
     wide = widened(x)

@@ -130,7 +130,8 @@ def test_whole_files_of_any_times_are_whole(tmp_path, ending, times, sound_s):
             frame.pts, frame.time_base = time, Fraction(1, 1000)
             out.mux(video.encode(frame))
         out.mux(video.encode(None))
-        for start in range(*(48000 * s for s in sound_s), 1024) if sound_s else ():
+        first, last = sound_s or (0, 0)
+        for start in range(48000 * first, 48000 * last, 1024):
             silence = np.zeros((2, 1024), np.float32)
             tone = av.AudioFrame.from_ndarray(silence, "fltp", "stereo")
             tone.rate, tone.pts, tone.time_base = 48000, start, Fraction(1, 48000)
