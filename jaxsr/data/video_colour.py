@@ -5,6 +5,7 @@ RGB: its own matrices are up to two levels off where chroma is subsampled, make 
 16 bits, and round down towards full range.
 """
 
+import functools
 from typing import Any
 
 import cv2
@@ -67,14 +68,14 @@ def frame_of(pixels: UInt[np.ndarray, "h w 3"], coded: Any) -> Any:
     import av
 
     peak = np.iinfo(pixels.dtype).max
-    wanted = {"format": coded.pix_fmt, "width": coded.width, "height": coded.height}
+    form = {"format": coded.pix_fmt, "width": coded.width, "height": coded.height}
     planar, bits = _planar(coded.format)
     if planar is None:
         if peak > 255:  # swscale cuts bits off: these are the values whose rest is nothing
             step = 65535 / (2**bits - 1)
             pixels = np.rint(np.rint(pixels / step) * step).astype(np.uint16)
         layout = "rgb48le" if peak > 255 else "rgb24"
-        return _resampled(av.VideoFrame.from_ndarray(pixels, format=layout), **wanted)
+        return _resampled(av.VideoFrame.from_ndarray(pixels, format=layout), **form)
     is_full = _is_full(coded.format, coded.color_range)
     of_rgb = _of_rgb(planar, coded.colorspace, is_full, bits)
     samples = cv2.transform(pixels.astype(np.uint16), of_rgb / [peak, peak, peak, 1])
@@ -82,7 +83,7 @@ def frame_of(pixels: UInt[np.ndarray, "h w 3"], coded: Any) -> Any:
     for plane, values in zip(frame.planes, cv2.split(samples), strict=True):
         fill_plane(plane, np.minimum(values, 2**bits - 1), bits)
     frame.colorspace, frame.color_range = coded.colorspace, _FULL if is_full else _LIMITED
-    return _resampled(frame, is_full, **wanted)
+    return _resampled(frame, is_full, **form)
 
 
 def plane_samples(plane: Any, bits: int = 8) -> UInt[np.ndarray, "h w"]:
@@ -115,6 +116,7 @@ def _is_full(format: Any, colour_range: int) -> bool:
     return colour_range == _FULL or format.name.startswith(("yuvj", "gray", "ya"))
 
 
+@functools.cache  # every frame asks
 def _of_rgb(planar: str, matrix: int, is_full: bool, bits: int) -> Float[np.ndarray, "c 4"]:
     """Levels of each plane from RGB in 0 to 1; the last column is added."""
     is_gray = planar.startswith("gray")
@@ -136,6 +138,7 @@ def _of_rgb(planar: str, matrix: int, is_full: bool, bits: int) -> Float[np.ndar
     return np.concatenate([rows, np.array(added)[:, None]], 1)[: 1 if is_gray else 3]
 
 
+@functools.cache
 def _to_rgb(planar: str, matrix: int, is_full: bool, bits: int) -> Float[np.ndarray, "3 c"]:
     """RGB in 0 to 1 from levels of each plane; the last column is added."""
     if planar.startswith("gray"):

@@ -61,12 +61,12 @@ def _not_of(source: bytes, module: types.ModuleType, file: str) -> dict[str, str
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return {"code": type(error).__name__}
     forms = {*map(_form, _codes_in(code))}
-    kept = (type, types.FunctionType, functools._lru_cache_wrapper)
-    values = [value for value in [*vars(module).values()] if isinstance(value, kept)]
-    own = [value for value in values if value.__module__ == module.__name__]
-    kinds = [kind for kind in own if isinstance(kind, type)]
+    holders = (type, types.FunctionType, functools._lru_cache_wrapper)
+    values = [value for value in [*vars(module).values()] if isinstance(value, holders)]
+    defined = [value for value in values if value.__module__ == module.__name__]
+    kinds = [kind for kind in defined if isinstance(kind, type)]
     members = [member for kind in kinds for member in vars(kind).values()]
-    loaded = [f.__code__ for member in [*own, *members] for f in _functions_in(member)]
+    loaded = [f.__code__ for member in [*defined, *members] for f in _functions_in(member)]
     loaded = [c for c in loaded if c.co_filename == file]
     others = {c.co_qualname: repr(_form(c)) for c in loaded if _form(c) not in forms}
     stored = {  # as attributes, by code that counts in a class
@@ -100,10 +100,16 @@ def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _form(code: types.CodeType) -> tuple:
-    constants = (
-        (type(c), _form(c) if isinstance(c, types.CodeType) else c) for c in code.co_consts
-    )
+    """The code without its lines, with equal text in every process."""
+    constants = map(_constant, code.co_consts)
     return code.co_qualname, code.co_code, code.co_names, code.co_varnames, *constants
+
+
+def _constant(value: object) -> object:
+    if isinstance(value, types.CodeType):
+        return _form(value)
+    # The order of a set depends on the process.
+    return repr(sorted(map(repr, value)) if isinstance(value, frozenset) else value)
 
 
 def _constants(scope: ast.Module | ast.ClassDef) -> dict[str, object]:

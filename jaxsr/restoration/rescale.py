@@ -3,11 +3,14 @@
 Bicubic as Pillow does it, width first: a = -0.5, antialiased where the image shrinks. Depth stays.
 """
 
+import functools
+
 import numpy as np
 from jaxtyping import Shaped
 from PIL import Image
 
 from jaxsr.ops._resize.conventions.pillow import WEIGHT_BITS, pillow_passes
+from jaxsr.ops._resize.weights import Taps
 
 
 class RowRescaler:
@@ -30,9 +33,7 @@ class RowRescaler:
         if self._source[0] == self._target[0]:
             return _rounded(rows, dtype)
         pending = rows if self._pending is None else np.concatenate([self._pending, rows])
-        size = ((self._source[0],), rows.dtype, (0,), (self._target[0],))
-        taps = pillow_passes(*size, method="bicubic")[0].taps
-        last = np.maximum.accumulate(taps.index.max(1))  # row that each result waits for
+        taps, last = _taps(self._source[0], self._target[0], rows.dtype)
         ready = int((last < self._first + len(pending)).sum())
         index, weight = taps.index[self._done : ready], taps.weight[self._done : ready]
         result = np.zeros((len(index), *pending.shape[1:]), weight.dtype)
@@ -43,6 +44,13 @@ class RowRescaler:
         first = int(taps.index[ready:].min(initial=self._first + len(pending)))
         self._pending, self._first, self._done = pending[first - self._first :], first, ready
         return _rounded(result, dtype)
+
+
+@functools.lru_cache(maxsize=4)  # every band of an image asks
+def _taps(extent: int, outputs: int, dtype: np.dtype) -> tuple[Taps, np.ndarray]:
+    """The taps of every row of the result, and the number of the last row that it waits for."""
+    (one,) = pillow_passes((extent,), dtype, (0,), (outputs,), method="bicubic")
+    return one.taps, np.maximum.accumulate(one.taps.index.max(1))
 
 
 def _rounded(values: np.ndarray, dtype: np.dtype) -> np.ndarray:

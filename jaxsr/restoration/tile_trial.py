@@ -79,14 +79,14 @@ def _strip_agrees(
     strip: Images, plan: Plan, axis: int, scale: int, network: Callable[[Images], Images]
 ) -> bool:
     tile, along = plan.shape[axis], 2 + axis
-    whole = network(strip)
-    tolerance = ROUNDING * max(float(np.abs(whole).max()), 1e-6)
+    untiled = network(strip)
+    tolerance = ROUNDING * max(float(np.abs(untiled).max()), 1e-6)
     for start, inner, end in plan.spans(axis):
         if start + tile > strip.shape[along]:
             break
         piece = network(_narrow(strip, along, start, start + tile))
         used = _narrow(piece, along, (inner - start) * scale, (end - start) * scale)
-        expected = _narrow(whole, along, inner * scale, end * scale)
+        expected = _narrow(untiled, along, inner * scale, end * scale)
         if not np.abs(used - expected).max() <= tolerance:  # NaN is not
             return False
     return True

@@ -67,6 +67,9 @@ def read_without_draws(read: Callable[[], Any], name: str) -> Any:
         because another thread may have drawn meanwhile.
       name: of the data, for the error.
 
+    Returns:
+      The value that was read.
+
     Raises:
       InputError: the data draw.
     """
