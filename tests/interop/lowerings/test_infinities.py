@@ -142,6 +142,24 @@ def test_functions_with_limits():
         np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-5, err_msg=name)
 
 
+@pytest.mark.parametrize("correction", [3, 3.5, 4, 5, 9])
+def test_variances_without_degrees_of_freedom(correction):
+    x = np.array([[1, 2, 4, 8], [0, -1, 5, 2]], np.float32)
+    functions = [
+        lambda x: x.var(1, correction=correction),
+        lambda x: x.std(1, correction=correction),
+        lambda x: torch.var_mean(x, 1, correction=correction)[0],
+    ]
+    for got, gradient, expected, expected_gradient in outputs_and_gradients(functions, x):
+        np.testing.assert_allclose(got, expected, rtol=1e-6)
+        if correction != 4:  # torch's are infinite there, JAX's NaN
+            np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-5, atol=1e-6)
+    for values in ([1, 2], [3, 3]):
+        pair = torch.tensor([values], dtype=torch.complex64)
+        got = to_jax(Function(functions[0])).apply({}, {}, pair.numpy())[0]
+        np.testing.assert_allclose(got, functions[0](pair))
+
+
 def test_means_of_no_windows_are_empty():
     x = torch.ones(2, 3, 8, 8)
     module = torch.nn.AdaptiveAvgPool2d((0, 3))
