@@ -47,18 +47,11 @@ def export_weights(
     """
     import jax
     from safetensors.numpy import save
-    from safetensors.torch import save as save_tensors
-
-    from jaxsr.interop.host_arrays import to_torch
 
     host = {name: _widened(np.asarray(jax.device_get(array))) for name, array in arrays.items()}
     notes = {name: json.dumps(value) for name, value in (metadata or {}).items()}
     notes |= dict([_WRITER], **{DIGEST: _ZEROS})
-    if any(array.dtype.name.startswith("float8") for array in host.values()):
-        content = save_tensors({n: to_torch(a) for n, a in host.items()}, metadata=notes)
-    else:
-        content = save(host, metadata=notes)
-    atomic_write(path, *with_digest(content))
+    atomic_write(path, *with_digest(save(host, metadata=notes)))
 
 
 def with_digest(content: bytes) -> tuple[bytes | memoryview, ...]:
@@ -143,8 +136,11 @@ def what_it_is(path: Path) -> str | None:
 
 def read_weights(path: Path) -> tuple[dict[str, np.ndarray], JsonObject]:
     """Arrays by torch name and the file's metadata; see `open_safetensors` for the errors."""
-    with open_safetensors(path) as file:
-        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    from jaxsr.interop.host_arrays import to_numpy
+
+    with open_safetensors(path, framework="pt") as file:  # NumPy has no float8 to read into
+        # Copies: torch's tensors lie in the mapped file.
+        arrays = {n: to_numpy(file.get_tensor(n)).copy() for n in file.keys()}  # noqa: SIM118
     return arrays, read_metadata(path)
 
 

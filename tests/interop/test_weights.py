@@ -34,13 +34,15 @@ def test_a_file_of_others_that_names_jaxsr_has_no_digest(tmp_path):
         assert file.get_tensor("jaxsr_head").tolist() == [1, 1]
 
 
-def test_torch_reads_narrow_dtypes(tmp_path):
+def test_narrow_dtypes_are_read_by_torch_and_here(tmp_path):
     values = torch.tensor([[0.5, -2], [1, 0]])
     dtypes = (torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.float16, torch.bool)
     tensors = {str(dtype): values.to(dtype) for dtype in dtypes}
     export_weights(tmp_path / "a.safetensors", {n: to_numpy(t) for n, t in tensors.items()})
     read = safetensors.torch.load_file(tmp_path / "a.safetensors")
+    arrays, _ = read_weights(tmp_path / "a.safetensors")
     for name, tensor in tensors.items():
+        np.testing.assert_array_equal(arrays[name], to_numpy(tensor), strict=True)
         assert read[name].dtype == tensor.dtype and torch.equal(read[name].float(), tensor.float())
 
 

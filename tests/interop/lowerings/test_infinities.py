@@ -142,6 +142,7 @@ def test_functions_with_limits():
         np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-5, err_msg=name)
 
 
+@pytest.mark.filterwarnings(r"ignore:.*degrees of freedom")
 @pytest.mark.parametrize("correction", [3, 3.5, 4, 5, 9])
 def test_variances_without_degrees_of_freedom(correction):
     x = np.array([[1, 2, 4, 8], [0, -1, 5, 2]], np.float32)
