@@ -195,6 +195,11 @@ class Shifted(nn.Module):
         return torch.roll(x, (2, 2), (2, 3))
 
 
+def test_taps_beyond_the_longest_image_of_the_analysis_leave_no_margin():
+    network = nn.Conv2d(3, 3, 3, padding=2100, dilation=2100)
+    assert measure_reach(network, channels=3).margin is None
+
+
 def test_masked_scores_are_no_influence():
     reach = measure_reach(nn.Sequential(Shifted(), Function(windows)), channels=3)
     assert (reach.period, reach.margin) == (4, 4)
