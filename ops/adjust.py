@@ -348,9 +348,11 @@ def _blend(image: jax.Array, base: jax.Array, factor: Parameter) -> jax.Array:
     """From `base` through the image, by the factor; integers cut off as in Pillow's Image.blend."""
     x = image.astype(real_dtype(image))
     apart = x - base
+    step = spread(factor, image, "factor") * apart
+    if image.dtype not in INTEGER_DTYPES:
+        return in_dtype_of(image, base + step)
     # The choice keeps compilers from contracting product and sum, which Pillow rounds apart.
-    moved = base + jnp.where(apart == 0, 0, spread(factor, image, "factor") * apart)
-    return in_dtype_of(image, jnp.floor(moved) if image.dtype in INTEGER_DTYPES else moved)
+    return in_dtype_of(image, jnp.floor(base + jnp.where(apart == 0, 0, step)))
 
 
 def _grey(image: jax.Array, channel: int) -> jax.Array:

@@ -118,6 +118,14 @@ def test_planes_and_traced_factors():
         np.testing.assert_allclose(jnp.moveaxis(got, 1, -1), want, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ENHANCERS)
+def test_gradients_at_black_and_grey_are_the_differences_of_the_linear_function(name):
+    adjust = partial(getattr(ops, name), factor=2.5)
+    black, move = jnp.zeros((5, 7, 3)), jnp.asarray(pictures("float32")[0])
+    change = jax.jvp(adjust, (black,), (move,))[1]
+    np.testing.assert_allclose(change, adjust(move) - adjust(black), atol=1e-6)
+
+
 def test_gradient_of_the_factor():
     image = pictures("float32")[0]
     slope = jax.grad(lambda f: ops.adjust_brightness(image, f).sum())(1.3)
