@@ -236,9 +236,9 @@ class Checkpoints:
 
         return _restore_newest(self.folder, like, rename)
 
-    def has_metrics(self, step: int) -> bool:
-        """Whether this step was saved with metrics; damage of its record raises."""
-        return read_record(self.folder / str(step)).metrics is not None
+    def metrics(self, step: int) -> dict[str, float] | None:
+        """The metrics that this step was saved with, if any; damage of its record raises."""
+        return read_record(self.folder / str(step)).metrics
 
 
 def restore_newest(folder: Path, like: PyTree) -> tuple[int, PyTree] | None:

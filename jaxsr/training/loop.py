@@ -110,10 +110,8 @@ def train(
             task.batches(start, host=jax.process_index(), hosts=jax.process_count())
         )
         run = _Run(task, engine, checkpoints, records, out)
-        due = origin == "resumed" and task.is_validated and run.validates(start, total)
-        if due and not checkpoints.has_metrics(start):  # a signal or an error ended the validation
-            run.validate(start, phase_at(task.phases, start - 1), stopping)
-            run.export(start, run.figures)
+        if origin == "resumed" and run.validates(start, total):
+            run.finish(start, stopping)
         devices = config.mesh_shape.devices
         set_status(f"tracing and compiling the step for {counted(devices, 'device')}")
         run.steps(batches, total, stopping)
@@ -306,6 +304,15 @@ class _Run:
                 self.records.validation(done, self.figures, validation.picture)
             if validation.picture is not None:
                 _write_picture(self.out / "validation" / f"step-{done:07d}.png", validation.picture)
+
+    def finish(self, done: int, stopping: StopRequest) -> None:
+        """Does after a resume what an error or a kill kept from a step that is saved."""
+        figures = self.checkpoints.metrics(done)
+        if figures is not None:
+            self.figures = figures
+        elif self.task.is_validated:
+            self.validate(done, phase_at(self.task.phases, done - 1), stopping)
+        self.export(done, self.figures)
 
     def export(self, done: int, figures: Mapping[str, float]) -> None:
         """Writes the weights of this step, and keeps a copy of the best validation's."""

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from jaxsr.data.processors import available_cpus
 from jaxsr.errors import InputError
 from jaxsr.interop.checkpoint import Checkpoints
-from jaxsr.interop.weights import read_metadata
+from jaxsr.interop.weights import export_weights, read_metadata
 from jaxsr.train import main
 from jaxsr.training.cli_options import parse_command_line
 from jaxsr.training.find_task import find_task
@@ -455,3 +455,24 @@ def test_steps_before_damaged_validation_data_are_saved(folder, capsys, engine):
     assert "ShortHeldOut.validation_data says that it has 13 items, but ends" in lines[-1]
     assert "the state of step 2 is saved" in lines
     assert Path("run/checkpoints/2").is_dir()
+
+
+@pytest.mark.parametrize("step", [2, 4, 6])
+def test_a_resume_exports_the_weights_whose_export_failed(folder, monkeypatch, step):
+    words = ["fit_task:Fit", "--validate-every", "2", "--lr", "0.3"]
+    assert main([*words, "--out", "whole"]) == 0
+
+    def failing(path, weights, *, metadata):
+        if metadata["step"] == step:
+            raise OSError(28, "No space left on device", str(path))
+        export_weights(path, weights, metadata=metadata)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("jaxsr.training.loop.export_weights", failing)
+        assert main([*words, "--out", "run"]) != 0
+    assert main(["fit_task:Fit", "--resume", "--out", "run"]) == 0
+    for name in ("network.safetensors", "network.best.safetensors"):
+        whole, run = (Path(out, name) for out in ("whole", "run"))
+        np.testing.assert_equal(load_file(run), load_file(whole))
+        whole, run = read_metadata(whole), read_metadata(run)
+        assert (run["step"], run["validation"]) == (whole["step"], whole["validation"])
