@@ -20,7 +20,6 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 from torch import nn
 
-from jaxsr.interop._core.explicit_axes import explicit_mesh, with_automatic_axes
 from jaxsr.interop._core.functional_module import FunctionalModule
 from jaxsr.interop._core.functionalize import functionalize
 from jaxsr.interop._core.registry import Operator, register_user_lowering
@@ -30,6 +29,7 @@ from jaxsr.interop.errors import InputError, InputTypeError, printable
 from jaxsr.interop.folding.policy import LaneFolding
 from jaxsr.interop.folding.rules import FoldingRewriter
 from jaxsr.interop.fork_guard import check_not_forked, guard_forks
+from jaxsr.ops._explicit_axes import explicit_mesh, with_automatic_axes
 
 Arrays = dict[str, jax.Array]
 Lowering = TypeVar("Lowering", bound=Callable[..., Any])

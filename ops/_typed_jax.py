@@ -2,20 +2,38 @@
 """Functions of JAX with the types that kernels use; JAX's own stubs leave their results open."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxsr.ops._explicit_axes import explicit_mesh, with_automatic_axes
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def jit(*static_argnames: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator: `jax.jit`, under which a function keeps its signature."""
-    return cast(Any, partial(jax.jit, static_argnames=static_argnames))
+    """A decorator: `jax.jit`, under which a function keeps its signature.
+
+    Operands on explicit axes of a mesh are computed on automatic ones.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        compiled: Any = jax.jit(function, static_argnames=static_argnames)
+
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            if (mesh := explicit_mesh((args, kwargs))) is None:
+                return compiled(*args, **kwargs)
+            inputs = args, kwargs
+            return with_automatic_axes(lambda _, x: compiled(*x[0], **x[1]), mesh, (), inputs)
+
+        return call
+
+    return decorate
 
 
 ArrayFunction = Callable[..., jax.Array]

@@ -51,22 +51,32 @@ _MOST_SAMPLES = 2**31  # sample numbers are int32 on the device
 _MOST_THREADS = 16
 
 
+class ReadAgainError(InputError):
+    """Data may have drawn from the process's generators, or another thread did meanwhile."""
+
+
 class _Gate:
     """Lets threads fill batches, but not while a block of another thread runs."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._filling = self._pauses = 0
+        self._filling = self._pauses = self._alone = self._moving = 0
 
     def fill(self, fill: Fill, rows: np.ndarray) -> None:
+        try:
+            self._fill(fill, rows, alone=False)
+        except ReadAgainError:
+            self._fill(fill, rows, alone=True)
+
+    def _fill(self, fill: Fill, rows: np.ndarray, *, alone: bool) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: not self._pauses)
-            self._filling += 1
+            self._changed.wait_for(lambda: not (self._pauses or (alone and self._moving)))
+            self._filling, self._alone = self._filling + 1, self._alone + alone
         try:
             fill(rows)
         finally:
             with self._changed:
-                self._filling -= 1
+                self._filling, self._alone = self._filling - 1, self._alone - alone
                 self._changed.notify_all()
 
     @contextmanager
@@ -81,11 +91,26 @@ class _Gate:
                 self._pauses -= 1
                 self._changed.notify_all()
 
+    @contextmanager
+    def moving(self) -> Generator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._alone)
+            self._moving += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._moving -= 1
+                self._changed.notify_all()
+
 
 _GATE = _Gate()
 
 filling_paused = _GATE.paused
 """A block in which no thread fills a batch: a trace would see changes that data make in Python."""
+generators_may_move = _GATE.moving
+"""A block that may draw from the process's generators, or set them; a batch that may have drawn is
+filled again outside such blocks."""
 
 
 class BatchStream:

@@ -7,6 +7,7 @@ assumed.
 """
 
 import inspect
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -25,6 +26,8 @@ from jaxsr.runtime.activity import set_done
 from jaxsr.runtime.open_runner import open_runner
 from jaxsr.runtime.options import ComputeOptions, LaneFolding
 from jaxsr.runtime.runner import Runner
+
+log = logging.getLogger(__name__)
 
 _DEFAULTS = ComputeOptions()
 
@@ -234,6 +237,12 @@ def load_detector(
         options=model_options,
         trust_builder=trust_builder,
     )
+    if (loaded.family, (loaded.metadata or {}).get("phase")) == ("mshnet", "warmup"):
+        log.warning(
+            "%s: its weights are of the warm-up, before the fusion of the heads is trained, so few "
+            "targets are found; give weights of a later step",
+            weights or model,
+        )
     runner = open_runner(loaded.network, options, lane_folding=lane_folding)
     form = form_of(loaded, evaluate=evaluate, base=base)
     return Detector(runner, form, batch=batch, scales=scales)

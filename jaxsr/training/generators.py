@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from jaxsr.errors import InputError
+from jaxsr.data.prefetch import ReadAgainError
 
 
 def seed_generators(seed: int, epoch: int, index: int) -> None:
@@ -71,7 +71,7 @@ def read_without_draws(read: Callable[[], Any], name: str) -> Any:
       The value that was read.
 
     Raises:
-      InputError: the data draw.
+      ReadAgainError: the data draw, or a step or a validation that runs meanwhile.
     """
     for _ in range(3):
         before = _host_states()
@@ -81,7 +81,7 @@ def read_without_draws(read: Callable[[], Any], name: str) -> Any:
             return value
         if draws.drew:
             break
-    raise InputError(
+    raise ReadAgainError(
         f"{name} draws from random, numpy.random or torch, which a thread must not; use --cache "
         "off and leave --prefetch out, or draw in prepare, or from a generator made there"
     )

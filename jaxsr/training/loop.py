@@ -14,6 +14,7 @@ from typing import Any, NoReturn, Self
 import jax
 
 from jaxsr.data.picture_file import ChangedFileError
+from jaxsr.data.prefetch import generators_may_move
 from jaxsr.errors import FileAccessError, InputError, UserError, counted, one_line
 from jaxsr.interop.agreement import ending_with_others
 from jaxsr.interop.atomic_write import atomic_write, set_aside
@@ -183,18 +184,20 @@ class _Run:
             while engine.step < total:
                 phase = phase_at(self.task.phases, engine.step)
                 profiler.before(engine)
-                try:
-                    with stopping.limited(f"the data of step {engine.step + 1} do not come"):
-                        batch = next(batches)
-                except (ChangedFileError, InputError, Stalled):
-                    self._keep_steps(engine.step, phase)
-                    raise
-                try:
-                    metrics = engine.train_step(phase, batch)
-                except (NonFiniteError, RefusedValueError) as error:
-                    if self.waiting:
-                        self._report(engine.step, phase)
-                    self._fail(engine.step + 1, error)
+                with ExitStack() as stack:
+                    try:
+                        with stopping.limited(f"the data of step {engine.step + 1} do not come"):
+                            batch = next(batches)
+                            stack.enter_context(generators_may_move())
+                    except (ChangedFileError, InputError, Stalled):
+                        self._keep_steps(engine.step, phase)
+                        raise
+                    try:
+                        metrics = engine.train_step(phase, batch)
+                    except (NonFiniteError, RefusedValueError) as error:
+                        if self.waiting:
+                            self._report(engine.step, phase)
+                        self._fail(engine.step + 1, error)
                 done = engine.step
                 self.waiting[done] = metrics
                 if phase != self.phase:
@@ -213,7 +216,7 @@ class _Run:
                     metrics = self.figures if validating and self.figures else None
                     self._save(done, engine.state(), metrics)
                 if validating or (stop and not last):
-                    self.export(done, self.figures if validating else {})
+                    self.export(done, phase, self.figures if validating else {})
                 if stop and not last:
                     self.checkpoints.wait()
                     self.records.say(
@@ -289,7 +292,10 @@ class _Run:
         # them, so no host has to wait for another.
         what = f"the validation of step {done} goes on"
         try:
-            with stopping.limited(what, seconds=_VALIDATION_S, is_of_data=False):
+            with (
+                stopping.limited(what, seconds=_VALIDATION_S, is_of_data=False),
+                generators_may_move(),
+            ):
                 validation = self.task.validate(self.engine.network(phase))
         except RefusedValueError as error:
             self._keep_steps(done, phase)
@@ -307,22 +313,29 @@ class _Run:
 
     def finish(self, done: int, stopping: StopRequest) -> None:
         """Does after a resume what an error or a kill kept from a step that is saved."""
-        figures = self.checkpoints.metrics(done)
+        figures, phase = self.checkpoints.metrics(done), phase_at(self.task.phases, done - 1)
         if figures is not None:
             self.figures = figures
         elif self.task.is_validated:
-            self.validate(done, phase_at(self.task.phases, done - 1), stopping)
-        self.export(done, self.figures)
+            self.validate(done, phase, stopping)
+        self.export(done, phase, self.figures, again=True)
 
-    def export(self, done: int, figures: Mapping[str, float]) -> None:
-        """Writes the weights of this step, and keeps a copy of the best validation's."""
+    def export(
+        self, done: int, phase: str, figures: Mapping[str, float], *, again: bool = False
+    ) -> None:
+        """Writes the weights of this step, and keeps a copy of the best validation's.
+
+        With `again`, a file that has the weights of this step stays as it is.
+        """
         weights = self.engine.weights()  # a collective operation where parameters are split over
         # hosts
         if jax.process_index():
             return
-        notes = {**self.task.describe(), "step": done, "validation": dict(figures)}
+        notes = {**self.task.describe(), "step": done, "phase": phase}
+        notes["validation"] = dict(figures)
         newest = self.out / f"{self.task.exported}.safetensors"
-        export_weights(newest, weights, metadata=notes)
+        if not (again and _is_of_step(newest, done)):
+            export_weights(newest, weights, metadata=notes)
         if not figures:
             return
         best = newest.with_suffix(".best.safetensors")
@@ -331,28 +344,40 @@ class _Run:
                 f"{self.task.metric!r} is NaN in the validation of step {done}; that ranks below "
                 "every number"
             )
-        if self.task.metric is not None and (not best.exists() or self._better_than(best)):
+        if self.task.metric is not None and (not best.exists() or self._better_than(best, phase)):
             export_weights(best, weights, metadata=notes)
 
-    def _better_than(self, path: Path) -> bool:
+    def _better_than(self, path: Path, phase: str) -> bool:
         """Whether the last validation beats the one recorded in an exported file.
 
-        A damaged file is renamed, and counts as beaten.
+        A damaged file is renamed, and counts as beaten, as does one of an earlier phase in which
+        other results of the network were judged.
         """
         metric = self.task.metric
         assert metric is not None
         try:
-            best = float(read_metadata(path)["validation"][metric])
+            notes, inputs = read_metadata(path), self.task.task.inputs
+            best, earlier = float(notes["validation"][metric]), str(notes.get("phase", phase))
         except (InputError, KeyError, TypeError) as error:
             self.records.warn(
                 f"{path} is damaged ({one_line(error)}); renamed to {set_aside(path)}, and the "
                 "weights of this validation take its place"
             )
             return True
+        if inputs(earlier) != inputs(phase):
+            return True
         this_rank, best_rank = (
             metric_rank(value, self.task.best) for value in (self.figures[metric], best)
         )
         return this_rank > best_rank
+
+
+def _is_of_step(path: Path, step: int) -> bool:
+    """Whether the file has the weights of this step, whole."""
+    try:
+        return path.exists() and read_metadata(path).get("step") == step
+    except InputError:
+        return False
 
 
 def _first_failure(

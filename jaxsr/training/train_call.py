@@ -29,6 +29,13 @@ def train(task: "str | type[Task]", **options: Any) -> "Run":
     Raises:
       UserError: an option cannot be used, or the run cannot start or go on.
     """
+    from jaxsr.training.generators import preserved_generators
+
+    with preserved_generators():  # libraries draw as they are imported
+        return _train(task, options)
+
+
+def _train(task: "str | type[Task]", options: Mapping[str, Any]) -> "Run":
     from jaxsr.training.cli_options import parse_command_line
     from jaxsr.training.find_task import check_task
     from jaxsr.training.start import start

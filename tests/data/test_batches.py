@@ -9,7 +9,12 @@ import pytest
 from PIL import Image
 
 from jaxsr.data.photos import open_photos
-from jaxsr.data.prefetch import BatchStream, filling_paused
+from jaxsr.data.prefetch import (
+    BatchStream,
+    ReadAgainError,
+    filling_paused,
+    generators_may_move,
+)
 from tests.data.photo_batches import train_batches
 
 
@@ -131,6 +136,36 @@ def test_no_thread_fills_while_filling_is_paused():
             assert not filled.wait(0.2)
         assert filled.wait(60)
         taking.join()
+
+
+def test_a_batch_that_may_have_drawn_is_filled_again_once_no_other_block_may():
+    attempts: list[str] = []
+    began = threading.Event()
+
+    class Samples:
+        def begin(self, first, count):
+            return {"x": np.zeros(count)}, self.fill
+
+        def fill(self, rows):
+            attempts.append(where)
+            began.set()
+            if where == "in a step":
+                raise ReadAgainError
+
+    where = "in a step"
+    with BatchStream(Samples(), global_batch=2, prefetch=0, threads=1) as stream:
+        with generators_may_move():
+            taking = threading.Thread(target=next, args=(stream,))
+            taking.start()
+            assert began.wait(60)
+            with filling_paused():  # as a trace within the step does
+                pass
+            where = "after it"
+        taking.join(60)
+        assert attempts == ["in a step", "after it"]
+        where = "in a step"
+        with pytest.raises(ReadAgainError):
+            next(stream)
 
 
 @pytest.mark.parametrize(

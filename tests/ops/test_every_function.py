@@ -149,6 +149,7 @@ def test_jit_vmap_mesh_and_layout_make_no_difference(name, dtype):
     compiled = jax.jit(function).lower(placed).compile()
     text = compiled.as_text() or ""
     assert not any(word in text for word in ("all-gather", "all-reduce", "all-to-all", "permute"))
+    explicit = NamedSharding(jax.make_mesh((8,), ("data",)), P("data"))
     takes = inspect.signature(function).parameters
     layout = {key: value for key, value in PLANES.items() if key in takes}
     planes = jax.jit(partial(function, **layout))(jnp.moveaxis(images, -1, 1))
@@ -156,12 +157,14 @@ def test_jit_vmap_mesh_and_layout_make_no_difference(name, dtype):
         "jit": jax.jit(function)(images),
         "vmap": jax.jit(jax.vmap(function))(images),
         "mesh": compiled(placed),
+        "explicit axes": function(jax.device_put(images, explicit)),
         "layout": jnp.moveaxis(planes, 1, -1),
     }
     # Programs contract other products and sums: the last bit may differ, in levels at a tie.
     atol = {"float32": 2e-6, "bfloat16": 2**-8}.get(plain.dtype.name, 1)
     if not plain.dtype.name.startswith("uint"):
         atol *= max(1, np.abs(in_float(plain)).max())
+    assert results["explicit axes"].sharding.is_equivalent_to(explicit, plain.ndim)
     for kind, result in results.items():
         assert result.dtype == plain.dtype
         np.testing.assert_allclose(in_float(result), in_float(plain), atol=atol, err_msg=kind)
@@ -220,10 +223,12 @@ def test_jit_vmap_and_mesh_make_no_difference_with_arguments(name):
     compiled = jax.jit(function).lower(*placed).compile()
     text = compiled.as_text() or ""
     assert not any(word in text for word in ("all-gather", "all-reduce", "all-to-all", "permute"))
+    explicit = NamedSharding(jax.make_mesh((8,), ("data",)), P("data"))
     results = {
         "jit": jax.jit(function)(*arrays),
         "vmap": jax.jit(jax.vmap(function))(*arrays),
         "mesh": compiled(*placed),
+        "explicit axes": function(*jax.device_put(arrays, explicit)),
     }
     for kind, result in results.items():
         for got, want in zip(jax.tree.leaves(result), jax.tree.leaves(plain), strict=True):

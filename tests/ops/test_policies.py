@@ -142,7 +142,10 @@ def test_any_mesh_and_layout(policy, dtype):
     assert not any(word in text for word in ("all-gather", "all-reduce", "all-to-all", "permute"))
     on_planes = jax.jit(lambda x: ops.augment(KEY, x, (policy,), axes=(-2, -1)).images)
     planes = on_planes(jnp.moveaxis(images, -1, 1))
-    for result in (compiled(placed), jnp.moveaxis(planes, 1, -1)):
+    explicit = NamedSharding(jax.make_mesh((8,), ("data",)), P("data"))
+    on_explicit = run(jax.device_put(images, explicit))
+    assert on_explicit.sharding.is_equivalent_to(explicit, images.ndim)
+    for result in (compiled(placed), on_explicit, jnp.moveaxis(planes, 1, -1)):
         off = np.abs(np.asarray(result, np.float64) - np.asarray(plain, np.float64))
         if dtype == "uint8":
             assert off.max() <= 1

@@ -10,11 +10,13 @@ import torch
 
 from jaxsr import train
 from jaxsr.detection.detector import load_detector
+from jaxsr.interop.weights import read_metadata
 from jaxsr.models.mshnet.config import MSHNetConfig
 from jaxsr.runtime.options import ComputeOptions
 from jaxsr.training.engines import make_engine
 from jaxsr.training.mshnet import MSHNetTask
 from jaxsr.training.presets.mshnet import QUICK
+from jaxsr.training.stop_signals import StopRequest
 from jaxsr.training.task_run import TaskRun
 from tests.training.running import take_steps
 
@@ -85,7 +87,7 @@ def test_eight_devices_equal_one():
 def test_the_command_trains_on_scenes_and_its_weights_detect(tmp_path, capsys):
     options = (
         "mshnet", "--out", tmp_path, "--steps", 4, "--warmup-epochs", 1, "--batch", 8,
-        "--scenes", 16, "--base-size", 32, "--crop-size", 32, "--validate-every", 4,
+        "--scenes", 16, "--base-size", 32, "--crop-size", 32, "--validate-every", 2,
         "--log-every", 2, "--model.widths", 4, 8, 8, "--model.blocks", 1, 1, 1,
         "--model.attention-ratio", 4, "--no-tensorboard",
     )  # fmt: skip
@@ -94,6 +96,19 @@ def test_the_command_trains_on_scenes_and_its_weights_detect(tmp_path, capsys):
     assert {"validation/iou", "validation/pd", "validation/fa"} <= lines[-1].keys()
     load_detector(tmp_path / "network.safetensors", options=ComputeOptions(engine="torch"))
     assert list((tmp_path / "validation").glob("*.png"))
+    # The validation of the warm-up judged another head, and no fusion of the heads.
+    assert read_metadata(tmp_path / "network.best.safetensors")["phase"] == "main"
+
+
+@pytest.mark.slow
+def test_weights_of_the_warm_up_are_said_to_be(tmp_path, caplog):
+    options = ["mshnet", "--preset", "quick", "--scenes", "16", "--out", str(tmp_path / "run")]
+    options += ["--batch", "8", "--warmup-epochs", "9", "--steps", "19", "--validate-every", "1"]
+    with pytest.MonkeyPatch.context() as context:
+        context.setattr(StopRequest, "is_due", lambda self, step: step == 1)
+        assert train.main(options) == 0
+    load_detector(tmp_path / "run", options=ComputeOptions(engine="torch"))
+    assert "its weights are of the warm-up, before the fusion of the heads" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from jaxsr.errors import FileAccessError, InputError, UserError
 from jaxsr.interop.errors import StateOfCallError
 from jaxsr.interop.out_of_memory import OutOfMemoryError
 from jaxsr.train import main
+from jaxsr.training.generators import generator_states
 from jaxsr.training.start import _one_run
 from jaxsr.training.train_call import _words
 from tests.training.user_tasks import Fit, Points
@@ -88,6 +89,13 @@ def test_modes_of_torch_around_a_call_do_not_count(engine):
         assert torch.is_autocast_enabled("cpu") and not torch.is_grad_enabled()
     with torch.device("meta"), pytest.raises(InputError, match="default device is 'meta'"):
         jaxsr.train(Fit, out="meta", **options)
+
+
+@pytest.mark.parametrize("engine", ["jax", "torch"])
+def test_generators_of_the_caller_stay_as_they_were(engine):
+    before = generator_states()
+    jaxsr.train(Fit, steps=2, tensorboard=False, engine=engine)
+    assert generator_states() == before
 
 
 def test_a_resumed_run_does_not_read_the_weights_that_it_began_with(folder):

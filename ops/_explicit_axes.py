@@ -1,8 +1,8 @@
-"""Modules on meshes with explicit axes, where JAX asks every operation for the sharding it makes.
+"""Operands on meshes with explicit axes, where JAX asks every operation for the sharding it makes.
 
-`jax.make_mesh` has explicit axes by default in newer versions of JAX. A module's code names no
-shardings, so its operations run with automatic axes. Results are sharded by their leading axis
-as the inputs are, where they have as many rows, and replicated otherwise.
+`jax.make_mesh` has explicit axes by default in newer versions of JAX. The code of modules and of
+image functions names no shardings, so its operations run with automatic axes. Results are sharded
+by their leading axis as the inputs are, where they have as many rows, and replicated otherwise.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from jaxsr.interop.annotations import PyTree
+PyTree = Any
 
 
 def explicit_mesh(arrays: PyTree) -> AbstractMesh | None:
