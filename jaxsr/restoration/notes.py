@@ -170,7 +170,14 @@ def _is_deep_avif(data: bytes) -> bool:
 
 
 def _lossy_webp(data: bytes) -> bool:
-    return data[:4] == b"RIFF" and data[8:12] == b"WEBP" and b"VP8L" not in data[12:4096]
+    if data[:4] != b"RIFF" or data[8:12] != b"WEBP":
+        return False
+    at = 12  # the samples' chunk comes after a profile of any length
+    while len(name := data[at : at + 4]) == 4 and name not in (b"VP8 ", b"VP8L"):
+        length = int.from_bytes(data[at + 4 : at + 8], "little")
+        # An animation's frame, here the only one, holds chunks of its own after its place.
+        at += 24 if name == b"ANMF" else 8 + length + length % 2
+    return name != b"VP8L"
 
 
 def _png_notes(data: bytes, dpi: Any) -> tuple[tuple[tuple[bytes, bytes], ...], tuple[str, ...]]:

@@ -143,6 +143,30 @@ def test_jpeg_and_webp_are_near_and_lossless_webp_is_exact(tmp_path):
     assert not read_picture(webp).notes.lossless
 
 
+def _one_frame(webp: bytes) -> bytes:
+    """An animation of one frame; Pillow's writer makes a still of it."""
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return name + struct.pack("<I", len(content)) + content + bytes(len(content) % 2)
+
+    size = struct.pack("<I", 29)[:3] * 2  # less 1
+    content = b"WEBP" + chunk(b"VP8X", b"\x02\0\0\0" + size) + chunk(b"ANIM", bytes(6))
+    content += chunk(b"ANMF", bytes(6) + size + bytes(4) + webp[12:])
+    return b"RIFF" + struct.pack("<I", len(content)) + content
+
+
+@pytest.mark.parametrize("lossless", [True, False])
+def test_webp_is_lossless_by_the_chunk_of_its_samples(tmp_path, lossless):
+    pixels, files = noise(30, 30, 3), [io.BytesIO() for _ in range(3)]
+    for file, icc in zip(files, (b"", profile() + bytes(60_001), b"VP8L" * 9), strict=True):
+        Image.fromarray(pixels).save(file, "WEBP", lossless=lossless, icc_profile=icc)
+    path = tmp_path / "x.webp"
+    for data in (*[file.getvalue() for file in files], _one_frame(files[0].getvalue())):
+        path.write_bytes(data)
+        picture = read_picture(path)
+        assert np.array_equal(picture.pixels, pixels) == picture.notes.lossless == lossless
+
+
 @pytest.mark.parametrize("deep", [False, True])
 def test_a_turned_tiff_keeps_its_samples_and_its_tag(tmp_path, deep):
     pixels = noise(20, 31, 3, deep=deep)
