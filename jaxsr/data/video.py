@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from jaxsr.data.picture_limits import MAX_PIXELS, too_large
+from jaxsr.data.video_times import PacketTimes
 from jaxsr.errors import InputError, first_of, one_line, printable
 from jaxsr.interop.atomic_write import Note, atomic_path
 from jaxsr.interop.install import install_extra
@@ -74,11 +75,11 @@ class UnreadableVideo(InputError):
 
 @contextlib.contextmanager
 def open_video(path: Path, *, max_pixels: int = MAX_PIXELS) -> "Iterator[Reading]":
-    """A video to read from; FFmpeg's errors inside the block become `UnreadableVideo`.
+    """A video to read from.
 
     Raises:
-      UnreadableVideo: no video in the file, frames of more than `max_pixels`, or PyAV is not
-        installed.
+      UnreadableVideo: not a file that FFmpeg opens, no video in it, frames of more than
+        `max_pixels`, or PyAV is not installed.
       OSError: the file cannot be read.
     """
     try:
@@ -92,19 +93,19 @@ def open_video(path: Path, *, max_pixels: int = MAX_PIXELS) -> "Iterator[Reading
     try:
         with _counting():
             opened = av.open(str(path), options={"format_whitelist": _CONTAINERS}, **options)
-        with opened as container:
-            stream = main_stream(container)
-            coded = stream.codec_context
-            if coded is None or coded.pix_fmt is None:
-                raise UnreadableVideo("no decoder for its video stream")
-            if reason := too_large((coded.height, coded.width), max_pixels=max_pixels):
-                raise UnreadableVideo(reason)
-            coded.options = {"max_pixels": str(max_pixels)}  # for frames of another size
-            # A thread that logs waits for Python, which waits for it where it closes a decoder.
-            coded.thread_count = 1
-            yield Reading(container, errors)
     except av.FFmpegError as error:
         raise UnreadableVideo(error.strerror or one_line(error)) from error
+    with opened as container:
+        stream = main_stream(container)
+        coded = stream.codec_context
+        if coded is None or coded.pix_fmt is None:
+            raise UnreadableVideo("no decoder for its video stream")
+        if reason := too_large((coded.height, coded.width), max_pixels=max_pixels):
+            raise UnreadableVideo(reason)
+        coded.options = {"max_pixels": str(max_pixels)}  # for frames of another size
+        # A thread that logs waits for Python, which waits for it where it closes a decoder.
+        coded.thread_count = 1
+        yield Reading(container, errors)
 
 
 def video_size(path: Path, *, max_pixels: int = MAX_PIXELS) -> tuple[tuple[int, int], int]:
@@ -155,20 +156,29 @@ class Reading:
         self.container = container
         self._errors = errors
         self._stream, self._is_avi = main_stream(container), container.format.name == "avi"
-        self._start, self._end, self._is_corrupt = math.inf, 0.0, False
+        self._start, self._end = math.inf, 0.0
         self._decoded_at: float | None = None
         self._longest_s = 0.0
         self._raised: Exception | None = None
         self._late: collections.deque[Any] = collections.deque()
         self._times: list[int] = []
         self._stored: dict[int, collections.deque[int]] = collections.defaultdict(collections.deque)
-        self._next_pts = 0
+        self._next_pts, self._least_pts = 0, -(2**63)
+        self._pictures = 0
+        self._corrupt: list[int] = []
+        self._packet_times = PacketTimes()
 
     def packets(self) -> Iterator[Any]:
-        """All packets, of every stream, in their order, as far as FFmpeg reads them."""
+        """All packets, of every stream, in their order, as far as FFmpeg reads them.
+
+        Times that start again follow on, see `PacketTimes`.
+        """
         demuxed = self.container.demux()
         while (packet := self._tried(lambda: next(demuxed, None))) is not None:
             is_main = packet.stream.index == self._stream.index
+            if self._packet_times.put_in_order(packet):
+                # FFmpeg misses bytes before a new start, and says so a packet late.
+                self._corrupt = [n for n in self._corrupt if n < self._pictures - 1]
             if packet.dts is not None:
                 at = float(packet.dts * packet.time_base)
                 self._start = min(self._start, at)
@@ -178,7 +188,9 @@ class Reading:
             if packet.pts is not None and (is_main or not self._is_avi):
                 last = packet.pts + (packet.duration or 0)
                 self._end = max(self._end, float(last * packet.time_base))
-                self._is_corrupt |= packet.stream.type == "video" and packet.is_corrupt
+                if packet.stream.type == "video":
+                    self._pictures += 1
+                    self._corrupt += [self._pictures] if packet.is_corrupt else []
             yield packet
 
     def frames(self) -> Iterator[Any]:
@@ -216,6 +228,8 @@ class Reading:
     def _timed(self, frame: Any) -> Any:
         if frame.pts is None:
             frame.pts, frame.time_base = self._next_pts, self._stream.time_base
+        frame.pts = max(frame.pts, self._least_pts)
+        self._least_pts = frame.pts + 1
         rate = self._stream.average_rate or 25
         self._next_pts = frame.pts + max(round(1 / (rate * self._stream.time_base)), 1)
         return frame
@@ -249,14 +263,14 @@ class Reading:
         missing = stated_s - self._end - 1.5 * frame_s
         is_stated = container.format.name not in _WITHOUT_LENGTH
         # Sound may be told to end a frame later than it does.
-        if is_stated and (self._is_corrupt or missing > 0.1):
+        if is_stated and (self._corrupt or missing > 0.1):
             return f"cut short: {self._end:.2f} s of the {stated_s:.2f} s that its header states"
         errors, last = av.logging.get_last_error()
         if errors > self._errors and last is not None:
             return f"damaged ({printable(f'{last[1]}: {last[2]}', 100)})"
         if self._raised is not None:
             return f"damaged ({one_line(self._raised)})"
-        return "damaged: a packet lacks bytes" if self._is_corrupt else None
+        return "damaged: a packet lacks bytes" if self._corrupt else None
 
 
 @contextlib.contextmanager
@@ -264,13 +278,22 @@ def write_video(target: Path, note: Note | None = None) -> Iterator[Any]:
     """A PyAV container to write to; the file appears once the block has ended well.
 
     Raises:
+      UnreadableVideo: FFmpeg cannot encode its frames, or put them or its packets into this format.
       OSError: the file cannot be written.
     """
     import av
 
     target.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_path(target, note) as partial, av.open(str(partial), "w") as out:
-        yield out
+    try:
+        with atomic_path(target, note) as partial, av.open(str(partial), "w") as out:
+            yield out
+    except av.FFmpegError as error:
+        if isinstance(error, OSError):  # a full disk
+            raise OSError(error.errno, error.strerror, str(target)) from error
+        raise UnreadableVideo(
+            f"FFmpeg cannot encode or write {target.name} ({error.strerror or one_line(error)}); "
+            "try a copy of the video (ffmpeg -i VIDEO COPY.mkv), or a smaller result"
+        ) from error
 
 
 def display_matrix(frame: Any) -> tuple[int, ...] | None:

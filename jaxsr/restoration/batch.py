@@ -48,8 +48,10 @@ class Outcome:
     """(source, changes to the result, or losses, other than samples)."""
 
 
-class _FileSink:
+class _FileSink(threading.Thread):
     """Writes an image's file in a thread, a few bands behind the device.
+
+    `finish` and `fail` neither wait nor can be interrupted half way, and may be called again.
 
     Args:
       write: writes all bands; called with the first rows, so that a failing image makes no file.
@@ -61,13 +63,16 @@ class _FileSink:
         write: Callable[[Iterator[np.ndarray]], None],
         done: Callable[[Exception | None], None],
     ) -> None:
-        self._queue: queue.Queue[np.ndarray | Exception | None] = queue.Queue(maxsize=1)
+        super().__init__(daemon=True)
+        self._write_bands, self._done = write, done
+        self._queue: queue.SimpleQueue[np.ndarray | Exception | None] = queue.SimpleQueue()
+        self._space = threading.Semaphore(1)
         self._error: Exception | None = None
-        threading.Thread(target=self._run, args=(write, done), daemon=True).start()
 
     def write(self, rows: np.ndarray) -> None:
         if self._error is not None:
             raise self._error
+        self._space.acquire()
         self._queue.put(rows)
 
     def finish(self) -> None:
@@ -78,23 +83,20 @@ class _FileSink:
 
     def _bands(self) -> Iterator[np.ndarray]:
         while isinstance(rows := self._queue.get(), np.ndarray):
+            self._space.release()
             yield rows
         if rows is not None:
             raise rows
 
-    def _run(
-        self,
-        write: Callable[[Iterator[np.ndarray]], None],
-        done: Callable[[Exception | None], None],
-    ) -> None:
+    def run(self) -> None:
         bands = self._bands()
         try:
-            write(itertools.chain([next(bands)], bands))
+            self._write_bands(itertools.chain([next(bands)], bands))
         except Exception as error:
             self._error = error
             with contextlib.suppress(Exception):
                 collections.deque(bands, maxlen=0)  # bands still coming from the pipeline
-        done(self._error)
+        self._done(self._error)
 
 
 class BatchRestorer:
@@ -119,19 +121,28 @@ class BatchRestorer:
     ) -> None:
         self._restorer, self._config, self._left_out = restorer, config, left_out
         self._made_by = made_by
-        self._budget = ByteBudget(_RESULT_BYTES)
+        self._budget, self._sinks = ByteBudget(_RESULT_BYTES), list[_FileSink]()
         self._lock = threading.Lock()
         self._claimed = {} if claimed is None else claimed
         self.outcome = Outcome()
 
     def run(self, sources: Iterable[Source], *, threads: int = 2) -> Outcome:
-        """Restores every image; returns when all files are written."""
+        """Restores every image; returns when all files are written, or given up where it raises."""
         makers = (functools.partial(self._load, source) for source in sources)
         try:
             self._restorer.run(self._works(read_ahead(makers, threads=threads)))
-        finally:
-            self._budget.wait_until_empty()
+            self._wait_for_files()
+        except BaseException as error:  # an interrupt comes between any two lines
+            for sink in self._sinks:
+                sink.fail(RuntimeError(f"interrupted by {type(error).__name__}"))
+            self._wait_for_files()
+            raise
         return self.outcome
+
+    def _wait_for_files(self) -> None:
+        for sink in self._sinks:
+            if sink.is_alive():
+                sink.join()
 
     def _load(
         self, source: Source
@@ -225,6 +236,7 @@ class BatchRestorer:
             write_picture(target, bands, encoding, self._made_by.note(target))
 
         def done(error: Exception | None) -> None:
+            self._budget.release(cost)
             if error is None:
                 with self._lock:
                     self.outcome.restored.append((source.path, target))
@@ -233,9 +245,11 @@ class BatchRestorer:
                         self.outcome.remarks.append((str(source.path), remark))
             else:
                 self._failed(source, _reason(error))
-            self._budget.release(cost)
 
-        return Work(pixels=picture.pixels, kind=picture.kind, sink=_FileSink(write, done))
+        self._sinks = [sink for sink in self._sinks if sink.is_alive()]
+        self._sinks.append(_FileSink(write, done))
+        self._sinks[-1].start()
+        return Work(pixels=picture.pixels, kind=picture.kind, sink=self._sinks[-1])
 
     def _failed(self, source: Source, reason: str) -> None:
         log.debug("%s: %s", source.path, reason)

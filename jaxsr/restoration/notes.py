@@ -35,6 +35,10 @@ TIFF_STORAGE = frozenset(
     | {0xA005}
 )
 """Tags of how samples are stored, and of notes that are read by themselves."""
+_DIRECTORIES = (0x8769, 0x8825)
+"""EXIF's and GPS's."""
+_INTEROPERABILITY = 0xA005
+"""A directory in EXIF's."""
 _PREVIEW = 330
 """SubIFDs: smaller copies of the image."""
 
@@ -135,10 +139,36 @@ def unknown_tags(tags: Mapping[int, Any]) -> tuple[str, ...]:
 def _descriptive(image: Image.Image) -> Image.Exif:
     stored, exif = image.getexif(), Image.Exif()
     for tag in TIFF_NOTES:
-        value = stored.get_ifd(tag) or None if tag in (0x8769, 0x8825) else stored.get(tag)
+        value = stored.get_ifd(tag) or None if tag in _DIRECTORIES else stored.get(tag)
         if value is not None:
-            exif[tag] = value
+            exif[tag] = as_stored(value)
     return exif
+
+
+class _Text(str):
+    """Text of a file, in whatever encoding: Pillow reads Latin-1, and writes all but ASCII as ?."""
+
+    def encode(self, *_: str) -> bytes:
+        return super().encode("latin-1")
+
+
+def as_stored(value: Any) -> Any:
+    """A tag's value, or a directory of them, whose texts Pillow writes byte for byte."""
+    if isinstance(value, dict):
+        return {tag: as_stored(inner) for tag, inner in value.items()}
+    return _Text(value) if isinstance(value, str) else value
+
+
+def exif_tags(content: bytes | None) -> dict[int, Any]:
+    """All tags of EXIF, those of its directories as dictionaries; see `as_stored`."""
+    exif = Image.Exif()
+    if content:
+        exif.load(content)
+    tags = {tag: as_stored(value) for tag, value in exif.items()}
+    tags |= {tag: as_stored(inner) for tag in _DIRECTORIES if (inner := exif.get_ifd(tag))}
+    if _INTEROPERABILITY in (camera := tags.get(0x8769, {})):
+        camera[_INTEROPERABILITY] = as_stored(exif.get_ifd(_INTEROPERABILITY))
+    return tags
 
 
 def _exif_resolution(exif: bytes | None) -> tuple[float, float] | None:
@@ -158,8 +188,8 @@ def with_resolution(notes: Notes) -> bytes:
     if notes.dpi is None or _exif_resolution(notes.exif) is not None:
         return notes.exif or b""
     exif = Image.Exif()
-    if notes.exif:
-        exif.load(notes.exif)
+    for tag, value in exif_tags(notes.exif).items():
+        exif[tag] = value
     exif[282], exif[283], exif[296] = *notes.dpi, 2
     return exif.tobytes().removeprefix(b"Exif\0\0")
 
@@ -170,7 +200,14 @@ def _is_deep_avif(data: bytes) -> bool:
 
 
 def _lossy_webp(data: bytes) -> bool:
-    return data[:4] == b"RIFF" and data[8:12] == b"WEBP" and b"VP8L" not in data[12:4096]
+    if data[:4] != b"RIFF" or data[8:12] != b"WEBP":
+        return False
+    at = 12  # the samples' chunk comes after a profile of any length
+    while len(name := data[at : at + 4]) == 4 and name not in (b"VP8 ", b"VP8L"):
+        length = int.from_bytes(data[at + 4 : at + 8], "little")
+        # An animation's frame, here the only one, holds chunks of its own after its place.
+        at += 24 if name == b"ANMF" else 8 + length + length % 2
+    return name != b"VP8L"
 
 
 def _png_notes(data: bytes, dpi: Any) -> tuple[tuple[tuple[bytes, bytes], ...], tuple[str, ...]]:

@@ -37,6 +37,7 @@ from jaxsr.errors import one_line
 from jaxsr.restoration.notes import (
     TIFF_NOTES,
     Notes,
+    as_stored,
     entries,
     extra_samples,
     read_notes,
@@ -245,8 +246,11 @@ def _unusual_tiff(data: bytes, max_pixels: int) -> Picture:
             pixels, extra, channels = pixels[..., :kept], channels - kept, kept
             exif = Image.Exif()
             for tag in TIFF_NOTES:
-                if tag in page.tags and isinstance(page.tags[tag].value, str | int):
-                    exif[tag] = page.tags[tag].value
+                if (found := page.tags.get(tag)) and isinstance(found.value, str):
+                    text = data[found.valueoffset :][: found.valuebytecount].removesuffix(b"\0")
+                    exif[tag] = as_stored(text.decode("latin-1"))
+                elif found and isinstance(found.value, int):
+                    exif[tag] = found.value
             icc = page.tags.get(34675)
     except PictureError:
         raise

@@ -139,15 +139,13 @@ class Restorer:
         return result_size(size, self._outscale)
 
     def run(self, works: Iterable[Work]) -> None:
-        """Restores every image; a failing one goes to its sink's `fail` and the others go on."""
-        try:
-            for work in works:
-                self.feed(work)
-            self.flush()
-        except BaseException as error:
-            for opened in [*self._open]:  # an image that fails is taken out
-                self._fail(opened, RuntimeError(f"interrupted by {type(error).__name__}"))
-            raise
+        """Restores every image; a failing one goes to its sink's `fail` and the others go on.
+
+        Where it raises, an interrupt for one, the sinks of the rest are left to their owner.
+        """
+        for work in works:
+            self.feed(work)
+        self.flush()
 
     def feed(self, work: Work) -> None:
         """Cuts an image and queues its tiles; results arrive at the sink in their own time."""
@@ -158,14 +156,14 @@ class Restorer:
                 work = replace(work, pixels=colour.fill_hidden(work.pixels))
             if self._tried_by and plan.tiles > 1:
                 plan = self._tried(work, plan, self._tried_by)
+            opened = _Open(work, plan, outputs=2 if work.kind == "cmyk" else 1)
+            opened.missing = {row: len(tiles) for row, tiles in enumerate(plan.rows)}
+            if self._outscale != self._scale:
+                enlarged = size[0] * self._scale, size[1] * self._scale
+                opened.rescaler = RowRescaler(enlarged, self.result_size(size))
         except Exception as error:
             work.sink.fail(error)
             return
-        opened = _Open(work, plan, outputs=2 if work.kind == "cmyk" else 1)
-        opened.missing = {row: len(tiles) for row, tiles in enumerate(plan.rows)}
-        if self._outscale != self._scale:
-            result = self.result_size(size)
-            opened.rescaler = RowRescaler((size[0] * self._scale, size[1] * self._scale), result)
         self._open.append(opened)
         for row, tiles in enumerate(plan.rows):
             for column, tile in enumerate(tiles):
@@ -345,11 +343,6 @@ class ByteBudget:
         with self._changed:
             self._used -= amount
             self._changed.notify_all()
-
-    def wait_until_empty(self) -> None:
-        with self._changed:
-            while self._used:
-                self._changed.wait()
 
 
 def read_ahead(makers: Iterable[Callable[[], Any]], *, threads: int = 2) -> Iterator[Any]:

@@ -41,7 +41,7 @@ def write_png(stream: BinaryIO, bands: Bands, encoding: Encoding) -> None:
     for name, content in notes.png_chunks:
         chunk(name, content)
     for comment in notes.comments:
-        chunk(b"tEXt", b"Comment\0" + comment.replace(b"\0", b""))
+        chunk(*_text(comment.replace(b"\0", b"")))
     if notes.exif:
         chunk(b"eXIf", notes.exif)
     if notes.xmp:
@@ -64,6 +64,16 @@ def write_png(stream: BinaryIO, bands: Bands, encoding: Encoding) -> None:
     # An empty last block, then the checksum of everything: the end of a zlib stream.
     chunk(b"IDAT", b"\x03\x00" + struct.pack(">I", adler))
     chunk(b"IEND", b"")
+
+
+def _text(comment: bytes) -> tuple[bytes, bytes]:
+    """The chunk for a comment, which is Latin-1 in tEXt and UTF-8 in iTXt."""
+    try:
+        if not comment.isascii() and comment.decode():
+            return b"iTXt", b"Comment\0\0\0\0\0" + comment
+    except UnicodeDecodeError:
+        pass
+    return b"tEXt", b"Comment\0" + comment
 
 
 def _packed(plain: np.ndarray, above: np.ndarray, *, step: int) -> tuple[bytes, int, int]:

@@ -54,13 +54,16 @@ def write_report(
     config: RestoreConfig,
     sources: Sequence[Source],
     results: Mapping[Path, tuple[Path, RestorationModel]],
-) -> Path:
+) -> bool:
     """Compares results with the truth, and writes and prints the figures.
 
     Args:
       config: of the command.
       sources: its files.
       results: the result of each source that has one, and the model that made it.
+
+    Returns:
+      Whether all sources but videos could be compared.
 
     Raises:
       ValueError: no result has a truth image of its name.
@@ -72,11 +75,12 @@ def write_report(
     border = max(1, round(config.outscale or scale)) if scale > 1 else 0
     rows, sheet, problems = [], [], []
     measure_lpips = lpips_if_installed()
+    videos = {str(source.relative): "a video" for source in sources if source.is_video}
     for source in sources:
+        if source.is_video:
+            continue
         name, truth = str(source.relative), _find(config.truth, source.relative)
         try:
-            if source.is_video:
-                raise InputError("a video")
             if source.path not in results:
                 raise InputError("it was not restored")
             if truth is None:
@@ -91,8 +95,9 @@ def write_report(
             continue
         if len(sheet) < _MOST_ON_SHEET:
             sheet.append((name, images))
+    left_out = [*problems, *videos.items()]
     if not rows:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in problems[:3])
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out[:3])
         raise InputError(
             f"no result could be compared with {config.truth}{f' ({reasons})' if reasons else ''}; "
             "truth images have the sources' relative names"
@@ -111,17 +116,17 @@ def write_report(
         "convention": convention,
         "mean": _finite(means),
         "pictures": [_finite(asdict(row)) for row in rows],
-        "not_compared": dict(problems),
+        "not_compared": dict(left_out),
     }
     atomic_write(folder / "figures.json", (json.dumps(content, indent=2) + "\n").encode())
     table = _table(rows, means, convention)
-    table += "".join(f"not compared: {name}: {reason}\n" for name, reason in problems)
+    table += "".join(f"not compared: {name}: {reason}\n" for name, reason in left_out)
     atomic_write(folder / "figures.txt", table.encode("utf-8", "surrogateescape"))
     with atomic_path(folder / "contact-sheet.png") as path:
         _contact_sheet(sheet).save(path)
     print(printable_text(table), end="")
     print(f"report: {folder}")
-    return folder
+    return not problems
 
 
 def report_folder(config: RestoreConfig) -> Path:

@@ -9,9 +9,18 @@ import numpy as np
 from PIL import Image
 
 from jaxsr.errors import InputError, InputTypeError, MissingFileError
+from jaxsr.restoration import colour
 from jaxsr.restoration.config import RestoreConfig
 from jaxsr.restoration.models import RestorationModel
-from jaxsr.restoration.pictures import CHANNELS, Kind, Picture, PictureError, read_picture
+from jaxsr.restoration.notes import Notes
+from jaxsr.restoration.pictures import (
+    CHANNELS,
+    Kind,
+    Picture,
+    PictureError,
+    read_picture,
+    upright,
+)
 from jaxsr.restoration.pipeline import Work
 from jaxsr.restoration.restorer import make_restorer
 from jaxsr.runtime.runner import Runner
@@ -36,7 +45,7 @@ def as_picture(image: Any, index: int) -> Picture:
         if not Path(image).is_file():
             raise MissingFileError(f"no file {image}; give the path of an image")
         try:
-            return read_picture(Path(image))
+            return _as_shown(read_picture(Path(image)))
         except PictureError as error:
             raise InputError(f"{image}: {error}") from error
     if isinstance(image, Image.Image):
@@ -64,6 +73,16 @@ def as_picture(image: Any, index: int) -> Picture:
             "(height, width, 1 to 4)"
         )
     return Picture(pixels=pixels, kind=_KINDS[pixels.shape[2]])
+
+
+def _as_shown(picture: Picture) -> Picture:
+    """A file's image upright, and RGB if it is CMYK: an array has no notes that say so."""
+    pixels, kind = upright(picture.pixels, picture.notes.orientation), picture.kind
+    if kind == "cmyk":  # without its profile, as in `jaxsr.data.decode`
+        unit = 1 - colour.as_unit(pixels)
+        pixels, kind = colour.as_samples(unit[..., :3] * unit[..., 3:], pixels.dtype), "rgb"
+    notes = Notes(format=picture.notes.format, lossless=picture.notes.lossless)
+    return Picture(pixels=np.ascontiguousarray(pixels), kind=kind, notes=notes)
 
 
 class ArraySink:

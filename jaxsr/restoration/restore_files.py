@@ -88,8 +88,8 @@ def run(config: RestoreConfig) -> int:
             check_folder(config.report, "--report")
         _print_tiling(model, config)
         status, results = _restore(works, config, inputs, began, made_by)
-        if config.truth is not None:
-            write_report(config, inputs.sources, results)
+        if config.truth is not None and not write_report(config, inputs.sources, results):
+            status = ExitStatus.FAILED
     return status
 
 

@@ -31,7 +31,8 @@ def restore(
 
     Args:
       images: an image or several: uint8 or uint16 arrays (height, width) or (height, width, 1 to 4
-        channels: gray, gray and alpha, RGB, RGB and alpha), Pillow images, or paths.
+        channels: gray, gray and alpha, RGB, RGB and alpha), Pillow images as they are, or paths of
+        files, whose images are turned upright, and CMYK made RGB.
       model: a torch module, which keeps its mode and device, a run folder, a weights file,
         `package.module:Class`, or weights that come with jaxsr: `clean`, `photo` (for images saved
         as JPEG), `clean_x2`, `photo_x2`, or None for those that suit each image. See

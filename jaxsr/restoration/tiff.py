@@ -9,12 +9,10 @@ import zlib
 from typing import Any, BinaryIO
 
 import numpy as np
-from PIL import Image, TiffImagePlugin
+from PIL import TiffImagePlugin
 
 from jaxsr.restoration.encoding import DEFLATE_LEVEL, Bands, Encoding
-from jaxsr.restoration.notes import TIFF_STORAGE
-
-_SUB_IFDS = (0x8769, 0x8825)
+from jaxsr.restoration.notes import TIFF_STORAGE, exif_tags
 
 
 def write_tiff(stream: BinaryIO, bands: Bands, encoding: Encoding) -> None:
@@ -61,10 +59,8 @@ def _tags(encoding: Encoding, strips: list[tuple[int, int]], strip_rows: int) ->
     (height, width, channels), notes = encoding.shape, encoding.notes
     tags: dict[int, Any] = {}
     if notes.exif:
-        exif = Image.Exif()
-        exif.load(notes.exif)
-        tags |= {tag: exif[tag] for tag in exif if tag not in TIFF_STORAGE.union(_SUB_IFDS)}
-        tags |= {tag: inner for tag in _SUB_IFDS if (inner := exif.get_ifd(tag))}
+        read = exif_tags(notes.exif)
+        tags |= {tag: value for tag, value in read.items() if tag not in TIFF_STORAGE}
     tags |= {
         256: width, 257: height, 258: (16 if encoding.deep else 8,) * channels,
         259: 8,  # deflate

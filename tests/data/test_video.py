@@ -139,3 +139,24 @@ def test_whole_files_of_any_times_are_whole(tmp_path, ending, times, sound_s):
         out.mux(sound.encode(None))
     with open_video(path) as reading:
         assert len([*reading.frames()]) == len(times) and reading.shortage() is None
+
+
+def test_joined_transport_streams_follow_on(tmp_path):
+    """At the times of FFmpeg's own concat demuxer."""
+    for name, size in (("a.ts", (48, 32)), ("b.ts", (64, 48))):
+        with av.open(str(tmp_path / name), "w") as out:
+            video = out.add_stream("libx264", rate=25)
+            video.width, video.height = size
+            for number in range(9):
+                pixels = np.full((*size[::-1], 3), 20 * number, np.uint8)
+                out.mux(video.encode(av.VideoFrame.from_ndarray(pixels)))
+            out.mux(video.encode(None))
+    names = ("a.ts", "b.ts", "a.ts")
+    (tmp_path / "list").write_text("".join(f"file {name}\n" for name in names))
+    (tmp_path / "joined.ts").write_bytes(b"".join((tmp_path / n).read_bytes() for n in names))
+    with av.open(str(tmp_path / "list"), format="concat", options={"safe": "0"}) as container:
+        want = [frame.pts for frame in container.decode(video=0)]
+    with open_video(tmp_path / "joined.ts") as reading:
+        pts = [frame.pts for frame in reading.frames()]
+        assert reading.shortage() is None
+    assert np.diff(pts).tolist() == np.diff(want).tolist() == [3600] * 26

@@ -116,6 +116,16 @@ def test_a_shorter_video_leaves_no_masks_of_the_longer_one(weights, tmp_path):
         assert masks == [f"{number:06}.png" for number in range(frames)]
 
 
+def test_the_overlay_of_joined_segments_follows_on(weights, tmp_path):
+    av = pytest.importorskip("av", reason="videos need PyAV")
+    film = _film(tmp_path / "film.ts", codec="libx264", pixels="yuv420p")
+    film.write_bytes(film.read_bytes() * 2)
+    assert _detect(film, "--model", weights, "--out", tmp_path / "out") == 0
+    with av.open(str(tmp_path / "out" / "overlays" / "film.mp4")) as container:
+        times = [frame.time for frame in container.decode(video=0)]
+    assert np.diff(times) == pytest.approx([0.1, 0.1, 0.8, 0.1, 0.1, 0.1, 0.1, 0.8, 0.1], abs=1e-3)
+
+
 def test_images_in_a_folder_of_a_videos_name_are_refused(weights, tmp_path, capsys):
     films, out = tmp_path / "films", tmp_path / "out"
     (films / "film").mkdir(parents=True)

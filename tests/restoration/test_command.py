@@ -464,6 +464,11 @@ def test_a_report_names_what_it_leaves_out(tmp_path, weights, capsys):
     }
     assert "not compared: b.png: " in (out / "report" / "figures.txt").read_text()
     assert "not compared: b.png: " in capsys.readouterr().out
+    for name in ("c.png", "d.mp4"):
+        (tmp_path / "in" / name).unlink()
+    assert restored([tmp_path / "in"], out, weights, "--truth", str(tmp_path / "truth")) == 1
+    (tmp_path / "truth" / "bb.png").rename(tmp_path / "truth" / "b.png")
+    assert restored([tmp_path / "in"], out, weights, "--truth", str(tmp_path / "truth")) == 0
 
 
 def test_a_report_replaces_no_result(tmp_path, weights, capsys):

@@ -1,5 +1,6 @@
 """Reading and writing picture files, against Pillow, OpenCV and tifffile."""
 
+import dataclasses
 import io
 import struct
 import zlib
@@ -143,6 +144,30 @@ def test_jpeg_and_webp_are_near_and_lossless_webp_is_exact(tmp_path):
     assert not read_picture(webp).notes.lossless
 
 
+def _one_frame(webp: bytes) -> bytes:
+    """An animation of one frame; Pillow's writer makes a still of it."""
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return name + struct.pack("<I", len(content)) + content + bytes(len(content) % 2)
+
+    size = struct.pack("<I", 29)[:3] * 2  # less 1
+    content = b"WEBP" + chunk(b"VP8X", b"\x02\0\0\0" + size) + chunk(b"ANIM", bytes(6))
+    content += chunk(b"ANMF", bytes(6) + size + bytes(4) + webp[12:])
+    return b"RIFF" + struct.pack("<I", len(content)) + content
+
+
+@pytest.mark.parametrize("lossless", [True, False])
+def test_webp_is_lossless_by_the_chunk_of_its_samples(tmp_path, lossless):
+    pixels, files = noise(30, 30, 3), [io.BytesIO() for _ in range(3)]
+    for file, icc in zip(files, (b"", profile() + bytes(60_001), b"VP8L" * 9), strict=True):
+        Image.fromarray(pixels).save(file, "WEBP", lossless=lossless, icc_profile=icc)
+    path = tmp_path / "x.webp"
+    for data in (*[file.getvalue() for file in files], _one_frame(files[0].getvalue())):
+        path.write_bytes(data)
+        picture = read_picture(path)
+        assert np.array_equal(picture.pixels, pixels) == picture.notes.lossless == lossless
+
+
 @pytest.mark.parametrize("deep", [False, True])
 def test_a_turned_tiff_keeps_its_samples_and_its_tag(tmp_path, deep):
     pixels = noise(20, 31, 3, deep=deep)
@@ -276,3 +301,46 @@ def test_an_abandoned_file_leaves_nothing(tmp_path):
     with pytest.raises(RuntimeError):
         write_picture(tmp_path / "x.png", bands(), encoding("rgb", format="PNG"))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+@pytest.mark.parametrize(
+    ("source", "format"),
+    [(source, format) for source in ("TIFF", "deep TIFF", "JPEG", "PNG") for format in ENDINGS],
+)
+def test_texts_stay_byte_for_byte(tmp_path, source, format, encoding):
+    """Those of tifffile, and in EXIF of Pillow, whose own text of another encoding is put in."""
+    texts = {270: "Grüße, 1 µm", 315: "Jürgen", 33432: "© Jürgen Müller"}
+    stored = {tag: text.encode(encoding) for tag, text in texts.items()}
+    path, pixels, options = tmp_path / "a", noise(20, 30, 3), {}
+    if source == "deep TIFF":  # which Pillow does not read
+        pixels, options = noise(20, 30, 2, deep=True), {"photometric": "minisblack"}
+        options |= {"extrasamples": (2,), "planarconfig": "contig"}
+    if source.endswith("TIFF"):
+        extra = [(tag, 2, len(text) + 1, text + b"\0", True) for tag, text in stored.items()]
+        path.write_bytes(_tiff(pixels, extratags=extra, metadata=None, **options))
+    else:
+        exif = Image.Exif()
+        for tag, text in stored.items():
+            exif[tag] = text
+        exif[0x8769] = {0x9003: "2024:01:02 03:04:05", 0xA430: "J~rgen"}
+        stored[0xA430] = b"J\xfcrgen\0"
+        data = exif.tobytes().replace(b"J~rgen\0", stored[0xA430])
+        Image.fromarray(pixels).save(path, source, exif=data, dpi=(300, 300))
+    picture = read_picture(path)
+    pixels = pixels if pixels.shape[2] == 3 or format in ("PNG", "TIFF") else noise(20, 30, 3)
+    kind = picture.kind if pixels.shape[2] == 2 else "rgb"
+    notes = dataclasses.replace(picture.notes, format=format)
+    result = written(tmp_path / "b", pixels, kind, notes)
+    assert all(text in result.read_bytes() for text in stored.values())
+    if format == "TIFF" and encoding == "utf-8":
+        with tifffile.TiffFile(result) as file:
+            assert {tag: file.pages.first.tags[tag].value for tag in texts} == texts
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "ascii"])
+def test_a_comment_is_text_in_png(tmp_path, encoding):
+    text = "Gruss" if encoding == "ascii" else "Grüße"
+    notes = Notes(comments=(text.encode(encoding),))
+    with Image.open(written(tmp_path / "a.png", noise(9, 9, 3), "rgb", notes)) as image:
+        assert image.info["Comment"] == text

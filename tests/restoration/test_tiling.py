@@ -270,23 +270,3 @@ def test_a_shortage_of_memory_names_the_batch_that_fits():
     restorer.flush()
     with pytest.raises(PictureError, match=r"2.00 GiB are free; --batch 2 instead of 8 may fit"):
         _ = sink.result
-
-
-def test_an_interrupt_fails_every_picture_that_is_half_done():
-    """One that heard nothing would be waited for, for ever."""
-    reach = Reach(scale=1, margin=0, period=1, least_side=1)
-
-    def works():
-        for sink in sinks:
-            yield Work(pixels=np.zeros((8, 8, 3), np.uint8), kind="rgb", sink=sink)
-        raise KeyboardInterrupt
-
-    sinks = [ArraySink() for _ in range(5)]
-    engine = TorchRunner(torch.nn.Identity(), around=around_tiles((0, 1), ensemble=False))
-    tiler = Tiler(reach, tile=8, sizes=[(1, 1)])
-    restorer = Restorer(engine, engine, tiler, scale=1, channels=3, batch=64)
-    with pytest.raises(KeyboardInterrupt):
-        restorer.run(works())
-    for sink in sinks:
-        with pytest.raises(PictureError, match="interrupted by KeyboardInterrupt"):
-            _ = sink.result

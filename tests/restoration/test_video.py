@@ -241,3 +241,30 @@ def test_a_film_that_is_cut_short_fails_again(tmp_path, capsys):
         assert main(words) == 1
         assert "the result holds what could be read" in capsys.readouterr().err
     assert frames_of(tmp_path / "out" / "a.mkv")
+
+
+def test_a_film_of_joined_segments_follows_on(tmp_path):
+    source = film(tmp_path / "a.ts")
+    data, before, sound = source.read_bytes(), frames_of(source), packets(source, "audio")
+    source.write_bytes(data * 3)
+    assert run(source, tmp_path / "out", networks.Small()) == 0
+    times = [frame.time for frame in frames_of(tmp_path / "out" / "a.ts")]
+    joined = packets(tmp_path / "out" / "a.ts", "audio")
+    assert len(times) == 3 * len(before) and np.diff(times).min() > 0.03
+    assert [part for _, part in joined] == [part for _, part in sound] * 3
+    assert np.diff([time for time, _ in joined]).min() > 0.02
+    shifts = [[times[9 * n] - times[0], joined[len(sound) * n][0] - joined[0][0]] for n in (1, 2)]
+    np.testing.assert_allclose([s[0] for s in shifts], [s[1] for s in shifts], atol=1e-4)  # a tick
+
+
+def test_an_encoder_that_refuses_the_result_is_not_the_sources_fault(tmp_path, capsys):
+    with av.open(str(tmp_path / "wide.mp4"), "w") as out:
+        video = out.add_stream("libx264", rate=10)
+        video.width, video.height = 2100, 16  # eightfold, more than H.264's 16384
+        out.mux(video.encode(av.VideoFrame.from_ndarray(np.zeros((16, 2100, 3), np.uint8))))
+        out.mux(video.encode(None))
+    network = networks.Small()
+    assert run(tmp_path / "wide.mp4", tmp_path / "out", network, "--outscale", "8") == 1
+    error = capsys.readouterr().err
+    assert "wide.mp4: FFmpeg cannot encode or write wide.mp4 (" in error
+    assert "try a copy of the video (ffmpeg -i VIDEO COPY.mkv), or a smaller result" in error
