@@ -61,6 +61,15 @@ def test_command_writes_masks_overlays_and_tables(weights, tmp_path):
         assert sum(areas) == (mask > 0).sum()
 
 
+def test_an_image_that_two_inputs_name_counts_once(weights, tmp_path, capsys):
+    Image.fromarray(spotted(40, 56, (9, 9, 3, 3))).save(tmp_path / "a.png")
+    out, words = tmp_path / "out", ["--model", weights, "--threshold", "0.01"]
+    assert _detect(tmp_path, tmp_path / "a.png", *words, "--out", out) == 0
+    (picture,) = json.loads((out / "targets.json").read_text())["pictures"]
+    rows = (out / "targets.csv").read_text().splitlines()[1:]
+    assert len(rows) == len(picture["targets"]) > 0 and "earlier input" in capsys.readouterr().out
+
+
 def test_without_a_model_the_shipped_weights_find_targets_they_never_saw(
     tmp_path, monkeypatch, capsys
 ):
