@@ -263,7 +263,7 @@ def _entries(exported: str) -> tuple[Sequence[str], Sequence[str]]:
 def clear_leftovers(out: Path) -> None:
     """Removes the half-written files that killed runs left in a run's folder."""
     for folder in (out, out / "validation"):
-        clear_partials(folder)
+        clear_partials(folder, is_locked=True)
 
 
 def check_entries(out: Path, exported: str) -> None:
