@@ -1,16 +1,18 @@
 """Files that appear complete under their name, or not at all, and files that notice damage.
 
 Content is written next to the final name and renamed, so that a killed process leaves no file that
-is cut short. Its leftovers are named after it, and `clear_partials` takes it away. A sealed file
-begins with a digest of the rest.
+is cut short. A half-written file is named after its process, and `clear_partials` removes it once
+that has ended. A sealed file begins with a digest of the rest.
 """
 
 import contextlib
 import errno
+import functools
 import hashlib
 import itertools
 import logging
 import os
+import platform
 import re
 import shutil
 import stat
@@ -192,7 +194,7 @@ def _target(path: Path) -> Path:
 def _partial(path: Path, ending: str = "") -> Path:
     """The name of the half-written file, which is free."""
     target = _target(path)
-    rest = f".{next(_numbers)}.{os.getpid()}.partial{ending}"
+    rest = f".{next(_numbers)}.{os.getpid()}-{_machine()}.partial{ending}"
     name = target.name
     if len(os.fsencode(f".{name}{rest}")) > _LONGEST_NAME:
         name = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
@@ -208,12 +210,34 @@ _LONGEST_NAME = 255
 """Bytes; that of most file systems."""
 
 
-def clear_partials(folder: Path) -> None:
-    """Removes half-written files of dead processes of this machine from a folder."""
+_PARTIAL = re.compile(r"\..+\.(\d+)(?:-([0-9a-f]{8}))?\.partial(?:\.[^.]+)?", re.DOTALL)
+"""Process and machine; earlier releases named the process alone."""
+
+
+def clear_partials(folder: Path, *, is_locked: bool = False) -> None:
+    """Removes half-written files of dead processes from a folder.
+
+    Args:
+      folder: where they are.
+      is_locked: nobody else writes there, so processes of other machines are dead. Otherwise only
+        files of this machine are removed.
+    """
     for path in folder.glob(".*.partial*"):
-        match = re.search(r"\.(\d+)\.partial(\.\w+)?$", path.name)
-        if match and not _is_living(int(match[1])):
-            path.unlink(missing_ok=True)
+        if match := _PARTIAL.fullmatch(path.name):
+            process, machine = int(match[1]), match[2]
+            may_live = machine in (None, _machine()) and _is_living(process)
+            if (is_locked or machine == _machine()) and not may_live:
+                with contextlib.suppress(OSError):  # a folder, or another user's
+                    path.unlink()
+
+
+@functools.cache
+def _machine() -> str:
+    """Tells machines apart, and containers, whose processes have numbers of their own."""
+    numbering = ""
+    with contextlib.suppress(OSError):  # Linux alone has it
+        numbering = os.readlink("/proc/self/ns/pid")
+    return hashlib.sha256(f"{platform.node()} {numbering}".encode()).hexdigest()[:8]
 
 
 def _is_living(process: int) -> bool:

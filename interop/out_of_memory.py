@@ -27,6 +27,7 @@ _ASKED = re.compile(
     rf"|Tried to allocate|Unable to allocate) {_SIZE}"
 )
 _FREE = re.compile(rf"(?:There are {_SIZE} free|of which {_SIZE} is free)")
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 class OutOfMemoryError(DeviceError):
@@ -123,19 +124,26 @@ def _free_memory() -> int | None:
 
 
 def free_memory_bytes() -> int:
-    """Bytes that this process could still take, of the machine's or of its container's."""
+    """Bytes that this process could still take, of the machine's or of its container's.
+
+    The cache of files counts as free, as in MemAvailable: Linux gives its pages to processes.
+    """
     free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
         free = int(fields["MemAvailable"].split()[0]) * 1024
-    group = Path("/sys/fs/cgroup")
-    for limit, used in (
-        (group / "memory.max", group / "memory.current"),
-        (group / "memory/memory.limit_in_bytes", group / "memory/memory.usage_in_bytes"),
+    for prefix, limit, used, total in (
+        ("memory.", "max", "current", ""),
+        ("memory/memory.", "limit_in_bytes", "usage_in_bytes", "total_"),
     ):
-        if limit.exists() and used.exists() and limit.read_text().strip() != "max":
-            free = min(free, int(limit.read_text()) - int(used.read_text()))
+        bound, taken, stat = (_CGROUP / f"{prefix}{name}" for name in (limit, used, "stat"))
+        if not (bound.exists() and taken.exists()) or bound.read_text().strip() == "max":
+            continue
+        lines = stat.read_text().splitlines() if stat.exists() else ()  # of an emulated kernel
+        sizes = {name: int(size) for name, size in map(str.split, lines)}
+        cached = sum(sizes.get(f"{total}{kind}_file", 0) for kind in ("inactive", "active"))
+        free = min(free, int(bound.read_text()) - int(taken.read_text()) + cached)
     return max(free, 0)
 
 

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -87,6 +88,17 @@ def test_a_device_that_never_answers_is_reported(monkeypatch):
     monkeypatch.setattr(devices, "_TIMEOUT_S", 0.5)
     (finding,) = devices.check_devices("auto")
     assert finding.status == "fail" and "other hosts" in str(finding.advice)
+
+
+@pytest.mark.parametrize(("platform", "failed"), [("cpu", []), ("auto", ["TPU", "CUDA"])])
+def test_accelerators_count_where_they_may_be_taken(monkeypatch, platform, failed):
+    """The machine has a TPU and a GPU, and JAX takes its CPU."""
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    exists = os.path.exists
+    nodes = ("/dev/nvidia0", "/dev/accel0")
+    monkeypatch.setattr(os.path, "exists", lambda path: path in nodes or exists(path))
+    findings = list(devices.check_devices(platform))
+    assert [finding.subject for finding in findings if finding.status == "fail"] == failed
 
 
 def test_only_the_user_s_own_flags_are_named(monkeypatch):

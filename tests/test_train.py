@@ -310,12 +310,13 @@ def test_weights_that_the_user_put_into_a_run_stay(capsys, finished, tmp_path):
 def test_resume_without_a_folder_takes_the_newest_run_and_no_copy(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     names = ["20261128-221500", "20261128-221500-backup", "20261130-090000", "my-notes"]
+    names += ["20261128-221500-20", "20261130-090000-9", "20261130-090000-10"]
     for name in names:
         (tmp_path / "runs" / f"span-{name}").mkdir(parents=True)
         (tmp_path / "runs" / f"span-{name}" / "config.json").touch()
     (tmp_path / "runs" / "span-20261201-090000").mkdir()  # nothing was saved
     for family in ("span", None):
-        assert newest_run(family) == Path("runs/span-20261130-090000")
+        assert newest_run(family) == Path("runs/span-20261130-090000-10")
     with pytest.raises(InputError, match="no run of mshnet in runs/"):
         newest_run("mshnet")
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from jaxsr.data.sources import check_folder
 from jaxsr.errors import DamagedFileError, FileAccessError, InputError, counted, first_of
-from jaxsr.interop.atomic_write import errors_of, observing, separate
+from jaxsr.interop.atomic_write import clear_partials, errors_of, observing, separate
 from jaxsr.interop.sealed_json import DIGITS, seal, short_digest, unseal
 
 RECORD = ".jaxsr-results.jsonl"
@@ -69,6 +69,7 @@ def result_folder(
             _held.add(identity)
         try:
             record = file.read()
+            clear_half_written(out, (out / name for name in results))
             _check_results(out, results, record, option)
             inside, known = out.resolve(), set(results)
             # A kill may have cut the last line.
@@ -95,6 +96,18 @@ def result_folder(
         finally:
             if not is_ours:
                 _held.discard(identity)
+
+
+def clear_half_written(out: Path, results: Iterable[Path]) -> None:
+    """Removes the half-written files that killed commands of this machine left among results.
+
+    Args:
+      out: the folder; links out of it are not followed.
+      results: files and folders in it.
+    """
+    for folder in {folder for path in results for folder in (path, path.parent)}:
+        if os.path.isdir(folder) and folder.resolve().is_relative_to(out.resolve()):
+            clear_partials(folder)
 
 
 def _lock(descriptor: int, out: Path, option: str) -> None:

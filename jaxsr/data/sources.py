@@ -1,5 +1,6 @@
 """Finds the images and videos that a command line names, and where their results go."""
 
+import functools
 import glob
 import tempfile
 from collections.abc import Iterable
@@ -102,6 +103,7 @@ def find_sources(
             _search(path, {out.resolve(), *(out.resolve() / n for n in result_folders)}, inputs)
         else:
             inputs.sources.append(Source(path, Path(path.name)))
+    _leave_repeated_out(inputs)
     _leave_results_out(inputs, out, suffix)
     return inputs
 
@@ -115,6 +117,26 @@ def _search(folder: Path, results: set[Path], inputs: Inputs) -> None:
             inputs.sources.append(Source(path, path.relative_to(folder)))
         else:
             inputs.ignored += 1
+
+
+def _leave_repeated_out(inputs: Inputs) -> None:
+    """Removes files that an earlier input named: folders, files and globs may overlap.
+
+    A link of another name stays, and has a result of its own.
+    """
+    resolved = functools.cache(Path.resolve)
+    seen: set[Path | tuple[Path, Path]] = set()
+    kept, repeated = [], []
+    for source in inputs.sources:
+        place = resolved(source.path.parent) / source.path.name
+        identities = {place, (place.resolve(), source.relative)}
+        (kept if seen.isdisjoint(identities) else repeated).append(source)
+        seen |= identities
+    if repeated:
+        names = first_of(str(source.path) for source in repeated)
+        files = counted(len(repeated), "file")
+        inputs.passed_over.append(f"{files} that an earlier input names: {names}")
+    inputs.sources = kept
 
 
 def _leave_results_out(inputs: Inputs, out: Path, suffix: str) -> None:

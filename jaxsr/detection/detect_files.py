@@ -148,11 +148,12 @@ class _Session:
                         complain(str(source.path), _NAN)
                         broken.add(number)
                         continue
-                    findings = self._find(source, self.detector.form.probability(image, scores))
+                    probability = self.detector.form.probability(image, scores)
+                    findings, mask = self._find(source, probability)
                     name = source.relative.with_suffix(".png")
                     try:
-                        self._write(Path("masks") / name, findings.mask)
-                        self._write(Path("overlays") / name, overlay(image, findings))
+                        self._write(Path("masks") / name, mask)
+                        self._write(Path("overlays") / name, overlay(image, findings, mask))
                     except OSError as error:
                         if error.errno != errno.ENAMETOOLONG:
                             raise
@@ -214,9 +215,9 @@ class _Session:
         for number, (frame, image, probability) in enumerate(batch, first):
             if np.isnan(probability).any():
                 raise UnreadableVideo(_NAN)
-            findings = self._find(source, probability, frame=number)
-            self._write(name / f"{number:06}.png", findings.mask)
-            shown = frame_of(overlay(image, findings), encoder.codec_context)
+            findings, mask = self._find(source, probability, frame=number)
+            self._write(name / f"{number:06}.png", mask)
+            shown = frame_of(overlay(image, findings, mask), encoder.codec_context)
             shown.time_base, shown.pts = frame.time_base, frame.pts
             yield shown
 
@@ -239,8 +240,8 @@ class _Session:
 
     def _find(
         self, source: Source, probability: np.ndarray, *, frame: int | None = None
-    ) -> Findings:
-        findings = find_targets(
+    ) -> tuple[Findings, np.ndarray]:
+        findings, mask = find_targets(
             source.relative.as_posix(),
             probability,
             threshold=self.config.threshold,
@@ -248,7 +249,7 @@ class _Session:
             frame=frame,
         )
         self.findings.append(findings)
-        return findings
+        return findings, mask
 
     def _write(self, name: Path, pixels: np.ndarray) -> None:
         path = self.config.out / name

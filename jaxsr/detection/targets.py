@@ -34,15 +34,15 @@ class Target:
     """Highest probability within it."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Findings:
-    """All targets of one image or frame."""
+    """All targets of one image or frame, without its mask: those of a long video fit in memory."""
 
     name: str
     frame: int | None
+    height: int
+    width: int
     targets: tuple[Target, ...]
-    mask: UInt8[np.ndarray, "h w"]
-    """255 on targets."""
 
     @property
     def source(self) -> JsonObject:
@@ -55,9 +55,8 @@ class Findings:
 
     def as_dict(self) -> JsonObject:
         """Plain data for JSON; an image without targets has an empty list."""
-        height, width = self.mask.shape
         targets = [asdict(target) for target in self.targets]
-        return self.source | {"height": height, "width": width, "targets": targets}
+        return self.source | {"height": self.height, "width": self.width, "targets": targets}
 
 
 def find_targets(
@@ -67,8 +66,8 @@ def find_targets(
     threshold: float = 0.5,
     least_px: int = 1,
     frame: int | None = None,
-) -> Findings:
-    """The targets in an image's probabilities.
+) -> tuple[Findings, UInt8[np.ndarray, "h w"]]:
+    """The targets in an image's probabilities, and their mask, which is 255 on targets.
 
     Args:
       name: of the image, for the tables.
@@ -97,12 +96,16 @@ def find_targets(
                 score=float(probability[rows, columns][inside].max()),
             )
         )
-    return Findings(name=name, frame=frame, targets=tuple(targets), mask=mask)
+    height, width = probability.shape
+    findings = Findings(name=name, frame=frame, height=height, width=width, targets=tuple(targets))
+    return findings, mask
 
 
-def overlay(image: UInt8[np.ndarray, "h w 3"], findings: Findings) -> UInt8[np.ndarray, "h w 3"]:
+def overlay(
+    image: UInt8[np.ndarray, "h w 3"], findings: Findings, mask: UInt8[np.ndarray, "h w"]
+) -> UInt8[np.ndarray, "h w 3"]:
     """The image with targets tinted and boxed, a few pixels clear of them."""
-    inside = findings.mask[..., None] > 0
+    inside = mask[..., None] > 0
     tinted = np.where(inside, 0.5 * image + 0.5 * _TINT, image).astype(np.uint8)
     canvas = np.ascontiguousarray(tinted)
     for target in findings.targets:

@@ -65,7 +65,7 @@ def check_devices(platform: str) -> Iterator[Finding]:
     yield Finding("devices", "ok", detail)
     if platform == "auto":
         yield Finding("platform auto", "ok", f"takes {device['platform']}")
-    yield from _overlooked(device["platform"])
+        yield from _overlooked(device["platform"])
     yield from _variables(device["platform"])
     yield _host_memory()
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from PIL import Image
 
 from jaxsr.data.picture_limits import limit_opencv
-from jaxsr.data.result_folder import result_folder
+from jaxsr.data.result_folder import clear_half_written, result_folder
 from jaxsr.data.sources import Inputs, Source, check_folder, find_sources
 from jaxsr.errors import InputError, counted, printable
-from jaxsr.restoration.batch import BatchRestorer, finished_result
+from jaxsr.restoration.batch import BatchRestorer, finished_result, named_result
 from jaxsr.restoration.config import RestoreConfig, included_enlargers
 from jaxsr.restoration.made_by import MadeBy
 from jaxsr.restoration.models import RestorationModel
@@ -79,6 +79,7 @@ def run(config: RestoreConfig) -> int:
         return benchmark(model, config)
     with ExitStack() as stack:
         check_folder(config.out)
+        clear_half_written(config.out, (named_result(each, config) for each in inputs.sources))
         if config.truth is not None:
             from jaxsr.restoration.quality_report import RESULTS, report_folder, write_report
 

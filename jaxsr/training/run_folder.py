@@ -5,6 +5,7 @@ what it reports. Other changes are refused; a branch may make them. `config_file
 `config.json`.
 """
 
+import itertools
 import logging
 import os
 import re
@@ -37,7 +38,7 @@ from jaxsr.training.config_file import (
 from jaxsr.training.run_lock import LOCK
 
 RUNS = Path("runs")
-"""Folder of runs without `--out`, each in FAMILY-DATE-TIME."""
+"""Folder of runs without `--out`, each in FAMILY-DATE-TIME, or with a number."""
 
 CHANGEABLE = frozenset(
     {
@@ -95,6 +96,23 @@ def choose_folder(config: RunConfig, family: str, processes: int) -> Path:
     return RUNS / f"{_folder_name(family)}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
+def make_folder(out: Path) -> Path:
+    """Makes the folder of a run without `--out`, or the next of its name, and returns it.
+
+    Another run may have begun in the same second: `NAME-2` is the second of a name.
+    """
+    for number in itertools.count(1):
+        path = out if number == 1 else out.with_name(f"{out.name}-{number}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError:
+            break
+        return path
+    return out  # `check_folder` says why it cannot be made
+
+
 def _folder_name(family: str) -> str:
     """Name of a family, or of the class of a user's task."""
     return family.rpartition(":")[2]
@@ -128,13 +146,14 @@ def newest_run(family: str | None) -> Path:
       InputError: there is no run.
     """
     named = re.escape(_folder_name(family)) if family else ".+"
-    runs = [
-        path
+    pattern = re.compile(rf"{named}-(\d{{8}}-\d{{6}})(?:-(\d+))?")
+    runs = {
+        path: (match[1], int(match[2] or 1))
         for path in (RUNS.iterdir() if RUNS.is_dir() else ())
-        if re.fullmatch(rf"{named}-\d{{8}}-\d{{6}}", path.name)
+        if (match := pattern.fullmatch(path.name))
         and any((path / part).exists() for part in ("config.json", "checkpoints"))
-    ]
-    newest = max(runs, default=None, key=lambda path: path.name.rsplit("-", 2)[1:])
+    }
+    newest = max(runs, default=None, key=runs.__getitem__)
     if newest is None:
         of_family = f" of {family}" if family else ""
         raise InputError(f"--resume found no run{of_family} in {RUNS}/; name one with --out")
@@ -244,7 +263,7 @@ def _entries(exported: str) -> tuple[Sequence[str], Sequence[str]]:
 def clear_leftovers(out: Path) -> None:
     """Removes the half-written files that killed runs left in a run's folder."""
     for folder in (out, out / "validation"):
-        clear_partials(folder)
+        clear_partials(folder, is_locked=True)
 
 
 def check_entries(out: Path, exported: str) -> None:

@@ -37,6 +37,7 @@ from jaxsr.training.run_folder import (
     choose_folder,
     claim_folder,
     clear_leftovers,
+    make_folder,
 )
 from jaxsr.training.run_lock import lock_folder
 from jaxsr.training.stop_signals import StopRequest
@@ -111,6 +112,7 @@ def start(name: str, kind: type[Task], config: RunConfig) -> Run:
                 }
             check_alike(facts)
             if jax.process_index() == 0:
+                out = out if config.out else make_folder(out)
                 check_folder(out)
                 stack.enter_context(lock_folder(out))
                 check_entries(out, task.exported)

@@ -95,3 +95,18 @@ def test_result_folders_within_the_input_folder(tmp_path):
     touch(tmp_path / "masks" / "a.png")
     inputs = find_sources([str(tmp_path)], out=tmp_path, result_folders=("masks", "overlays"))
     assert [source.relative.as_posix() for source in inputs.sources] == ["a.png"]
+
+
+def test_a_file_that_overlapping_inputs_name_is_taken_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("in/a.png", "in/deep/b.png", "other/c.png"):
+        touch(tmp_path / name)
+    (tmp_path / "in/link.png").symlink_to("a.png")  # a name of its own
+    (tmp_path / "other/a.png").symlink_to("../in/a.png")
+    names = ["in/deep/b.png", "in", "in/a.png", str(tmp_path / "in/deep"), "other/*", "in/*.png"]
+    inputs = find_sources(names, out=tmp_path / "out")
+    assert [source.path.as_posix() for source in inputs.sources] == [
+        "in/deep/b.png", "in/a.png", "in/link.png", "other/c.png",
+    ]  # fmt: skip
+    (line,) = inputs.notes()
+    assert line.startswith("passed over: 6 files that an earlier input names: in/deep/b.png, in/a")

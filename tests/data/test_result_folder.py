@@ -138,6 +138,32 @@ def test_what_a_killed_command_wrote_is_known(tmp_path: Path, changed: str) -> N
     assert not changed or (tmp_path / changed).read_text() == "mine"
 
 
+HALF = """
+import os, sys
+from pathlib import Path
+from jaxsr.interop.atomic_write import AtomicFile
+
+for name in ("a.csv", "masks/1.png", "elsewhere/1.png"):
+    AtomicFile(Path(sys.argv[1]) / name)
+os._exit(9)
+"""
+
+
+def test_files_that_a_killed_command_left_half_written_are_removed(tmp_path: Path) -> None:
+    """One in a folder of masks was a file of the user's, and refused the folder for ever."""
+    (tmp_path / "far").mkdir()
+    (tmp_path / "out").mkdir()
+    out = tmp_path / "out"
+    with result_folder(out, ["masks"]):
+        (out / "masks").mkdir()
+    (out / "elsewhere").symlink_to(tmp_path / "far")
+    subprocess.run([sys.executable, "-c", HALF, str(out)], check=False)
+    assert len([*tmp_path.rglob("*.partial")]) == 3
+    with result_folder(out, ["a.csv", "masks", "elsewhere/2.png"]):
+        (left,) = tmp_path.rglob("*.partial")
+    assert left.parent == tmp_path / "far"  # not through a link out of the folder
+
+
 def test_a_record_that_a_kill_cut_short_goes_on(tmp_path: Path) -> None:
     with result_folder(tmp_path, ["a", "b"]):
         atomic_write(tmp_path / "a", b"1")

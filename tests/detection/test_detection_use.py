@@ -2,6 +2,7 @@
 
 import csv
 import json
+import tracemalloc
 from fractions import Fraction
 
 import numpy as np
@@ -20,17 +21,17 @@ def test_targets_have_boxes_centroids_and_scores():
     probability[3:5, 7:10] = 0.8
     probability[4, 8] = 0.95
     probability[19, 29] = 0.7
-    detection = find_targets("a", probability)
+    detection, mask = find_targets("a", probability)
     first, second = detection.targets
     assert (first.left, first.top, first.width, first.height, first.area_px) == (7, 3, 3, 2, 6)
     assert (first.x, first.y) == (8.0, 3.5) and first.score == pytest.approx(0.95)
     assert (second.x, second.y, second.area_px) == (29.0, 19.0, 1)
-    assert detection.mask.sum() == 255 * 7
-    assert len(find_targets("a", probability, least_px=2).targets) == 1
-    assert find_targets("a", probability, least_px=2).mask[19, 29] == 0
-    assert not find_targets("a", probability, threshold=0.96).targets
+    assert mask.sum() == 255 * 7
+    larger, without = find_targets("a", probability, least_px=2)
+    assert larger.targets == (first,) and without[19, 29] == 0
+    assert not find_targets("a", probability, threshold=0.96)[0].targets
     image = np.zeros((20, 30, 3), np.uint8)
-    shown = overlay(image, detection)
+    shown = overlay(image, detection, mask)
     assert shown.shape == image.shape and shown[3, 7, 0] > 100 and not image.any()
 
 
@@ -58,6 +59,15 @@ def test_command_writes_masks_overlays_and_tables(weights, tmp_path):
         assert shown.shape == (*size, 3)
         areas = [int(r["area_px"]) for r in rows if r["file"] == f"deep/{number}.png"]
         assert sum(areas) == (mask > 0).sum()
+
+
+def test_an_image_that_two_inputs_name_counts_once(weights, tmp_path, capsys):
+    Image.fromarray(spotted(40, 56, (9, 9, 3, 3))).save(tmp_path / "a.png")
+    out, words = tmp_path / "out", ["--model", weights, "--threshold", "0.01"]
+    assert _detect(tmp_path, tmp_path / "a.png", *words, "--out", out) == 0
+    (picture,) = json.loads((out / "targets.json").read_text())["pictures"]
+    rows = (out / "targets.csv").read_text().splitlines()[1:]
+    assert len(rows) == len(picture["targets"]) > 0 and "earlier input" in capsys.readouterr().out
 
 
 def test_without_a_model_the_shipped_weights_find_targets_they_never_saw(
@@ -169,6 +179,32 @@ def test_nan_is_not_taken_for_no_target(tmp_path, capsys):
         f"{tmp_path / name}: the network returned NaN" in said for name in ("a.png", "film.mkv")
     )
     assert (tmp_path / "out/masks/b.png").exists() and not (tmp_path / "out/masks/a.png").exists()
+
+
+class Bright(torch.nn.Module):
+    """Logits above 0 where the image is bright."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        return x.mean(1, keepdim=True) - 1 + self.bias
+
+
+def test_a_long_video_takes_no_more_memory_than_a_short_one(tmp_path):
+    torch.save(Bright().state_dict(), tmp_path / "w.pth")
+    words = ["--model", "tests.detection.test_detection_use:Bright", "--size", "native"]
+    words += ["--weights", tmp_path / "w.pth", "--batch", "2", "--out", tmp_path / "out"]
+    peaks = []
+    for frames in (6, 6, 46):  # the first command loads libraries
+        film = _film(tmp_path / "film.mkv", frames=frames, size=(480, 640))
+        tracemalloc.start()
+        assert _detect(film, *words) == 0
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert len(json.loads((tmp_path / "out/targets.json").read_text())["pictures"]) == 46
+    assert peaks[2] - peaks[1] < 6 * 480 * 640  # bytes of a mask, of which 40 more are written
 
 
 @pytest.mark.parametrize("size", [(48, 64), (45, 63)])

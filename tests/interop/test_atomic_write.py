@@ -3,11 +3,13 @@
 import itertools
 import os
 import subprocess
+import sys
 
 import pytest
 
 from jaxsr.interop.atomic_write import (
     AtomicFile,
+    _machine,
     atomic_path,
     atomic_write,
     check_file,
@@ -111,7 +113,7 @@ def test_nothing_is_written_through_a_link_in_the_half_written_files_place(
 ):
     """A stranger's folder may have it for every number of a process."""
     monkeypatch.setattr("jaxsr.interop.atomic_write._numbers", itertools.repeat(7))
-    other, name = tmp_path / "other", f".a.json.7.{os.getpid()}.partial"
+    other, name = tmp_path / "other", f".a.json.7.{os.getpid()}-{_machine()}.partial"
     other.write_bytes(b"somebody's")
     for ending in ("", ".json"):
         (tmp_path / f"{name}{ending}").symlink_to(other)
@@ -130,20 +132,34 @@ def test_names_may_be_as_long_as_the_file_system_has_them(tmp_path, length):
     assert path.read_bytes() == b"y" and [*tmp_path.iterdir()] == [path]
 
 
+LEFT = """
+import os, sys
+from pathlib import Path
+from jaxsr.interop.atomic_write import AtomicFile, atomic_path
+file = AtomicFile(Path("a.json"))
+with atomic_path(Path("b.mp4")) as path:
+    path.write_bytes(b"half")
+    os.kill(os.getpid(), 9)
+"""
+
+
 def test_what_dead_processes_left_is_cleared(tmp_path):
-    dead = subprocess.Popen(["true"])
+    dead = subprocess.Popen([sys.executable, "-c", LEFT], cwd=tmp_path, env=os.environ)
     dead.wait()
-    names = {
-        f".a.json.{dead.pid}.partial": False,
-        f".b.mp4.{dead.pid}.partial.mp4": False,
-        f".c.json.{os.getpid()}.partial": True,
-        ".d.partial": True,
-        "e.partial": True,
-    }
-    for name in names:
-        (tmp_path / name).touch()
+    left = {*tmp_path.iterdir()}
+    assert len(left) == 2 and {path.suffix for path in left} == {".partial", ".mp4"}
+    (tmp_path / f".folder.1.{dead.pid}-{_machine()}.partial").mkdir()
+    kept = [AtomicFile(tmp_path / "c")]  # of a living process
+    others = [tmp_path / f".d.1.{dead.pid}-0123abcd.partial", tmp_path / f".e.{dead.pid}.partial"]
+    users = [tmp_path / name for name in (".d.partial", "e.1.2.partial", ".f.1.x.partial.mp4")]
+    for path in (*others, *users):
+        path.touch()
+    before = {*tmp_path.iterdir()}
     clear_partials(tmp_path)
-    assert {name: (tmp_path / name).exists() for name in names} == names
+    assert before - {*tmp_path.iterdir()} == left
+    clear_partials(tmp_path, is_locked=True)
+    assert before - {*tmp_path.iterdir()} == left | {*others}
+    kept[0].finish()
 
 
 def test_threads_may_write_one_name_at_once(tmp_path):

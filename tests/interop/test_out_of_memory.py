@@ -12,6 +12,7 @@ from jaxsr.interop.out_of_memory import (
     Shortage,
     check_fits,
     check_program_fits,
+    free_memory_bytes,
     naming_out_of_memory,
     out_of_memory_error,
     read_shortage,
@@ -132,3 +133,25 @@ def test_a_program_that_cannot_fit_is_refused_before_it_runs(monkeypatch):
     check_program_fits(program, [cpu], "values")
     with pytest.raises(OutOfMemoryError, match=r"the values of a step need at least .* GiB of"):
         check_program_fits(program, [cpu] * 8, "the values of a step")
+
+
+@pytest.mark.parametrize(
+    ("prefix", "limit", "used", "total"),
+    [
+        ("memory.", "max", "current", ""),
+        ("memory/memory.", "limit_in_bytes", "usage_in_bytes", "total_"),
+    ],
+)
+def test_cached_files_of_a_container_are_free(tmp_path, monkeypatch, prefix, limit, used, total):
+    """Linux documents the files; once a data set was read, usage stays at the limit."""
+    monkeypatch.setattr(out_of_memory, "_CGROUP", tmp_path)
+    (tmp_path / "memory").mkdir()
+    files = {limit: "67108864", used: "66060288"}  # 64 and 63 MiB
+    lines = ["anon 34603008", f"{total}inactive_file 20971520", f"{total}active_file 10485760"]
+    for name, text in (files | {"stat": "\n".join(lines)}).items():
+        (tmp_path / f"{prefix}{name}").write_text(f"{text}\n")
+    assert free_memory_bytes() == 31 * 2**20
+    (tmp_path / f"{prefix}stat").unlink()
+    assert free_memory_bytes() == 2**20
+    (tmp_path / f"{prefix}{limit}").write_text("max\n" if not total else f"{2**63 - 4096}\n")
+    assert free_memory_bytes() > 2**30

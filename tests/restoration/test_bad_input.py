@@ -212,6 +212,26 @@ def test_a_killed_run_leaves_no_result_that_is_not_whole(tmp_path, weights):
         assert read_picture(path).pixels.shape[0] == 600
 
 
+KILLED = """
+import os, sys
+from pathlib import Path
+from jaxsr.interop.atomic_write import AtomicFile
+file = AtomicFile(Path(sys.argv[1]))
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_what_a_killed_command_left_is_removed_by_the_next(tmp_path, weights):
+    source, out = tmp_path / "in", tmp_path / "out"
+    for folder in (source, out):
+        (folder / "deep").mkdir(parents=True)
+    Image.fromarray(noise(20, 24, 3)).save(source / "deep" / "a.png")
+    subprocess.run([sys.executable, "-c", KILLED, str(out / "deep" / "b.mp4")], check=False)
+    assert len(left_over(out)) == 1
+    assert main([str(source), "--out", str(out), "--weights", str(weights), *MODEL]) == 0
+    assert not left_over(out) and (out / "deep" / "a.png").is_file()
+
+
 def seeds() -> dict[str, bytes]:
     """Small pictures of every kind of file that is read."""
     return {n: data for n, data in (pictures() | tiffs()).items() if not n.endswith("gif")}

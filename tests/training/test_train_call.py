@@ -233,6 +233,15 @@ def test_one_run_at_a_time(folder):
     _one_run.release()
 
 
+def test_runs_that_begin_in_one_second_have_folders_of_their_own(folder, monkeypatch):
+    """As a shell starts them in a loop over seeds: all but one were refused."""
+    monkeypatch.setattr("time.strftime", lambda *words: "20261130-171515")
+    options = {"steps": 1, "batch": 4, "engine": "torch", "tensorboard": False}
+    runs = [jaxsr.train(Fit, seed=seed, **options) for seed in range(3)]
+    assert [run.folder.name.partition("-171515")[2] for run in runs] == ["", "-2", "-3"]
+    assert all(run.weights.is_file() for run in runs)
+
+
 def test_a_name_and_nested_options(capsys):
     model = {"width": 4, "depth": 2}
     run = jaxsr.train(
