@@ -68,8 +68,9 @@ def _blur(
 
 
 def _filtered(x: jax.Array, sigma: jax.Array, radius: int, axis: int, border: Border) -> jax.Array:
-    # Sigma 0 leaves the image: exp(-infinity) is 0.
-    weights = [jnp.exp(-0.5 * jnp.square(k / sigma)) for k in range(1, radius + 1)]
+    # Sigma 0 leaves the image. Weights are 0 from 1e-3 on, and powers of less have no slope.
+    least = jnp.maximum(jnp.abs(sigma), 1e-3)
+    weights = [jnp.exp(-0.5 * jnp.square(k / least)) for k in range(1, radius + 1)]
     wide = optimization_barrier(pad_axis(x, axis, radius, radius, border))
 
     def shifted(offset: int) -> jax.Array:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxsr.ops._arguments import ImageLike, is_integer, number, positive_pair
 from jaxsr.ops._border import checked_border, pad_axis
-from jaxsr.ops._images import Parameter, in_dtype_of, per_picture, picture
+from jaxsr.ops._images import Parameter, in_dtype_of, per_picture, picture, real_dtype
 from jaxsr.ops._typed_jax import asarray
 from jaxsr.ops._types import Array, Shaped
 
@@ -138,7 +138,7 @@ def pad(
     """
     array, positions = picture(image, axes)
     border = checked_border(border)
-    outside = in_dtype_of(array, asarray(number(fill, "fill"), jnp.float32))
+    outside = in_dtype_of(array, asarray(number(fill, "fill"), real_dtype(array)))
     for axis, (before, after) in zip(positions, _sides(padding), strict=True):
         place = axis + array.ndim
         if border == "constant":

@@ -145,14 +145,21 @@ def resize(
             "the torch and matlab conventions leave the choice"
         )
     rules.check(**options)
+    extents = _check_size(size, len(positive))
     run = partial(
         _resize,
         axes=positive,
-        size=_check_size(size, len(positive)),
+        size=extents,
         convention=convention,
         options=tuple(options.items()),
     )
-    finish = partial(in_dtype_of, levels) if image is not levels else asarray
+    ties_up = rules.ties_go_up and rules.ties_go_up(image.shape, positive, extents, method=method)
+
+    def finish(x: jax.Array) -> jax.Array:
+        if image is levels:
+            return asarray(x)
+        return in_dtype_of(levels, jnp.floor(x + 0.5) if ties_up else x)
+
     if alpha is None:
         return finish(run(image))
     if convention != "pillow":

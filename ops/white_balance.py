@@ -83,7 +83,9 @@ def _estimate(image: jax.Array, norm: float, axes: tuple[int, int]) -> jax.Array
         return stored(x).max(axes, keepdims=True)
     if norm == 1:
         return x.mean(axes, keepdims=True)
-    return (x**norm).mean(axes, keepdims=True) ** (1 / norm)
+    mean = (x**norm).mean(axes, keepdims=True)
+    # The root of 0 has no slope.
+    return jnp.where(mean == 0, 0, jnp.where(mean == 0, 1, mean) ** (1 / norm))
 
 
 @jit("channel")

@@ -194,10 +194,11 @@ def run(config: ExportConfig) -> int:
     set_status(f"loading {config.model}")
     loaded, (args, kwargs) = load(config)
     arguments = Arguments.of(args, kwargs)
-    batches = [arguments]
-    if not config.fixed_batch:
-        batches += [_one_row(arguments), arguments.repeated(2)]
+    batches = [arguments] if config.fixed_batch else [arguments, _one_row(arguments)]
     references = [_reference(loaded.network, batch, config) for batch in batches]
+    if not config.fixed_batch:
+        references.append(_reference_of_two(loaded.network, arguments, config))
+        batches.append(references[-1].arguments)
     write = {"stablehlo": _write_stablehlo, "onnx": _write_onnx}[config.file_format]
     run_file = {"stablehlo": _run_stablehlo, "onnx": _run_onnx}[config.file_format]
     with tempfile.TemporaryDirectory() as folder:
@@ -237,6 +238,25 @@ def _reference(module: nn.Module, arguments: Arguments, config: ExportConfig) ->
             f"{config.model} fails in torch on {arguments.describe()} ({type(error).__name__}: "
             f"{one_line(error)}){end}"
         ) from error
+
+
+def _reference_of_two(module: nn.Module, arguments: Arguments, config: ExportConfig) -> TorchRuns:
+    """The results of twice the batch, whose second half has other values.
+
+    Equal samples would not show that they depend on one another: their mean is each of them. Where
+    torch refuses the values, the batch is repeated.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def with_others(tensor: torch.Tensor) -> torch.Tensor:
+        # Drawn from the tensor's own, so that indices and masks stay such.
+        places = torch.randint(max(tensor.numel(), 1), tensor.shape, generator=generator)
+        return torch.cat([tensor, tensor.flatten()[places]])
+
+    try:
+        return _reference(module, arguments.batched(with_others), config)
+    except InputError:
+        return _reference(module, arguments.repeated(2), config)
 
 
 def _judged(references: Sequence[TorchRuns], outputs: Sequence[Outputs]) -> ArrayError:

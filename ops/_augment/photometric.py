@@ -16,7 +16,7 @@ from jaxsr.ops._augment.batch import (
     uniform,
 )
 from jaxsr.ops._augment.geometric import random_box
-from jaxsr.ops._images import in_dtype_of
+from jaxsr.ops._images import in_dtype_of, real_dtype
 from jaxsr.ops._typed_jax import arange, asarray
 from jaxsr.ops.adjust import adjust_brightness, adjust_contrast, adjust_hue, adjust_saturation
 
@@ -74,7 +74,7 @@ class RandomErasing:
     def __call__(self, keys: jax.Array, batch: Augmented, layout: Layout) -> Augmented:
         """Changes images alone."""
         height, width = size_of(batch, layout)
-        outside = in_dtype_of(batch.images, asarray(self.fill, jnp.float32))
+        outside = in_dtype_of(batch.images, asarray(self.fill, real_dtype(batch.images)))
 
         def erase(key: jax.Array, image: jax.Array) -> jax.Array:
             chance, place = jax.random.split(key)

@@ -26,6 +26,11 @@ class Convention:
     """Arguments of `resize` that this convention alone has: scale, align_corners, matlab_edges."""
     most_axes: int | None = None
     """Axes that the library resizes at once."""
+    ties_go_up: Callable[..., bool] | None = None
+    """`(shape, axes, size, *, method)`: whether ties of uint16 are rounded upwards.
+
+    Otherwise they are rounded to the even level.
+    """
     check: Callable[..., object] = dict
     """Raises ValueError where options do not go together."""
     library: Callable[..., jax.Array | None] | None = None

@@ -11,7 +11,9 @@ from jax import export
 from torch import nn
 
 import jaxsr
+from jaxsr.comparison.arguments import Arguments
 from jaxsr.comparison.export_options import ExportConfig
+from jaxsr.comparison.exporting import _reference_of_two
 from jaxsr.errors import InputError
 from jaxsr.export import main
 
@@ -41,6 +43,11 @@ class Total(nn.Module):
 class Centred(nn.Module):
     def forward(self, x):
         return x - x.mean(0)
+
+
+class BatchStatistics(nn.BatchNorm1d):
+    def __init__(self):
+        super().__init__(3, track_running_stats=False)
 
 
 class Pairs(nn.Module):
@@ -108,6 +115,8 @@ def test_the_function_equals_torch():
         (["exported_nets:Total", "--fixed-batch"], 0, ""),
         (["exported_nets:Centred"], 1, "the file gives other values than torch"),
         (["exported_nets:Centred", "--fixed-batch"], 0, ""),
+        (["exported_nets:Centred", "--input", "1,4"], 1, "the file gives other values than torch"),
+        (["exported_nets:BatchStatistics", "--input", "1,3,4"], 1, "the file gives other values"),
         (["exported_nets:Pairs", "--input", "2,3"], 2, "fails in torch on input float32[1,3]"),
         (["exported_nets:Rows", "--input", "int64:2:5", "3,2,5"], 2, "share no batch axis"),
         (["exported_nets:Net", "--out", "absent/net.stablehlo"], 2, "no folder absent"),
@@ -126,6 +135,22 @@ def test_what_depends_on_the_batch_needs_it_fixed(arguments, status, message, tm
     assert main(["--model", model, *inputs, *out, *rest]) == status
     assert message in capfd.readouterr().err
     assert (tmp_path / "a.stablehlo").exists() == (status == 0)
+
+
+class Ascending(nn.Module):
+    def forward(self, x):
+        if (x.diff() < 0).any():
+            raise ValueError("x must ascend")
+        return x
+
+
+@pytest.mark.parametrize(("net", "is_repeated"), [(Ascending(), True), (nn.Identity(), False)])
+def test_values_that_torch_refuses_are_repeated(net, is_repeated, tmp_path):
+    arguments = Arguments.of([torch.arange(12.0)[None]], {})
+    config = ExportConfig(model="x", out=tmp_path / "a.stablehlo")
+    (got,) = _reference_of_two(net, arguments, config).single.outputs.values()
+    assert got.shape == (2, 12) and set(got[1]) <= set(got[0])
+    assert np.array_equal(*got) == is_repeated
 
 
 def test_weights_that_no_file_holds_are_refused(monkeypatch, capfd):

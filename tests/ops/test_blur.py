@@ -217,6 +217,26 @@ def test_gradient_is_the_adjoint_of_scipys_blur(border):
     np.testing.assert_allclose(np.vdot(slope, step), np.vdot(moved, upstream), rtol=1e-5)
 
 
+def test_the_gradient_of_sigma_is_scipys_slope():
+    """At 0 and beside it, too, where it is 0."""
+    image, sigmas = draw((4, 9, 8, 2)), [0.0, 1e-14, 0.6, 1.0]
+
+    def total(sigma: jax.Array) -> jax.Array:
+        return jnp.square(gaussian_blur(image, sigma=sigma, kernel_size=5)).sum()
+
+    def theirs(picture: np.ndarray, sigma: float) -> float:
+        spread = (sigma, sigma, 0)
+        out = ndimage.gaussian_filter(picture, spread, mode="mirror", radius=(2, 2, 0))
+        return np.square(out).sum()
+
+    want = [
+        (theirs(x, s + 1e-4) - theirs(x, max(s - 1e-4, 0))) / (s + 1e-4 - max(s - 1e-4, 0))
+        for x, s in zip(image.astype(np.float64), sigmas, strict=True)
+    ]
+    got = jax.grad(total)(jnp.asarray(sigmas))
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("sigma", [0.1, 1, 2.6])
 def test_sigma_alone_is_scipys(sigma):
     image = draw((2, 23, 37, 3))

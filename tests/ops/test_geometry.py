@@ -68,6 +68,19 @@ def test_pad_matches_numpy(padding, shape, border, dtype):
     np.testing.assert_array_equal(ops.pad(images, padding, border=border), want)
 
 
+def test_the_fill_of_float64_is_not_rounded():
+    """`RandomErasing`'s neither."""
+    with jax.enable_x64(True):
+        images = np.zeros((2, 6, 6, 1))
+        got = ops.pad(images, 1, fill=0.1)
+        step = ops.RandomErasing(probability=1.0, fill=0.1)
+        erased = np.asarray(ops.augment(jax.random.key(0), images, (step,)).images)
+    np.testing.assert_array_equal(
+        got[0], np.pad(images[0], ((1, 1), (1, 1), (0, 0)), constant_values=0.1)
+    )
+    assert set(np.unique(erased)) == {0.0, 0.1}
+
+
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
 def test_constant_border(dtype):
     images = pictures(SHAPES[0], dtype)

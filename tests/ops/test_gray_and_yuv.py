@@ -110,6 +110,18 @@ def test_white_balance_by_an_estimate():
     assert np.isfinite(black).all() and not black[..., 1].any()
 
 
+@pytest.mark.parametrize("norm", [1.5, 6])
+def test_gradient_of_an_estimate_without_a_channel_is_torchs(norm):
+    images = pictures("float32").at[..., 2].set(0)
+    slope = jax.grad(lambda x: jnp.square(ops.white_balance(x, norm=norm)[..., :2]).sum())(images)
+    x = torch.tensor(exactly(images)[..., :2], requires_grad=True)
+    white = x.pow(norm).mean((1, 2), keepdim=True).pow(1 / norm)
+    (x * white.sum(-1, keepdim=True) / 3 / white).square().sum().backward()
+    assert x.grad is not None
+    np.testing.assert_allclose(slope[..., :2], x.grad, rtol=1e-4, atol=1e-5)
+    assert not np.asarray(slope[..., 2]).any()
+
+
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
 def test_standardise_is_torchs_arithmetic(dtype):
     images = pictures(dtype)

@@ -14,6 +14,7 @@ wheels of OpenCV 4.14 and 5.0, whose results are equal bit for bit:
   point and differ by a level in about one value of 20.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -51,8 +52,12 @@ def opencv_passes(
         return []
     if method == "nearest":
         return choices([(axis, _nearest(*extents)) for axis, *extents in pairs], dtype)
+    is_half = len(pairs) == 2 and all(extent == 2 * outputs for _, extent, outputs in pairs)
+    if method == "bilinear" and dtype == np.uint8 and is_half:
+        method = "area"  # as OpenCV does
     if method == "area" and all(extent >= outputs for _, extent, outputs in pairs):
-        return _area_passes(pairs, dtype)
+        ties_up = ties_go_up(shape, axes, size, method=method)
+        return _area_passes(pairs, dtype, ties_up=ties_up)
     in_ipp = min(extent for _, extent, _ in pairs) >= LEAST_IPP_EXTENT.get(method, np.inf)
     if dtype == np.uint8 and not (in_ipp and method == "bicubic"):
         return _fixed_point_passes(pairs, method)
@@ -61,6 +66,22 @@ def opencv_passes(
         weights = _weights(extent, outputs, method, single=not in_ipp)
         taps.append((axis, make_taps(extent, *weights, step=extent / outputs)))
     return float_passes(taps, dtype)
+
+
+def ties_go_up(
+    shape: Sequence[int], axes: Sequence[int], size: Sequence[int], *, method: str
+) -> bool:
+    """Whether means of levels are rounded upwards at ties, and not to the even level.
+
+    OpenCV's code for cells of 2 × 2 pixels does so, which is made for 1, 3 and 4 channels.
+    """
+    if method != "area" or len(axes) != 2:
+        return False
+    height, width = axes
+    # Of other layouts, each plane is an image.
+    channels = math.prod(shape[width + 1 :]) if width == height + 1 else 1
+    is_half = all(shape[axis] == 2 * outputs for axis, outputs in zip(axes, size, strict=True))
+    return is_half and channels in (1, 3, 4)
 
 
 def _nearest(extent: int, outputs: int) -> Taps:
@@ -147,7 +168,9 @@ def _drop_four_bits(x: jax.Array) -> jax.Array:
     return x >> 4
 
 
-def _area_passes(pairs: list[tuple[int, int, int]], dtype: np.dtype) -> list[Pass]:
+def _area_passes(
+    pairs: list[tuple[int, int, int]], dtype: np.dtype, *, ties_up: bool
+) -> list[Pass]:
     taps = [(axis, _shrinking_area(extent, outputs)) for axis, extent, outputs in pairs]
     if dtype != np.uint8:
         return float_passes(taps, dtype)
@@ -160,7 +183,7 @@ def _area_passes(pairs: list[tuple[int, int, int]], dtype: np.dtype) -> list[Pas
     area = int(np.prod([extent // outputs for _, extent, outputs in pairs]))
 
     def mean(x: jax.Array) -> jax.Array:
-        if area == 4:
+        if ties_up:
             return (x + 2) >> 2
         return round_half_even(x.astype(np.float32) * np.float32(1.0 / area))
 
@@ -196,6 +219,7 @@ CONVENTION = Convention(
     antialias=False,
     antialias_is_fixed=True,
     most_axes=2,
+    ties_go_up=ties_go_up,
     library=resize_by_opencv,
     library_dtypes=("uint8", "float32"),
 )

@@ -2,10 +2,12 @@
 
 import cv2
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxsr.ops import resize
+from jaxsr.ops._resize.primitive import resize_in_jax
 
 FLAGS = {
     "nearest": cv2.INTER_NEAREST,
@@ -120,3 +122,33 @@ def test_random_sizes(method):
             got = resize(image, (high, wide), method=method, convention="opencv")
             want = theirs(image, (high, wide), method)
             np.testing.assert_allclose(got, want, atol=atol, rtol=0, err_msg=f"{before} {dtype}")
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 5, 6])
+@pytest.mark.parametrize(
+    ("method", "dtype", "size"),
+    [
+        ("area", np.uint8, (8, 12)),
+        ("area", np.uint8, (4, 24)),
+        ("area", np.uint8, (16, 6)),
+        ("area", np.uint8, (4, 6)),
+        ("area", np.uint16, (8, 12)),
+        ("area", np.uint16, (16, 6)),
+        ("bilinear", np.uint8, (8, 12)),
+        ("bilinear", np.uint16, (8, 12)),
+    ],
+)
+def test_ties_of_whole_cells(method, dtype, size, channels):
+    """OpenCV rounds ties up in its code for 2 × 2 pixels of 1, 3 or 4 channels, else to even."""
+    levels = np.random.default_rng(0).integers(0, np.iinfo(dtype).max + 1, (16, 24, channels))
+    image = levels.astype(dtype)
+    want = theirs(image, size, method)
+    if (method, dtype) == ("bilinear", np.uint16) and not cv2.ipp.useIPP():
+        pytest.skip("this OpenCV has no IPP, which rounds means of uint16 to even")
+    np.testing.assert_array_equal(resize(image, size, method=method, convention="opencv"), want)
+    if dtype == np.uint8:  # as on GPUs and TPUs
+        options = (("method", method),)
+        got = resize_in_jax(
+            jnp.asarray(image), axes=(0, 1), size=size, convention="opencv", options=options
+        )
+        np.testing.assert_array_equal(got, want)
