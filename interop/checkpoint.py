@@ -33,6 +33,8 @@ from jaxsr.interop.checkpoint_record import (
     CheckpointRecord,
     NoDigestsError,
     SavedArray,
+    checked_metrics,
+    metric_rank,
     read_record,
 )
 from jaxsr.interop.errors import CheckpointError, DamagedFileError, first_line
@@ -51,18 +53,6 @@ log = logging.getLogger(__name__)
 def leaves_threads() -> bool:
     """Whether a save failed: Orbax's other threads of it may wait minutes, and Python for them."""
     return _failed.is_set()
-
-
-def metric_rank(value: float, best: Literal["max", "min"]) -> float:
-    """Orders values of a validation metric: the better, the higher; NaN comes last.
-
-    Args:
-      value: the metric.
-      best: whether it is better when higher (`max`) or lower (`min`).
-    """
-    if math.isnan(value):
-        return -math.inf
-    return value if best == "max" else -value
 
 
 class Checkpoints:
@@ -84,7 +74,7 @@ class Checkpoints:
 
     def __init__(
         self,
-        folder: Path,
+        folder: Path | str,
         *,
         metric: str | None = None,
         best: Literal["max", "min"] = "max",
@@ -94,7 +84,7 @@ class Checkpoints:
         import orbax.checkpoint as ocp
         from orbax.checkpoint.checkpoint_managers import preservation_policy as preservation
 
-        self.folder = folder.resolve()
+        self.folder, self._metric = Path(folder).resolve(), metric
         self._notes = dict(notes or {})
         policies: list[Any] = [preservation.LatestN(keep)]
         if metric is not None:
@@ -144,6 +134,9 @@ class Checkpoints:
         try:
             if kind is None:
                 self.close()
+            elif jax.process_count() == 1:  # others may have ended
+                with suppress(CheckpointError):
+                    self.wait()  # what was saved stays
         finally:
             self._loops.__exit__(None, None, None)
 
@@ -162,18 +155,23 @@ class Checkpoints:
 
         Raises:
           CheckpointError: this or the previous save failed, on a full disk for example; a leaf is
-            not an array; or the folder has this step with another state, or a later one.
+            not an array; the metrics are not numbers, or lack the one that ranks checkpoints; the
+            folder has this step with another state or other metrics, or a later one; or a step
+            before failed, see `TrainState.failed_step`.
         """
         import orbax.checkpoint as ocp
 
         self.wait()  # as Orbax would: its thread may still be moving an outdated one
+        step, metrics = int(step), checked_metrics(metrics, self._metric)
         record = CheckpointRecord.of(step, state, metrics, self._notes)
         if step in self._manager.all_steps():
-            if read_record(self.folder / str(step)).arrays == record.arrays:
+            saved = read_record(self.folder / str(step))
+            if saved.arrays == record.arrays and metrics in (None, saved.metrics):
                 return
+            other = "other metrics" if saved.arrays == record.arrays else "another state"
             raise CheckpointError(
-                f"{self.folder} has a checkpoint of step {step} with another state; restore it "
-                "first, or use another folder"
+                f"{self.folder} has a checkpoint of step {step} with {other}; save each step once, "
+                "restore it first, or use another folder"
             )
         if (latest := self._manager.latest_step()) is not None and step < latest:
             raise CheckpointError(
@@ -187,7 +185,7 @@ class Checkpoints:
                     state=ocp.args.StandardSave(_without_empty(state)),
                     **{RECORD_ITEM: ocp.args.JsonSave({"sealed": record.sealed()})},
                 ),
-                metrics=None if metrics is None else dict(metrics),
+                metrics=metrics,
             )
 
     def wait(self) -> None:

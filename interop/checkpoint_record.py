@@ -5,11 +5,12 @@ also noticed.
 """
 
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,42 @@ from jaxsr.interop.sealed_json import seal, unseal
 _trees: Any = jax.tree_util  # untyped in JAX
 RECORD_ITEM = "record"
 """Item and file of a checkpoint that hold the record."""
+
+
+def metric_rank(value: float, best: Literal["max", "min"]) -> float:
+    """Orders values of a validation metric: the better, the higher; NaN comes last.
+
+    Args:
+      value: the metric.
+      best: whether it is better when higher (`max`) or lower (`min`).
+    """
+    if math.isnan(value):
+        return -math.inf
+    return value if best == "max" else -value
+
+
+def checked_metrics(
+    metrics: Mapping[str, Any] | None, ranking: str | None
+) -> dict[str, float] | None:
+    """The metrics of a checkpoint as Python numbers.
+
+    Raises:
+      CheckpointError: one is not a number, or the one that ranks checkpoints is missing.
+    """
+    if metrics is None:
+        return None
+    if ranking is not None and ranking not in metrics:
+        raise CheckpointError(
+            f"the metrics ({', '.join(map(str, metrics))}) lack {ranking!r}, which ranks the "
+            "checkpoints; add it, or leave the metrics out"
+        )
+    numbers = dict[str, float]()
+    for name, value in metrics.items():
+        try:
+            numbers[str(name)] = float(value)
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"the metric {name!r} is not a number: {value!r}") from error
+    return numbers
 
 
 class NoDigestsError(CheckpointError):
@@ -59,8 +96,15 @@ class CheckpointRecord:
         """The record of a state; every process of a job calls it at the same time.
 
         Raises:
-          CheckpointError: a leaf is not an array, or two have one name.
+          CheckpointError: a leaf is not an array, or two have one name; or a step failed.
         """
+        if failed := int(getattr(state, "failed_step", 0)):
+            raise CheckpointError(
+                f"step {failed} failed (its loss or a gradient is not finite, or an index is out "
+                "of range), and the state is that before it; go on from the last checkpoint with "
+                "other data or a lower learning rate, or save state.replace(failed_step=0 * "
+                "state.failed_step)"
+            )
         leaves = _checked_leaves(state)
         digests = tree_digests(state)
         return cls(

@@ -99,7 +99,7 @@ def has_digest(path: Path) -> bool:
 
 
 @contextmanager
-def open_safetensors(path: Path, *, framework: str = "numpy") -> Generator[Any]:
+def open_safetensors(path: Path | str, *, framework: str = "numpy") -> Generator[Any]:
     """Opens a file as `safetensors.safe_open` does: its tensors are read when they are asked for.
 
     Raises:
@@ -109,6 +109,7 @@ def open_safetensors(path: Path, *, framework: str = "numpy") -> Generator[Any]:
     """
     from safetensors import SafetensorError, safe_open
 
+    path = Path(path)
     if not path.is_file():
         raise MissingFileError(f"no weights file at {path}; check the path")
     check_utf8_path(path)
@@ -134,7 +135,7 @@ def what_it_is(path: Path) -> str | None:
     return None
 
 
-def read_weights(path: Path) -> tuple[dict[str, np.ndarray], JsonObject]:
+def read_weights(path: Path | str) -> tuple[dict[str, np.ndarray], JsonObject]:
     """Arrays by torch name and the file's metadata; see `open_safetensors` for the errors."""
     from jaxsr.interop.host_arrays import to_numpy
 
@@ -144,7 +145,7 @@ def read_weights(path: Path) -> tuple[dict[str, np.ndarray], JsonObject]:
     return arrays, read_metadata(path)
 
 
-def read_metadata(path: Path) -> JsonObject:
+def read_metadata(path: Path | str) -> JsonObject:
     """A safetensors file's metadata: values that are JSON decoded, others as text."""
     with open_safetensors(path) as file:
         metadata: dict[str, str] = file.metadata() or {}

@@ -18,10 +18,10 @@ from jax.sharding import Mesh
 
 from jaxsr.interop._core.index_bounds import collecting_indices, worse
 from jaxsr.interop.annotations import PyTree
-from jaxsr.interop.errors import InputError, UnsupportedTorchError
+from jaxsr.interop.errors import UnsupportedTorchError
 from jaxsr.interop.mesh import split_activations
 from jaxsr.interop.module import JaxModule
-from jaxsr.interop.train.objective import Phase, checked_loss, refuse_write
+from jaxsr.interop.train.objective import Phase, check_slices, checked_loss, refuse_write
 
 Arrays = dict[str, jax.Array]
 _Vjp = Callable[..., tuple[PyTree, Callable[[PyTree], tuple[Arrays]], tuple[Arrays, Arrays]]]
@@ -216,11 +216,7 @@ class PhaseGradients:
         """
 
         def cut(rows: jax.Array) -> jax.Array:
-            if rows.shape[0] % slices:
-                raise InputError(
-                    f"a batch of {rows.shape[0]} rows cannot be cut into accumulate={slices} "
-                    "slices; use a divisor of the rows"
-                )
+            check_slices(rows.shape[0], slices)
             return rows.reshape(rows.shape[0] // slices, slices, *rows.shape[1:]).swapaxes(0, 1)
 
         def slice_gradients(buffers: Arrays, rows: Arrays, key: jax.Array) -> PlayerGradients:

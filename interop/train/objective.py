@@ -127,6 +127,19 @@ def refuse_write(objective: object, method: str, name: str | None) -> None:
         )
 
 
+def check_slices(rows: int, slices: int) -> None:
+    """Refuses a batch that cannot be cut into slices of one size.
+
+    Raises:
+      InputError: the rows are not a multiple of the slices.
+    """
+    if rows % slices:
+        raise InputError(
+            f"a batch of {rows} rows cannot be cut into accumulate={slices} slices; use a divisor "
+            "of the rows"
+        )
+
+
 def checked_loss(result: Any, method: str) -> tuple[Any, dict[str, Any]]:
     """A player's loss and its metrics, of either engine.
 

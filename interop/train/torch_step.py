@@ -21,7 +21,7 @@ from jaxsr.interop.eager_control_flow import eager_control_flow
 from jaxsr.interop.errors import InputError, RefusedValueError, UserError
 from jaxsr.interop.host_arrays import to_numpy, to_torch
 from jaxsr.interop.torch_evaluation import evaluated
-from jaxsr.interop.train.objective import checked_loss, refuse_write
+from jaxsr.interop.train.objective import check_slices, checked_loss, refuse_write
 from jaxsr.interop.train.optimizers import make_schedule
 from jaxsr.interop.train.options import OPTIMIZERS, OptimizerConfig, StepConfig
 
@@ -233,6 +233,8 @@ class TorchStep:
         tensors = {name: self.place(rows) for name, rows in batch.items()}
         metrics: dict[str, Tensor] = {}
         slices = self.config.accumulate
+        for value in tensors.values():
+            check_slices(value.shape[0], slices)
         shared = self._computed(phase.share, tensors) if slices == 1 else None
         for turn, player in enumerate(phase.players):
             # A player that sees the shared tensors detached leaves their graph alone.
@@ -243,7 +245,9 @@ class TorchStep:
             sums: dict[str, Tensor] = {}
             for index in range(slices):
                 rows = {name: value[index::slices] for name, value in tensors.items()}
-                common = self._computed(phase.share, rows) if shared is None else shared
+                common = shared
+                if common is None:
+                    common = self._shared(phase.share, rows, keep_buffers=turn == 0)
                 # A player's own containers, so that no loss sees another's entries.
                 common = pytree.tree_map_only(
                     Tensor, _same if player.through_shared else Tensor.detach, common
@@ -263,6 +267,16 @@ class TorchStep:
         self._update_ema()
         self.step += 1
         return metrics
+
+    def _shared(self, method: str, rows: dict[str, Tensor], *, keep_buffers: bool) -> Any:
+        """The shared tensors of a slice; buffers that they update count for one player."""
+        buffers = dict(self.objective.named_buffers())
+        before = {} if keep_buffers else {n: b.detach().clone() for n, b in buffers.items()}
+        common = self._computed(method, rows)
+        for name, value in before.items():
+            if not torch.equal(buffers[name], value):
+                buffers[name].data.copy_(value)  # batch norm's backward reads none of them
+        return common
 
     def _computed(self, method: str, *arguments: Any, is_last: bool = False) -> Any:
         """A method's result; writes into its arguments are refused where another reads them."""

@@ -40,6 +40,7 @@ from jaxsr.interop.folding.policy import LaneFolding
 from jaxsr.interop.mesh import platform_name
 from jaxsr.interop.mode_methods import FunctionMode, Options
 from jaxsr.interop.module import check_is_module
+from jaxsr.interop.module_copy import copy_module
 
 _MOST_ROWS = 4
 """Samples that `vmap` is checked on."""
@@ -85,6 +86,8 @@ def check(
       InputError: torch itself cannot run the module on these inputs.
     """
     check_is_module(module, "check")
+    if any(t.device.type != "cpu" for t in (*module.parameters(), *module.buffers())):
+        module = copy_module(module).cpu()
     arguments = Arguments.of(inputs, kwargs or {})
     kind = type(module).__name__
     key = jax.random.key(0)

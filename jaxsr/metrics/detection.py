@@ -273,7 +273,8 @@ def _ratio(part: int, total: int) -> float:
 
 def _rank(scores: np.ndarray) -> np.ndarray:
     """The upper 16 bits of each float32, made to count upwards with its value."""
-    bits = np.ascontiguousarray(scores, np.float32).view(np.uint32)
+    # + 0: the zeros of both signs are equal.
+    bits = (np.ascontiguousarray(scores, np.float32) + 0).view(np.uint32)
     negative = bits >> 31 == 1
     return (np.where(negative, ~bits, bits | np.uint32(1 << 31)) >> np.uint32(16)).astype(np.int64)
 

@@ -167,7 +167,7 @@ def unwrap(loaded: object, *, source: str) -> dict[str, Tensor]:
       ValueError: there is no dictionary of tensors where state dicts are usually kept.
     """
     if (state := _state_dict_in(loaded, _DEEPEST)) is not None:
-        return {str(name): value for name, value in state.items()}
+        return {str(name): value for name, value in state.items() if isinstance(value, Tensor)}
     keys = first_of(map(str, loaded)) if isinstance(loaded, Mapping) else type(loaded).__name__
     raise InputError(
         f"{source} holds no state dict: found {keys or 'nothing'}, looked for tensors or one of "
@@ -193,8 +193,14 @@ _DEEPEST = 4
 
 
 def _is_state_dict(value: object) -> TypeGuard[Mapping[object, Tensor]]:
-    is_filled = isinstance(value, Mapping) and len(value) > 0
-    return is_filled and all(isinstance(part, Tensor) for part in value.values())
+    if not isinstance(value, Mapping):
+        return False
+    # `get_extra_state` may return anything.
+    parts = [v for n, v in value.items() if not str(n).endswith("_extra_state")]
+    return len(parts) > 0 and all(isinstance(part, Tensor) for part in parts)
+
+
+_PARALLEL = "module."
 
 
 def strip_prefixes(weights: Mapping[str, Tensor], *, source: str) -> dict[str, Tensor]:
@@ -207,8 +213,8 @@ def strip_prefixes(weights: Mapping[str, Tensor], *, source: str) -> dict[str, T
     while True:
         # A compiled submodule also has the prefix inside the name.
         bare = [".".join(p for p in name.split(".") if p != "_orig_mod") for name in names]
-        if bare and all(name.startswith("module.") for name in bare):
-            bare = [name.removeprefix("module.") for name in bare]
+        if bare and all(name.startswith(_PARALLEL) for name in bare):
+            bare = [name.removeprefix(_PARALLEL) for name in bare]
         if bare == names:
             break
         names = bare
@@ -230,8 +236,14 @@ def names_of_tensors(module: nn.Module) -> dict[str, tuple[str, ...]]:
 
 
 def under_names_of(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights, without a first component that all names share where only that fits."""
+    """The weights, without a first component that all names share where only that fits.
+
+    `module`, which is stripped as DataParallel's, comes back where the network's own child has that
+    name.
+    """
     state = network.state_dict()
+    if weights and all(f"{_PARALLEL}{name}" in state for name in weights):
+        return {f"{_PARALLEL}{name}": value for name, value in weights.items()}
     bare = {name.partition(".")[2]: value for name, value in weights.items()}
     shared = len({name.partition(".")[0] for name in weights}) == 1
     if shared and not any(map(state.__contains__, weights)) and any(map(state.__contains__, bare)):

@@ -18,7 +18,8 @@ from jaxsr.data.prefetch import generators_may_move
 from jaxsr.errors import FileAccessError, InputError, UserError, counted, one_line
 from jaxsr.interop.agreement import ending_with_others
 from jaxsr.interop.atomic_write import atomic_write, set_aside
-from jaxsr.interop.checkpoint import Checkpoints, metric_rank, restore_newest
+from jaxsr.interop.checkpoint import Checkpoints, restore_newest
+from jaxsr.interop.checkpoint_record import metric_rank
 from jaxsr.interop.errors import IndexOutsideError, RefusedValueError
 from jaxsr.interop.train.step import decides_failure, index_rule
 from jaxsr.interop.train.torch_step import NonFiniteError

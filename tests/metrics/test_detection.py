@@ -234,3 +234,13 @@ def test_wrong_batches_are_refused(unchecked_types):
         metrics.update(["a"], np.zeros((1, 4, 4)), np.zeros((1, 4, 5)))
     with pytest.raises(ValueError, match="prediction for b has NaN"):
         metrics.update(["a", "b"], np.array([[[0.0]], [[np.nan]]]), np.zeros((2, 1, 1)))
+
+
+def test_zeros_of_both_signs_are_equal_scores():
+    from sklearn.metrics import roc_auc_score
+
+    mask = np.arange(16).reshape(1, 4, 4) % 4 == 0
+    logits = np.where(mask, 0.0, -0.0).astype(np.float32)
+    metrics = DetectionMetrics()
+    metrics.update(["case"], logits, mask)
+    assert metrics.report().auc == roc_auc_score(mask.ravel(), logits.ravel()) == 0.5

@@ -402,3 +402,34 @@ def test_archives_that_readers_take_for_different_ones_are_refused(tmp_path, way
     file.write_bytes(content)
     with pytest.raises(InputError, match=r"net\.pth cannot be read as a torch file"):
         read_weights(file)
+
+
+class Wrapper(nn.Module):
+    """Its only child has the name of DataParallel's."""
+
+    def __init__(self):
+        super().__init__()
+        self.module = nn.Linear(2, 3)
+
+
+@pytest.mark.parametrize("around", [nn.Identity, nn.DataParallel])
+def test_a_child_of_the_name_that_dataparallel_gives_keeps_it(tmp_path, around):
+    network = Wrapper()
+    saved = around(network) if around is nn.DataParallel else network
+    torch.save(saved.state_dict(), tmp_path / "a.pth")
+    other = Wrapper()
+    load_weights(other, read_weights(tmp_path / "a.pth"), source="a.pth")
+    assert_same(other.state_dict(), network)
+
+
+class WithState(nn.Linear):
+    def get_extra_state(self):
+        return {"scale": 3}
+
+
+def test_extra_state_that_is_no_tensor_is_left_out(tmp_path):
+    network = nn.Sequential(WithState(2, 3), nn.Linear(3, 1))
+    torch.save(network.state_dict(), tmp_path / "a.pth")
+    plain = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    load_weights(plain, read_weights(tmp_path / "a.pth"), source="a.pth")
+    assert torch.equal(plain[0].weight, network[0].weight)

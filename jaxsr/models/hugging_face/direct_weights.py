@@ -5,10 +5,11 @@ Mamba multiplies `self.dt_proj.weight`, others ask for a weight's dtype. Such a 
 """
 
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
+
+from jaxsr.models.thread_patch import patched
 
 
 def directly_read(network: nn.Module) -> frozenset[str]:
@@ -36,10 +37,9 @@ def directly_read(network: nn.Module) -> frozenset[str]:
 
     tokens = torch.zeros((1, 2), dtype=torch.int64, device="meta")
     with (
-        mock.patch.object(nn.Linear, "forward", called),
-        mock.patch.object(nn.Linear, "__getattr__", got, create=True),
+        patched(nn.Linear, forward=called, __getattr__=got),
         # Where code is compiled, transformers looks at no mask's values.
-        mock.patch.object(torch.compiler, "is_compiling", lambda: True),
+        patched(torch.compiler, is_compiling=lambda: True),
         torch.no_grad(),
     ):
         try:

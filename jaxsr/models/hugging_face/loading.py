@@ -7,7 +7,6 @@ from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
@@ -30,6 +29,7 @@ from jaxsr.models.llama.loading import (
 )
 from jaxsr.models.llama.quantized import Scheme, quantize
 from jaxsr.models.llama.quantized_folder import swap_quantized
+from jaxsr.models.thread_patch import patched
 from jaxsr.models.transformers_files import (
     check_field,
     config_of,
@@ -178,7 +178,7 @@ def _parameters_without_values() -> Generator[None]:
             parameter = nn.Parameter(parameter.to("meta"), requires_grad=False)
         plain(self, name, parameter)
 
-    with mock.patch.object(nn.Module, "register_parameter", register):
+    with patched(nn.Module, register_parameter=register):
         yield
 
 

@@ -1,5 +1,6 @@
 """Collectives of the compiled training step."""
 
+import copy
 import re
 from functools import partial
 
@@ -341,3 +342,59 @@ def test_an_optimiser_with_a_random_key_is_refused():
     rules = {"student": optax.add_noise(0.1, 0.5, key=jax.random.key(0))}
     with pytest.raises(InputError, match="keeps a random key in its state"):
         init_state(convert(Distilled(), StepConfig()), rules, exported="student", seed=0, ema=False)
+
+
+class Adversarial(Objective):
+    """A generator with BatchNorm whose result two players see."""
+
+    phases = (
+        Phase(
+            name="fit",
+            players=(
+                Player(network="made", loss="made_loss"),
+                Player(network="judge", loss="judge_loss", through_shared=False),
+            ),
+        ),
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+        self.judge = nn.Linear(3, 1)
+
+    def share(self, batch):
+        return {"out": self.made(batch["x"])}
+
+    def made_loss(self, shared, batch):
+        return F.mse_loss(shared["out"], batch["x"]) - self.judge(shared["out"]).mean(), {}
+
+    def judge_loss(self, shared, batch):
+        return (self.judge(shared["out"]) - self.judge(batch["x"])).mean(), {}
+
+
+def test_statistics_of_shared_tensors_count_once_for_each_slice_in_both_engines():
+    torch.manual_seed(0)
+    objective, config = Adversarial(), StepConfig(accumulate=2)
+    x = torch.randn(4, 3)
+    plain = copy.deepcopy(objective.made)
+    for index in range(2):
+        plain(x[index::2])
+    rule = OptimizerConfig(optimizer="sgd", lr=1e-9)
+    rules = {"made": rule, "judge": rule}
+    model = convert(objective, config)
+    optimizers = {name: make_optimizer(rule, 1) for name in rules}
+    state = init_state(model, optimizers, exported="made", seed=0, ema=False)
+    step = TrainStep(
+        model, objective.phase("fit"), optimizers, prepare=lambda batch, key: batch,
+        mesh=make_mesh(1), config=config,
+    )  # fmt: skip
+    state, _ = jax.jit(step)(state, {"x": jnp.asarray(x)})
+    options = {"exported": "made", "config": config}
+    in_torch = TorchStep(objective, rules, {"made": 1, "judge": 1}, **options)
+    in_torch.train_step("fit", {"x": x.numpy()})
+    buffers = dict(in_torch.objective.named_buffers())
+    for name, value in plain.named_buffers():
+        np.testing.assert_allclose(buffers[f"made.{name}"], value, atol=1e-6)
+        np.testing.assert_allclose(state.buffers[f"made.{name}"], value, atol=1e-6)
+    with pytest.raises(InputError, match="3 rows cannot be cut into accumulate=2"):
+        in_torch.train_step("fit", {"x": x[:3].numpy()})
