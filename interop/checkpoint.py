@@ -12,13 +12,14 @@ is damaged, is renamed to `STEP.damaged`, and the newest sound one is used.
 
 import logging
 import math
+import operator
 import shutil
 import sys
 import threading
 from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, SupportsIndex
 
 import jax
 import jax.numpy as jnp
@@ -150,7 +151,9 @@ class Checkpoints:
         """Step of the checkpoint with the best metric."""
         return self._manager.best_step()
 
-    def save(self, step: int, state: PyTree, metrics: Mapping[str, float] | None = None) -> None:
+    def save(
+        self, step: SupportsIndex, state: PyTree, metrics: Mapping[str, Any] | None = None
+    ) -> None:
         """Copies the state off the devices and returns; writing goes on asynchronously.
 
         Raises:
@@ -162,7 +165,7 @@ class Checkpoints:
         import orbax.checkpoint as ocp
 
         self.wait()  # as Orbax would: its thread may still be moving an outdated one
-        step, metrics = int(step), checked_metrics(metrics, self._metric)
+        step, metrics = operator.index(step), checked_metrics(metrics, self._metric)
         record = CheckpointRecord.of(step, state, metrics, self._notes)
         if step in self._manager.all_steps():
             saved = read_record(self.folder / str(step))

@@ -33,7 +33,10 @@ _LONGEST_HEADER = 100 * 2**20  # bytes; safetensors' own limit
 
 
 def export_weights(
-    path: Path, arrays: Mapping[str, np.ndarray], *, metadata: Mapping[str, Any] | None = None
+    path: Path | str,
+    arrays: Mapping[str, np.ndarray],
+    *,
+    metadata: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes arrays as a safetensors file that `load_state_dict` accepts.
 
@@ -51,7 +54,7 @@ def export_weights(
     host = {name: _widened(np.asarray(jax.device_get(array))) for name, array in arrays.items()}
     notes = {name: json.dumps(value) for name, value in (metadata or {}).items()}
     notes |= dict([_WRITER], **{DIGEST: _ZEROS})
-    atomic_write(path, *with_digest(save(host, metadata=notes)))
+    atomic_write(Path(path), *with_digest(save(host, metadata=notes)))
 
 
 def with_digest(content: bytes) -> tuple[bytes | memoryview, ...]:

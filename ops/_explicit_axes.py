@@ -12,6 +12,7 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 PyTree = Any
+_sharding: Any = jax.sharding  # untyped in JAX
 
 
 def explicit_mesh(arrays: PyTree) -> AbstractMesh | None:
@@ -35,13 +36,18 @@ def with_automatic_axes(
 
     def sharded(x: Any, over: AbstractMesh, spec: PartitionSpec) -> Any:
         # With its mesh: the code around, such as a gradient, may have set none.
-        return jax.sharding.reshard(x, NamedSharding(over, spec)) if isinstance(x, jax.Array) else x
+        return _sharding.reshard(x, NamedSharding(over, spec)) if isinstance(x, jax.Array) else x
 
     def spec_of(x: Any) -> PartitionSpec:
         names = [name for rows, name in batches if getattr(x, "shape", ())[:1] == (rows,)]
         return PartitionSpec(*names[:1])
 
+    def freed(x: Any) -> Any:
+        return sharded(x, automatic, PartitionSpec())
+
+    def as_before(x: Any) -> Any:
+        return sharded(x, mesh, spec_of(x))
+
     with jax.sharding.use_abstract_mesh(automatic):
-        free = jax.tree.map(lambda x: sharded(x, automatic, PartitionSpec()), (state, inputs))
-        out = run(*free)
-    return jax.tree.map(lambda x: sharded(x, mesh, spec_of(x)), out)
+        out = run(*jax.tree.map(freed, (state, inputs)))
+    return jax.tree.map(as_before, out)

@@ -28,8 +28,11 @@ def jit(*static_argnames: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             if (mesh := explicit_mesh((args, kwargs))) is None:
                 return compiled(*args, **kwargs)
-            inputs = args, kwargs
-            return with_automatic_axes(lambda _, x: compiled(*x[0], **x[1]), mesh, (), inputs)
+
+            def run(_: tuple[()], inputs: Any) -> R:
+                return compiled(*inputs[0], **inputs[1])
+
+            return with_automatic_axes(run, mesh, (), (args, kwargs))
 
         return call
 

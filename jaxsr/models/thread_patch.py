@@ -27,5 +27,6 @@ def patched(owner: Any, **functions: Callable[..., Any]) -> Generator[None]:
 
     with _one_at_a_time:  # or the one that ends last would leave the first one's functions
         chosen = {name: in_thread(getattr(owner, name), f) for name, f in functions.items()}
-        with mock.patch.multiple(owner, **chosen, create=True):
+        patches: Any = mock.patch.multiple  # its stubs take no names
+        with patches(owner, **chosen, create=True):
             yield

@@ -14,7 +14,7 @@ STATE = {"w": np.ones(2)}
 def test_steps_and_metrics_may_be_arrays_and_folders_texts(tmp_path):
     with Checkpoints(str(tmp_path), metric="psnr") as checkpoints:
         checkpoints.save(np.int64(1), STATE, {"psnr": jnp.float32(3), "loss": np.float64(2)})
-        checkpoints.save(jnp.asarray(2), STATE, {"psnr": np.float32(5)})  # type: ignore[arg-type]
+        checkpoints.save(jnp.asarray(2), STATE, {"psnr": np.float32(5)})
     with Checkpoints(tmp_path, metric="psnr") as checkpoints:
         assert (checkpoints.steps, checkpoints.best_step) == ([1, 2], 2)
         assert checkpoints.metrics(1) == {"psnr": 3.0, "loss": 2.0}
