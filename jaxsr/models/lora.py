@@ -22,6 +22,26 @@ class LoraLinear(nn.Module):
         self.b = nn.Parameter(torch.zeros(base.out_features, rank, dtype=base.weight.dtype))
         nn.init.kaiming_uniform_(self.a, a=math.sqrt(5))
 
+    @property
+    def weight(self) -> Tensor:
+        """The weight with its adapter, which torch's own attention reads instead of calling it."""
+        return self.base.weight + self._update()
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.base.bias
+
+    @property
+    def in_features(self) -> int:
+        return self.base.in_features
+
+    @property
+    def out_features(self) -> int:
+        return self.base.out_features
+
+    def _update(self) -> Tensor:
+        return self.scale * self.b @ self.a
+
     def forward(self, x: Tensor) -> Tensor:
         """The layer's output and the adapter's."""
         update = nn.functional.linear(nn.functional.linear(x, self.a), self.b)
@@ -30,7 +50,7 @@ class LoraLinear(nn.Module):
     def merged(self) -> nn.Linear:
         """The layer with the adapter added to its weight."""
         with torch.no_grad():
-            self.base.weight += self.scale * self.b @ self.a
+            self.base.weight += self._update()
         return self.base
 
 
@@ -60,8 +80,8 @@ def add_lora(
                 f"the LoRA pattern {pattern!r} matches no linear layer; there are "
                 f"{', '.join(linear[:4])}, …"
             )
-    network.requires_grad_(False)
     chosen = [name for name in linear if any(fnmatchcase(name, p) for p in patterns)]
+    network.requires_grad_(False)
     for name in chosen:
         base = network.get_submodule(name)
         assert isinstance(base, nn.Linear)

@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from jaxsr.errors import InputError
+from jaxsr.interop import to_jax
 from jaxsr.models.lora import LoraLinear, add_lora, merge_lora
 
 
@@ -47,6 +49,30 @@ def test_merged_weights_give_the_same_under_the_first_names():
     merged = merge_lora(network)
     assert merged.state_dict().keys() == Block().state_dict().keys()
     torch.testing.assert_close(merged(x), expected)
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_torchs_own_transformer_layers(is_training):
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    names, x = layer.state_dict().keys(), torch.randn(2, 3, 8)
+    assert add_lora(layer, "*", rank=2) == ["self_attn.out_proj", "linear1", "linear2"]
+    for name in ("self_attn.out_proj", "linear1", "linear2"):
+        adapted = layer.get_submodule(name)
+        assert isinstance(adapted, LoraLinear)
+        nn.init.normal_(adapted.b)
+    layer.train(is_training)
+    results = layer(x)
+    results.square().sum().backward()
+    assert all(p.grad is not None and p.grad.any() for p in layer.parameters() if p.requires_grad)
+    with torch.no_grad():  # where torch computes the whole layer in one operation
+        torch.testing.assert_close(layer(x), results)
+        jax_layer = to_jax(layer)
+        ours, _ = jax_layer.apply(jax_layer.params, jax_layer.buffers, x.numpy(), train=False)
+        expected = merge_lora(layer).eval()(x)
+    assert layer.state_dict().keys() == names
+    torch.testing.assert_close(results, expected)
+    np.testing.assert_allclose(ours, expected, atol=1e-5)  # values near 1
 
 
 def test_against_peft():
