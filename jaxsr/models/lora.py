@@ -69,7 +69,8 @@ def add_lora(
       Names of the layers.
 
     Raises:
-      InputError: a pattern matches no linear layer, or the rank is below 1.
+      InputError: a pattern matches no linear layer, the rank is below 1, or a layer could not be
+        merged: its weight is used in two places, or computed.
     """
     if rank < 1:
         raise InputError(f"rank must be at least 1, got {rank}")
@@ -81,6 +82,7 @@ def add_lora(
                 f"{', '.join(linear[:4])}, …"
             )
     chosen = [name for name in linear if any(fnmatchcase(name, p) for p in patterns)]
+    _check_merging(network, chosen)
     network.requires_grad_(False)
     for name in chosen:
         base = network.get_submodule(name)
@@ -88,6 +90,24 @@ def add_lora(
         adapted = LoraLinear(base, rank=rank, alpha=rank if alpha is None else alpha)
         network.set_submodule(name, adapted)
     return chosen
+
+
+def _check_merging(network: nn.Module, chosen: list[str]) -> None:
+    """Refuses weights that are another layer's too, or that the next call computes anew."""
+    places: dict[int, list[str]] = {}
+    for path, module in network.named_modules():
+        for name, part in (*module._modules.items(), *module._parameters.items()):
+            places.setdefault(id(part), []).append(f"{path}.{name}".removeprefix("."))
+    for name in chosen:
+        layer = network.get_submodule(name)
+        places_of_both = [*places.get(id(layer), []), *places.get(id(layer.weight), [])]
+        others = [place for place in places_of_both if place not in (name, f"{name}.weight")]
+        if others or not isinstance(layer.weight, nn.Parameter):
+            rule = f"it is also {others[0]}" if others else "it is computed from other tensors"
+            raise InputError(
+                f"an adapter cannot be merged into {name}.weight: {rule}; leave {name} out of the "
+                "LoRA patterns"
+            )
 
 
 def merge_lora(network: nn.Module) -> nn.Module:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 from jaxsr.errors import InputError
 from jaxsr.interop import to_jax
@@ -91,6 +92,27 @@ def test_against_peft():
     theirs.lora_A["default"].weight.data = layer.a.data
     theirs.lora_B["default"].weight.data = layer.b.data
     torch.testing.assert_close(other(x), expected)
+
+
+def test_weights_that_no_adapter_can_be_merged_into_are_refused():
+    def tied():
+        network = nn.ModuleDict({"embed": nn.Embedding(6, 4), "head": nn.Linear(4, 6)})
+        network["head"].weight = network["embed"].weight
+        return network
+
+    shared = Block()
+    shared.again = shared.q_proj
+    computed = nn.Sequential(spectral_norm(nn.Linear(4, 4)))
+    for network, place in (
+        (tied(), r"head\.weight: it is also embed\.weight; leave head out"),
+        (shared, r"q_proj\.weight: it is also again;"),
+        (computed, r"0\.weight: it is computed from other tensors"),
+    ):
+        with pytest.raises(InputError, match=f"cannot be merged into {place}"):
+            add_lora(network, "*")
+        assert all(parameter.requires_grad for parameter in network.parameters())
+    block = Block()  # a layer in it has one place, by two names
+    assert add_lora(nn.Sequential(block, block), "*out") == ["0.out"]
 
 
 def test_what_is_refused():
