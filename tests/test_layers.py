@@ -42,6 +42,7 @@ INTEROP_OF_MODELS = {
     "jaxsr.interop.fields",
     "jaxsr.interop.host_arrays",
     "jaxsr.interop.install",
+    "jaxsr.interop.isolated",
     "jaxsr.interop.module_copy",
     "jaxsr.interop.out_of_memory",
     "jaxsr.interop.python_code",

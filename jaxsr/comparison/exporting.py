@@ -37,6 +37,7 @@ from jaxsr.errors import InputError, MissingKeyError, UserError, one_line
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.atomic_write import atomic_write, check_file
 from jaxsr.interop.install import install_extra
+from jaxsr.interop.isolated import isolated_command
 from jaxsr.interop.torch_evaluation import evaluated, in_mode
 from jaxsr.runtime.activity import set_status
 from jaxsr.runtime.exit_status import ExitStatus
@@ -295,14 +296,13 @@ def _run_stablehlo(path: Path, batches: Sequence[Arguments]) -> list[Outputs]:
         files += [path.with_name(f"{kind}{number}.npz") for kind in ("in", "out")]
         np.savez(files[-2], *(_writable(array) for array in arguments.arrays.values()))
     done = subprocess.run(
-        [sys.executable, "-I", "-c", _RUN, str(path), *map(str, files)],
+        [*isolated_command(_RUN), str(path), *map(str, files)],
         env={**os.environ, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode:
-        raise InputError(
-            f"the file cannot be run without torch ({' '.join(done.stderr.split())[-300:]}); "
-            "please report it"
-        )
+        reason = " ".join(done.stderr.split())[-300:]
+        end = "install that again" if "No module named" in reason else "please report it"
+        raise InputError(f"the file cannot be run without torch ({reason}); {end}")
     results = [dict(np.load(file)) for file in files[1::2]]
     return [dict(zip(arrays.pop("names"), arrays.values(), strict=True)) for arrays in results]
 

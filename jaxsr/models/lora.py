@@ -22,6 +22,26 @@ class LoraLinear(nn.Module):
         self.b = nn.Parameter(torch.zeros(base.out_features, rank, dtype=base.weight.dtype))
         nn.init.kaiming_uniform_(self.a, a=math.sqrt(5))
 
+    @property
+    def weight(self) -> Tensor:
+        """The weight with its adapter, which torch's own attention reads instead of calling it."""
+        return self.base.weight + self._update()
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.base.bias
+
+    @property
+    def in_features(self) -> int:
+        return self.base.in_features
+
+    @property
+    def out_features(self) -> int:
+        return self.base.out_features
+
+    def _update(self) -> Tensor:
+        return self.scale * self.b @ self.a
+
     def forward(self, x: Tensor) -> Tensor:
         """The layer's output and the adapter's."""
         update = nn.functional.linear(nn.functional.linear(x, self.a), self.b)
@@ -30,7 +50,7 @@ class LoraLinear(nn.Module):
     def merged(self) -> nn.Linear:
         """The layer with the adapter added to its weight."""
         with torch.no_grad():
-            self.base.weight += self.scale * self.b @ self.a
+            self.base.weight += self._update()
         return self.base
 
 
@@ -49,7 +69,8 @@ def add_lora(
       Names of the layers.
 
     Raises:
-      InputError: a pattern matches no linear layer, or the rank is below 1.
+      InputError: a pattern matches no linear layer, the rank is below 1, or a layer could not be
+        merged: its weight is used in two places, or computed.
     """
     if rank < 1:
         raise InputError(f"rank must be at least 1, got {rank}")
@@ -60,14 +81,33 @@ def add_lora(
                 f"the LoRA pattern {pattern!r} matches no linear layer; there are "
                 f"{', '.join(linear[:4])}, …"
             )
-    network.requires_grad_(False)
     chosen = [name for name in linear if any(fnmatchcase(name, p) for p in patterns)]
+    _check_merging(network, chosen)
+    network.requires_grad_(False)
     for name in chosen:
         base = network.get_submodule(name)
         assert isinstance(base, nn.Linear)
         adapted = LoraLinear(base, rank=rank, alpha=rank if alpha is None else alpha)
         network.set_submodule(name, adapted)
     return chosen
+
+
+def _check_merging(network: nn.Module, chosen: list[str]) -> None:
+    """Refuses weights that are another layer's too, or that the next call computes anew."""
+    places: dict[int, list[str]] = {}
+    for path, module in network.named_modules():
+        for name, part in (*module._modules.items(), *module._parameters.items()):
+            places.setdefault(id(part), []).append(f"{path}.{name}".removeprefix("."))
+    for name in chosen:
+        layer = network.get_submodule(name)
+        places_of_both = [*places.get(id(layer), []), *places.get(id(layer.weight), [])]
+        others = [place for place in places_of_both if place not in (name, f"{name}.weight")]
+        if others or not isinstance(layer.weight, nn.Parameter):
+            rule = f"it is also {others[0]}" if others else "it is computed from other tensors"
+            raise InputError(
+                f"an adapter cannot be merged into {name}.weight: {rule}; leave {name} out of the "
+                "LoRA patterns"
+            )
 
 
 def merge_lora(network: nn.Module) -> nn.Module:

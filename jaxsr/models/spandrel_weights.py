@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from jaxsr.errors import InputError, UserError, first_of, one_line
@@ -17,6 +16,7 @@ from jaxsr.interop.install import install_extra
 from jaxsr.models.build_bound import bounded_build
 from jaxsr.models.libraries import import_library
 from jaxsr.models.registry import FAMILIES, LoadedModel, Weights
+from jaxsr.models.weight_files import refuse_broken
 
 
 def load_by_spandrel(
@@ -78,11 +78,7 @@ def load_by_spandrel(
     sides = descriptor.size_requirements
     if sides.square:
         raise InputError(f"{path} is a {architecture}, which takes only square images")
-    broken = [key for key, value in weights.items() if not torch.isfinite(value).all()]
-    if broken:
-        raise InputError(
-            f"{path} holds NaN or infinity in {first_of(broken)}; use another checkpoint"
-        )
+    refuse_broken(weights, {}, source=str(path))  # no network of spandrel has infinite buffers
     call = descriptor._call_fn
     # The default one only calls the network, which then keeps the names of its submodules.
     plain = call.__qualname__.startswith("ImageModelDescriptor.")

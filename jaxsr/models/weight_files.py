@@ -262,7 +262,7 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, source: st
 
     Raises:
       ValueError: a name missing or left over, another shape, a parameter of whole numbers, or a
-        value that is not finite.
+        value that `refuse_broken` refuses.
     """
     expected = module.state_dict()
     left_out = {name for name, _ in module.named_buffers()} - expected.keys()
@@ -306,19 +306,39 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, source: st
             f"{source} holds complex numbers in {first_of(imaginary)}, where "
             f"{type(module).__name__} has real ones; use another checkpoint"
         )
-    # As they are used: the largest numbers of float64 are infinite in float32.
-    broken = [
-        name for name, value in weights.items()
-        if not torch.isfinite(value.to(expected[name].dtype)).all()
-    ]  # fmt: skip
-    if broken:
-        dtype = expected[broken[0]].dtype
-        raise InputError(
-            f"{source} holds NaN or infinity in {first_of(broken)}, as {dtype}; use another "
-            "checkpoint"
-        )
+    refuse_broken(weights, expected, source=source)
     # Absent weights are the module's own memory: copied onto itself, or onto memory it shares.
     module.load_state_dict({**expected, **weights})
+
+
+def refuse_broken(weights: Mapping[str, Tensor], own: Mapping[str, Tensor], *, source: str) -> None:
+    """Refuses weights with NaN, and with infinity where the network's own value is finite.
+
+    A causal mask, which is -inf by its constructor, is sound.
+
+    Args:
+      weights: by name.
+      own: the network's tensors before the weights are copied into them, in whose dtypes the
+        weights count: the largest numbers of float64 are infinite in float32.
+      source: where the weights are from, for errors.
+
+    Raises:
+      InputError: a weight is refused.
+    """
+    used = {name: value.to(own.get(name, value).dtype) for name, value in weights.items()}
+    broken = [name for name, value in used.items() if not _is_sound(value, own.get(name))]
+    if broken:
+        raise InputError(
+            f"{source} holds NaN or infinity in {first_of(broken)}, as {used[broken[0]].dtype}; "
+            "use another checkpoint"
+        )
+
+
+def _is_sound(value: Tensor, own: Tensor | None) -> bool:
+    finite = torch.isfinite(value)
+    if finite.all() or own is None or value.isnan().any():
+        return bool(finite.all())
+    return not torch.isfinite(own.to(value.device))[~finite].any()
 
 
 def _is_whole(values: Tensor) -> bool:

@@ -10,7 +10,6 @@ import fnmatch
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
@@ -18,6 +17,7 @@ from jaxsr.errors import InputError, first_of
 from jaxsr.models.weight_files import (
     names_of_tensors,
     read_weights,
+    refuse_broken,
     under_names_of,
 )
 from jaxsr.models.weight_sources import weights_file
@@ -90,10 +90,7 @@ def initialise(network: nn.Module, source: Path, *, named: str | None = None) ->
             f"init={source}: no parameter fits the network, whose first are {first_of(state)}; "
             f"the file has {seen}; give weights of this network"
         )
-    if broken := [name for name, value in fitting.items() if not torch.isfinite(value).all()]:
-        raise InputError(
-            f"{path} holds NaN or infinity in {first_of(broken)}; use another checkpoint"
-        )
+    refuse_broken(fitting, state, source=str(path))
     network.load_state_dict(fitting, strict=False)
     tensors = names_of_tensors(network)
     initialised = {tensors[name] for name in fitting}

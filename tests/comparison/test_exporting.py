@@ -2,7 +2,11 @@
 
 import os
 import sys
+import venv
+from types import SimpleNamespace
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,7 +17,7 @@ from torch import nn
 import jaxsr
 from jaxsr.comparison.arguments import Arguments
 from jaxsr.comparison.export_options import ExportConfig
-from jaxsr.comparison.exporting import _reference_of_two
+from jaxsr.comparison.exporting import _reference_of_two, _run_stablehlo
 from jaxsr.errors import InputError
 from jaxsr.export import main
 
@@ -280,3 +284,17 @@ class LastState(nn.Module):
 def test_an_output_without_rows_in_its_first_axis_is_refused():
     with pytest.raises(InputError, match=r"shape \(1, 2, 5\) for a batch of 2.*--fixed-batch"):
         jaxsr.export_stablehlo(LastState(), torch.ones(3, 6, 4), platforms=["cpu"])
+
+
+def test_the_file_runs_where_python_itself_finds_no_jax(tmp_path, monkeypatch):
+    venv.create(tmp_path, with_pip=False)  # as with libraries in PYTHONPATH or the user's folder
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+    path, x = tmp_path / "f.stablehlo", np.ones(2, np.float32)
+    path.write_bytes(export.export(jax.jit(jnp.sin))(x).serialize())
+    batch: Any = SimpleNamespace(arrays={"x": x})
+    (outputs,) = _run_stablehlo(path, [batch])
+    assert isinstance(outputs, dict)
+    np.testing.assert_allclose(outputs["output"], torch.sin(torch.ones(2)), rtol=1e-6)
+    monkeypatch.setattr(sys, "path", [])
+    with pytest.raises(InputError, match=r"No module named 'jax'.*; install that again"):
+        _run_stablehlo(path, [batch])

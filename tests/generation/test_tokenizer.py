@@ -3,7 +3,10 @@
 import base64
 import json
 import shutil
+import sys
+import venv
 
+import jinja2
 import pytest
 
 from jaxsr.errors import InputError
@@ -162,6 +165,18 @@ def test_hostile_templates_are_refused(model_folder, tmp_path, monkeypatch, temp
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     with pytest.raises(InputError, match=reason):
         load_tokenizer(folder).chat([{"role": "user", "content": "x"}])
+
+
+def test_templates_find_jinja2_where_python_itself_does_not(tmp_path, monkeypatch):
+    venv.create(tmp_path, with_pip=False)  # as with libraries in PYTHONPATH or the user's folder
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+    template, messages = "{{ messages[0].content | upper }}", [{"role": "user", "content": "hi"}]
+    variables = {"tools": None, "documents": None}
+    expected = jinja2.Template(template).render(messages=messages)
+    assert chat_renderer.Renderer(template).render(messages, variables) == expected
+    monkeypatch.setattr(sys, "path", [])
+    with pytest.raises(chat_renderer.TemplateFailure, match=r"jinja2 cannot be imported .No mod"):
+        chat_renderer.Renderer(template).render(messages, variables)
 
 
 def test_files_of_before_tokenizer_json_are_read(texts, hf_tokenizer, tmp_path):

@@ -2,11 +2,14 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 from jaxsr.errors import InputError
+from jaxsr.interop import to_jax
 from jaxsr.models.lora import LoraLinear, add_lora, merge_lora
 
 
@@ -49,6 +52,30 @@ def test_merged_weights_give_the_same_under_the_first_names():
     torch.testing.assert_close(merged(x), expected)
 
 
+@pytest.mark.parametrize("is_training", [True, False])
+def test_torchs_own_transformer_layers(is_training):
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    names, x = layer.state_dict().keys(), torch.randn(2, 3, 8)
+    assert add_lora(layer, "*", rank=2) == ["self_attn.out_proj", "linear1", "linear2"]
+    for name in ("self_attn.out_proj", "linear1", "linear2"):
+        adapted = layer.get_submodule(name)
+        assert isinstance(adapted, LoraLinear)
+        nn.init.normal_(adapted.b)
+    layer.train(is_training)
+    results = layer(x)
+    results.square().sum().backward()
+    assert all(p.grad is not None and p.grad.any() for p in layer.parameters() if p.requires_grad)
+    with torch.no_grad():  # where torch computes the whole layer in one operation
+        torch.testing.assert_close(layer(x), results)
+        jax_layer = to_jax(layer)
+        ours, _ = jax_layer.apply(jax_layer.params, jax_layer.buffers, x.numpy(), train=False)
+        expected = merge_lora(layer).eval()(x)
+    assert layer.state_dict().keys() == names
+    torch.testing.assert_close(results, expected)
+    np.testing.assert_allclose(ours, expected, atol=1e-5)  # values near 1
+
+
 def test_against_peft():
     try:
         import peft  # type: ignore[import-not-found]
@@ -65,6 +92,27 @@ def test_against_peft():
     theirs.lora_A["default"].weight.data = layer.a.data
     theirs.lora_B["default"].weight.data = layer.b.data
     torch.testing.assert_close(other(x), expected)
+
+
+def test_weights_that_no_adapter_can_be_merged_into_are_refused():
+    def tied():
+        network = nn.ModuleDict({"embed": nn.Embedding(6, 4), "head": nn.Linear(4, 6)})
+        network["head"].weight = network["embed"].weight
+        return network
+
+    shared = Block()
+    shared.again = shared.q_proj
+    computed = nn.Sequential(spectral_norm(nn.Linear(4, 4)))
+    for network, place in (
+        (tied(), r"head\.weight: it is also embed\.weight; leave head out"),
+        (shared, r"q_proj\.weight: it is also again;"),
+        (computed, r"0\.weight: it is computed from other tensors"),
+    ):
+        with pytest.raises(InputError, match=f"cannot be merged into {place}"):
+            add_lora(network, "*")
+        assert all(parameter.requires_grad for parameter in network.parameters())
+    block = Block()  # a layer in it has one place, by two names
+    assert add_lora(nn.Sequential(block, block), "*out") == ["0.out"]
 
 
 def test_what_is_refused():

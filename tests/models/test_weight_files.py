@@ -259,6 +259,23 @@ def test_values_that_are_not_numbers_are_refused(net):
         load_weights(net, weights, source="x.pt")
 
 
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_infinity_is_refused_only_where_the_network_has_none(value):
+    def causal():  # as torch's own tutorials mask attention
+        network = torch.nn.Linear(3, 3)
+        mask = torch.nn.Transformer.generate_square_subsequent_mask(3)
+        network.register_buffer("mask", mask)
+        return network
+
+    weights = causal().state_dict()
+    network = causal()
+    load_weights(network, weights, source="w")
+    assert_same(weights, network)
+    weights["mask"][1, 0] = value
+    with pytest.raises(ValueError, match="NaN or infinity in mask"):
+        load_weights(network, weights, source="w")
+
+
 def test_half_precision_weights_become_the_modules_dtype(net):
     weights = {name: value.half() for name, value in net.state_dict().items()}
     fresh = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.PReLU())

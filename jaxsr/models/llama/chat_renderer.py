@@ -15,6 +15,7 @@ RENDER_S = 10.0
 MEMORY_BYTES = 2**30
 MOST_CHARACTERS = 2**22
 """Limit of a rendered chat that grows beyond its messages."""
+_RUN = f"import runpy; runpy.run_path({__file__!r}, run_name='__main__')"
 
 
 class TemplateFailure(Exception):
@@ -40,10 +41,11 @@ class Renderer:
         import select
         import subprocess
 
+        from jaxsr.interop.isolated import isolated_command
+
         if self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(
-                # Without the current folder, from which modules would be imported.
-                [sys.executable, "-I", __file__, str(RENDER_S)],
+                [*isolated_command(_RUN), str(RENDER_S)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -120,8 +122,10 @@ def _environment() -> Any:
 
 
 def _answer(request: Mapping[str, Any]) -> dict[str, str]:
-    import jinja2
-
+    try:
+        import jinja2
+    except ImportError as error:
+        return {"error": f"jinja2 cannot be imported ({error}); install it again"}
     variables = request["variables"]
     contents = [message.get("content") for message in request["messages"]]
     contents += [variables[name] for name in ("tools", "documents") if variables[name]]
