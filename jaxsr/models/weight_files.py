@@ -325,12 +325,15 @@ def refuse_broken(weights: Mapping[str, Tensor], own: Mapping[str, Tensor], *, s
     Raises:
       InputError: a weight is refused.
     """
-    used = {name: value.to(own.get(name, value).dtype) for name, value in weights.items()}
-    broken = [name for name, value in used.items() if not _is_sound(value, own.get(name))]
+
+    def dtype(name: str) -> torch.dtype:
+        return own.get(name, weights[name]).dtype
+
+    broken = [n for n, value in weights.items() if not _is_sound(value.to(dtype(n)), own.get(n))]
     if broken:
         raise InputError(
-            f"{source} holds NaN or infinity in {first_of(broken)}, as {used[broken[0]].dtype}; "
-            "use another checkpoint"
+            f"{source} holds NaN or infinity in {first_of(broken)}, as {dtype(broken[0])}; use "
+            "another checkpoint"
         )
 
 
