@@ -126,17 +126,17 @@ def _leave_repeated_out(inputs: Inputs) -> None:
     """
     resolved = functools.cache(Path.resolve)
     seen: set[Path | tuple[Path, Path]] = set()
-    kept, repeated = [], []
+    named_first, repeated = [], []
     for source in inputs.sources:
         place = resolved(source.path.parent) / source.path.name
         identities = {place, (place.resolve(), source.relative)}
-        (kept if seen.isdisjoint(identities) else repeated).append(source)
+        (named_first if seen.isdisjoint(identities) else repeated).append(source)
         seen |= identities
     if repeated:
         names = first_of(str(source.path) for source in repeated)
         files = counted(len(repeated), "file")
         inputs.passed_over.append(f"{files} that an earlier input names: {names}")
-    inputs.sources = kept
+    inputs.sources = named_first
 
 
 def _leave_results_out(inputs: Inputs, out: Path, suffix: str) -> None:

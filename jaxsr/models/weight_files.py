@@ -311,14 +311,16 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, source: st
     module.load_state_dict({**expected, **weights})
 
 
-def refuse_broken(weights: Mapping[str, Tensor], own: Mapping[str, Tensor], *, source: str) -> None:
+def refuse_broken(
+    weights: Mapping[str, Tensor], state: Mapping[str, Tensor], *, source: str
+) -> None:
     """Refuses weights with NaN, and with infinity where the network's own value is finite.
 
     A causal mask, which is -inf by its constructor, is sound.
 
     Args:
       weights: by name.
-      own: the network's tensors before the weights are copied into them, in whose dtypes the
+      state: the network's tensors before the weights are copied into them, in whose dtypes the
         weights count: the largest numbers of float64 are infinite in float32.
       source: where the weights are from, for errors.
 
@@ -327,9 +329,9 @@ def refuse_broken(weights: Mapping[str, Tensor], own: Mapping[str, Tensor], *, s
     """
 
     def dtype(name: str) -> torch.dtype:
-        return own.get(name, weights[name]).dtype
+        return state.get(name, weights[name]).dtype
 
-    broken = [n for n, value in weights.items() if not _is_sound(value.to(dtype(n)), own.get(n))]
+    broken = [n for n, value in weights.items() if not _is_sound(value.to(dtype(n)), state.get(n))]
     if broken:
         raise InputError(
             f"{source} holds NaN or infinity in {first_of(broken)}, as {dtype(broken[0])}; use "
@@ -337,11 +339,11 @@ def refuse_broken(weights: Mapping[str, Tensor], own: Mapping[str, Tensor], *, s
         )
 
 
-def _is_sound(value: Tensor, own: Tensor | None) -> bool:
+def _is_sound(value: Tensor, present: Tensor | None) -> bool:
     finite = torch.isfinite(value)
-    if finite.all() or own is None or value.isnan().any():
+    if finite.all() or present is None or value.isnan().any():
         return bool(finite.all())
-    return not torch.isfinite(own.to(value.device))[~finite].any()
+    return not torch.isfinite(present.to(value.device))[~finite].any()
 
 
 def _is_whole(values: Tensor) -> bool:

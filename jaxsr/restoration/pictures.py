@@ -246,11 +246,11 @@ def _unusual_tiff(data: bytes, max_pixels: int) -> Picture:
             pixels, extra, channels = pixels[..., :kept], channels - kept, kept
             exif = Image.Exif()
             for tag in TIFF_NOTES:
-                if (found := page.tags.get(tag)) and isinstance(found.value, str):
-                    text = data[found.valueoffset :][: found.valuebytecount].removesuffix(b"\0")
+                if (entry := page.tags.get(tag)) and isinstance(entry.value, str):
+                    text = data[entry.valueoffset :][: entry.valuebytecount].removesuffix(b"\0")
                     exif[tag] = as_stored(text.decode("latin-1"))
-                elif found and isinstance(found.value, int):
-                    exif[tag] = found.value
+                elif entry and isinstance(entry.value, int):
+                    exif[tag] = entry.value
             icc = page.tags.get(34675)
     except PictureError:
         raise

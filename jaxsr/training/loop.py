@@ -365,7 +365,8 @@ class _Run:
                 "weights of this validation take its place"
             )
             return True
-        if inputs(earlier) != inputs(phase):
+        # By text: a task of the torch engine may have tensors, which have no one truth value.
+        if earlier != phase and repr(inputs(earlier)) != repr(inputs(phase)):
             return True
         this_rank, best_rank = (
             metric_rank(value, self.task.best) for value in (self.figures[metric], best)

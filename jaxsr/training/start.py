@@ -112,7 +112,8 @@ def start(name: str, kind: type[Task], config: RunConfig) -> Run:
                 }
             check_alike(facts)
             if jax.process_index() == 0:
-                out = out if config.out else make_folder(out)
+                if config.out is None:
+                    out = make_folder(out)
                 check_folder(out)
                 stack.enter_context(lock_folder(out))
                 check_entries(out, task.exported)
