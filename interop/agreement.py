@@ -149,8 +149,10 @@ class _Watcher(threading.Thread):
         with suppress(Exception):
             self._publish(f"on {platform.node()} failed: {_text(error)}")
             end = time.monotonic() + _FAREWELL_MS / 1000
-            while len(self._failures()) < self._processes and time.monotonic() < end:
+            while len(failures := self._failures()) < self._processes and time.monotonic() < end:
                 time.sleep(0.1)
+            if len(failures) == self._processes and all(failures.values()):
+                _all_know.set()  # each fails by itself, and takes part in JAX's farewell
 
     def stop(self) -> None:
         self._is_over.set()

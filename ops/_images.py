@@ -172,14 +172,18 @@ def parameter(value: Parameter, name: str, shape: tuple[int, ...] = ()) -> jax.A
     return array if array.dtype == jnp.float64 else array.astype(jnp.float32)
 
 
-def spread(value: Parameter, image: jax.Array, name: str) -> jax.Array:
+def integers(value: Any, name: str) -> jax.Array:
+    """Whole numbers as they come, or in int32: sums of narrower ones would overflow."""
+    array = asarray(value)
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise TypeError(f"{name} must hold integers, got {array.dtype}")
+    return array.astype(jnp.int32) if array.dtype.itemsize < 4 else array
+
+
+def spread(value: Parameter, image: jax.Array, axes: tuple[int, int], name: str) -> jax.Array:
     """A factor for each image, with axes of extent 1 for all that an image has."""
     array = parameter(value, name)
-    if array.shape != image.shape[: array.ndim] or array.ndim > image.ndim - 2:
-        raise ValueError(
-            f"{name} of shape {array.shape} has no value for each image of shape {image.shape}; "
-            "its axes must be leading ones of the image"
-        )
+    check_per_picture(array, name, image, axes)
     return array.reshape(*array.shape, *[1] * (image.ndim - array.ndim))
 
 

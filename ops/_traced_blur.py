@@ -48,7 +48,8 @@ def traced_blur(
     pair = sigma if isinstance(sigma, Sequence) else (sigma, sigma)
     if len(pair) != 2:
         raise ValueError(f"sigma must be one array or (vertical, horizontal), got {len(pair)}")
-    vertical, horizontal = (spread(value, image, "sigma") for value in pair)
+    from_end = axes[0] - image.ndim, axes[1] - image.ndim
+    vertical, horizontal = (spread(value, image, from_end, "sigma") for value in pair)
     return _blur(image, vertical, horizontal, sizes, border, axes) if image.size else image
 
 

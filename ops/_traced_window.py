@@ -81,7 +81,9 @@ def _correlate_in_jax(
         for column in range(columns):
             stop = column + x.shape[width]
             part = jax.lax.slice_in_dim(line, column, stop, axis=line.ndim + width)
-            total += part * window[row, column]
+            weight = window[row, column]
+            unread = (weight == 0) & ~jnp.isfinite(part)
+            total += jnp.where(unread, 0, part) * weight
         return total
 
     return fori_loop(0, rows, add, zeros(x.shape, wide.dtype))
@@ -110,14 +112,15 @@ def _correlate_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes
 
 
 def _correlate_in_numpy(picture: np.ndarray, window: np.ndarray, border: Border) -> np.ndarray:
-    """Values that are not finite included: a weight of 0 times one is NaN."""
+    """Values that are not finite included, which OpenCV spreads."""
     (height, width), (rows, columns) = picture.shape[:2], window.shape
     around = [(rows // 2,) * 2, (columns // 2,) * 2, *[(0, 0)] * (picture.ndim - 2)]
     wide = np.pad(picture, around, mode=NUMPY_MODES[border])
     total = np.zeros_like(picture)
     with np.errstate(invalid="ignore"):
         for row, column in np.ndindex(*window.shape):
-            total += wide[row : row + height, column : column + width] * window[row, column]
+            if weight := window[row, column]:
+                total += wide[row : row + height, column : column + width] * weight
     return total
 
 

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from jaxsr.ops._arguments import ImageLike, is_integer, normal_axis
+from jaxsr.ops._arguments import ImageLike, normal_axis
 from jaxsr.ops._images import (
     INTEGER_DTYPES,
     Parameter,
     channel_planes,
     in_dtype_of,
+    integers,
     parameter,
     peak_of,
     picture,
@@ -50,8 +51,8 @@ def adjust_brightness(
       >>> ops.adjust_brightness(np.full((1, 1, 3), 100, np.uint8), 1.5).ravel().tolist()
       [150, 150, 150]
     """
-    array, _ = picture(image, axes)
-    return _blend(array, asarray(0, real_dtype(array)), factor)
+    array, positions = picture(image, axes)
+    return _blend(array, asarray(0, real_dtype(array)), factor, positions)
 
 
 def adjust_contrast(
@@ -81,7 +82,7 @@ def adjust_contrast(
     mean = _grey(array, channel).mean(positions, keepdims=True)
     if array.dtype in INTEGER_DTYPES:
         mean = jnp.floor(mean + 0.5)
-    return _blend(array, mean, factor)
+    return _blend(array, mean, factor, positions)
 
 
 def adjust_saturation(
@@ -107,8 +108,8 @@ def adjust_saturation(
       >>> ops.adjust_saturation(np.array([[[255, 0, 0]]], np.uint8), 0.0).ravel().tolist()
       [76, 76, 76]
     """
-    array, _ = picture(image, axes)
-    return _blend(array, _grey(array, channel), factor)
+    array, positions = picture(image, axes)
+    return _blend(array, _grey(array, channel), factor, positions)
 
 
 def adjust_hue(
@@ -134,9 +135,9 @@ def adjust_hue(
       >>> ops.adjust_hue(np.array([[[255, 0, 0]]], np.uint8), 1 / 3).ravel().tolist()
       [0, 255, 0]
     """
-    array, _ = picture(image, axes)
+    array, positions = picture(image, axes)
     sextant, value, chroma = hue_value_chroma(unit_planes(array, channel))
-    rgb = from_hue(sextant + 6 * spread(shift, array, "shift"), value, chroma, channel)
+    rgb = from_hue(sextant + 6 * spread(shift, array, positions, "shift"), value, chroma, channel)
     return in_dtype_of(array, rgb * peak_of(array))
 
 
@@ -165,7 +166,7 @@ def adjust_sharpness(
     array, positions = picture(image, axes)
     x = array.astype(real_dtype(array))
     if min(array.shape[axis] for axis in positions) < 3:
-        return _blend(array, x, factor)
+        return _blend(array, x, factor, positions)
     sums, inner = x, [slice(None)] * array.ndim
     for axis in positions:
         low, middle, high = (
@@ -177,7 +178,7 @@ def adjust_sharpness(
     smooth = (sums + 4 * x[index]) / 13
     if array.dtype in INTEGER_DTYPES:
         smooth = jnp.floor(smooth + 0.5)
-    return _blend(array, x.at[index].set(smooth), factor)
+    return _blend(array, x.at[index].set(smooth), factor, positions)
 
 
 def adjust_gamma(
@@ -199,7 +200,7 @@ def adjust_gamma(
       0.5
     """
     array, positions = picture(image, axes)
-    exponent = spread(gamma, array, "gamma")
+    exponent = spread(gamma, array, positions, "gamma")
 
     def power(levels: jax.Array, exponent: jax.Array) -> jax.Array:
         real = levels.astype(real_dtype(array)) / peak_of(array)
@@ -261,8 +262,8 @@ def solarize(
       >>> ops.solarize(np.array([[[100], [200]]], np.uint8), 128).ravel().tolist()
       [100, 55]
     """
-    array, _ = picture(image, axes)
-    limit = spread(threshold, array, "threshold")
+    array, positions = picture(image, axes)
+    limit = spread(threshold, array, positions, "threshold")
     return jnp.where(array.astype(real_dtype(array)) < limit, array, invert(array, axes=axes))
 
 
@@ -286,15 +287,13 @@ def posterize(
       >>> ops.posterize(np.full((1, 1, 1), 255, np.uint8), 3).item()
       224
     """
-    array, _ = picture(image, axes)
-    if not is_integer(bits) and not jnp.issubdtype(jnp.result_type(bits), jnp.integer):
-        raise TypeError(f"bits must be integers, got {bits!r}")
-    kept = spread(bits, array, "bits").astype(jnp.int32)
+    array, positions = picture(image, axes)
+    kept = spread(integers(bits, "bits"), array, positions, "bits").astype(jnp.int32)
     if array.dtype not in INTEGER_DTYPES:
-        levels = (1 << kept).astype(real_dtype(array))
+        levels = jnp.ldexp(asarray(1, real_dtype(array)), kept)
         level = jnp.floor(array.astype(levels.dtype) * levels)
         return in_dtype_of(array, jnp.clip(level, 0, levels - 1) / levels)
-    dropped = 8 * array.dtype.itemsize - kept
+    dropped = jnp.maximum(8 * array.dtype.itemsize - kept, 0)
     return ((array.astype(jnp.int32) >> dropped) << dropped).astype(array.dtype)
 
 
@@ -344,11 +343,13 @@ def standardise(
     return ((unit - numbers[0]) / numbers[1]).astype(dtype)
 
 
-def _blend(image: jax.Array, base: jax.Array, factor: Parameter) -> jax.Array:
+def _blend(
+    image: jax.Array, base: jax.Array, factor: Parameter, axes: tuple[int, int]
+) -> jax.Array:
     """From `base` through the image, by the factor; integers cut off as in Pillow's Image.blend."""
     x = image.astype(real_dtype(image))
     apart = x - base
-    step = spread(factor, image, "factor") * apart
+    step = spread(factor, image, axes, "factor") * apart
     if image.dtype not in INTEGER_DTYPES:
         return in_dtype_of(image, base + step)
     # The choice keeps compilers from contracting product and sum, which Pillow rounds apart.

@@ -3,8 +3,8 @@
 A box is (x1, y1, x2, y2) in pixels, the upper left corner of the image at (0, 0), end-exclusive,
 and need not be whole; it may be traced, one for each image. Each axis of a cut is one product
 with a matrix of weights that the box makes, in float32 (float64 for float64): fast on TPUs, the
-same program for all boxes. A NaN within a box spreads over the rows and columns of its cut. CPUs
-sum the few pixels whose weights are not zero, where their number is known.
+same program for all boxes. CPUs sum the few pixels whose weights are not zero, where their number
+is known.
 """
 
 import math
@@ -18,8 +18,9 @@ from jaxsr.ops._arguments import ImageLike, flag, is_integer, number, one_of, po
 from jaxsr.ops._images import Parameter, in_dtype_of, parameter, per_picture, picture, real_dtype
 from jaxsr.ops._opencv_crop import crop_primitive, cut_kernel
 from jaxsr.ops._opencv_remap import LARGEST_EXTENT
+from jaxsr.ops._resize.kernels import product_of_any
 from jaxsr.ops._sampler import METHODS, bilinear
-from jaxsr.ops._typed_jax import arange, jit, optimization_barrier, platform_dependent
+from jaxsr.ops._typed_jax import arange, cond, jit, optimization_barrier, platform_dependent
 from jaxsr.ops._types import Array, Float, Shaped
 from jaxsr.xla_calls.stored import stored
 
@@ -35,7 +36,8 @@ def crop_and_resize(
 ) -> Shaped[Array, "..."]:
     """Cuts a box and resizes it, as `torch.nn.functional.interpolate` of the cut.
 
-    Beyond the cut its edge repeats; a box may leave the image, whose edge repeats then.
+    Beyond the cut its edge repeats; a box may leave the image, whose edge repeats then. With
+    antialias the filter ends at these edges, and it is the result's edge that repeats.
 
     Args:
       image: input images.
@@ -145,7 +147,13 @@ def _crop_and_resize(
 
         return per_picture(by_library, image, axes, {"boxes": (boxes, 1)})
     cut = partial(
-        _cut_in_jax, size=size, method=method, antialias=antialias, axes=axes, within=within
+        _cut_in_jax,
+        finite=jnp.isfinite(image).all(),
+        size=size,
+        method=method,
+        antialias=antialias,
+        axes=axes,
+        within=within,
     )
     return per_picture(cut, image, axes, {"boxes": (boxes, 1)})
 
@@ -154,6 +162,7 @@ def _cut_in_jax(
     x: jax.Array,
     box: jax.Array,
     *,
+    finite: jax.Array,
     size: tuple[int, int],
     method: str,
     antialias: bool,
@@ -168,7 +177,7 @@ def _cut_in_jax(
         _weights(box[k], box[k + 2], x.shape[axis], outputs, method, antialias)
         for k, axis, outputs in zip((1, 0), axes, size, strict=True)
     ]
-    products = partial(_products, axes=axes)
+    products = partial(_products, axes=axes, finite=finite)
     if antialias and not within:
         return in_dtype_of(x, products(x, weights))
     few = partial(_sums_of_taps, axes=axes, counts=counts)
@@ -179,7 +188,13 @@ def _cut_bilinear(
     groups: jax.Array, boxes: jax.Array, *, size: tuple[int, int], places: tuple[int, int]
 ) -> jax.Array:
     cut = partial(
-        _cut_in_jax, size=size, method="bilinear", antialias=False, axes=places, within=True
+        _cut_in_jax,
+        finite=jnp.isfinite(groups).all(),
+        size=size,
+        method="bilinear",
+        antialias=False,
+        axes=places,
+        within=True,
     )
     return cut(groups[0], boxes[0])[None] if len(groups) == 1 else jax.vmap(cut)(groups, boxes)
 
@@ -198,24 +213,32 @@ def _roi_align(
     aligned: bool,
     axes: tuple[int, int],
 ) -> jax.Array:
+    finite = jnp.isfinite(features).all()
+
     def cells(x: jax.Array, box: jax.Array) -> jax.Array:
         weights = [
             _cell_weights(box[k], box[k + 2], x.shape[axis], outputs, samples, aligned)
             for k, axis, outputs in zip((1, 0), axes, size, strict=True)
         ]
-        return in_dtype_of(x, _products(x, weights, axes))
+        return in_dtype_of(x, _products(x, weights, axes, finite))
 
     each = jax.vmap(cells, (None, 0))
     return per_picture(each, features, axes, {"boxes": (boxes, 2)})
 
 
-def _products(image: jax.Array, weights: list[jax.Array], axes: tuple[int, int]) -> jax.Array:
+def _products(
+    image: jax.Array, weights: list[jax.Array], axes: tuple[int, int], finite: jax.Array
+) -> jax.Array:
     x = image.astype(real_dtype(image))
     for axis, matrix in zip(axes, weights, strict=True):
-        place = axis + x.ndim
-        # A TPU rounds float32 operands to bfloat16 by default.
-        sums = jnp.tensordot(x, matrix.astype(x.dtype), ((place,), (1,)), precision="highest")
-        x = jnp.moveaxis(sums, -1, place)
+
+        def product(x: jax.Array, matrix: jax.Array, place: int = axis + x.ndim) -> jax.Array:
+            # A TPU rounds float32 operands to bfloat16 by default.
+            sums = jnp.tensordot(x, matrix, ((place,), (1,)), precision="highest")
+            return jnp.moveaxis(sums, -1, place)
+
+        of_any = partial(product_of_any, product=product)
+        x = cond(finite, product, of_any, x, matrix.astype(x.dtype))
     return x
 
 
@@ -243,7 +266,8 @@ def _along(x: jax.Array, matrix: jax.Array, axis: int, count: int) -> jax.Array:
     def tap(k: int) -> jax.Array:
         pixels = jnp.take(x, first + k, axis=axis, mode="clip").astype(real_dtype(x))
         weight = jnp.take_along_axis(matrix, (first + k)[:, None], 1).reshape(shape)
-        return pixels * weight.astype(pixels.dtype)
+        unread = (weight == 0) & ~jnp.isfinite(pixels)
+        return jnp.where(unread, 0, pixels) * weight.astype(pixels.dtype)
 
     return sum((tap(k) for k in range(1, count)), tap(0))
 
@@ -271,6 +295,8 @@ def _weights(
     first = jnp.clip(jnp.floor(low), 0, extent - 1)
     last = jnp.clip(jnp.ceil(high) - 1, first, extent - 1)
     if antialias:
+        # The filter reads the image alone; outputs beyond it are those at its edge.
+        centre = jnp.clip(centre, first - 0.5, last + 0.5)
         pixel, stretch = arange(extent), jnp.maximum(step, 1)
         distance = jnp.abs(pixel - centre[:, None]) / stretch
         weight = jnp.where((pixel >= first) & (pixel <= last), _KERNELS[method](distance), 0)

@@ -68,8 +68,9 @@ def _counts_at_most(
     area = math.prod(_tile_sides(extents, grid))
     share = area / _bins(image)
     if is_number(clip_limit):
-        return spread(max(int(clip_limit * share), 1) if clip_limit > 0 else 0, image, "clip_limit")
-    limit = spread(clip_limit, image, "clip_limit")
+        clip_limit = max(int(clip_limit * share), 1) if clip_limit > 0 else 0
+        return spread(clip_limit, image, axes, "clip_limit")
+    limit = spread(clip_limit, image, axes, "clip_limit")
     return jnp.where(limit > 0, jnp.maximum(jnp.floor(limit * share), 1), 0)
 
 

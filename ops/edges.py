@@ -133,7 +133,7 @@ def canny(
     array, positions = picture(image, axes)
     if kernel_size not in _CANNY_SIZES:
         raise ValueError(f"kernel_size must be one of {_CANNY_SIZES}, got {kernel_size!r}")
-    limits = spread(low, array, "low"), spread(high, array, "high")
+    limits = spread(low, array, positions, "low"), spread(high, array, positions, "high")
     if not array.size:
         return array.astype(bool)
     return _canny(array, *limits, positions, size=kernel_size, euclidean=bool(euclidean))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxsr.ops._arguments import ImageLike, is_integer, number, positive_pair
 from jaxsr.ops._border import checked_border, pad_axis
-from jaxsr.ops._images import Parameter, in_dtype_of, per_picture, picture, real_dtype
+from jaxsr.ops._images import Parameter, in_dtype_of, integers, per_picture, picture, real_dtype
 from jaxsr.ops._typed_jax import asarray
 from jaxsr.ops._types import Array, Shaped
 
@@ -195,10 +195,7 @@ def crop(
     """
     array, positions = picture(image, axes)
     extents = _window(array, positions, size)
-    corners = {"top": asarray(top), "left": asarray(left)}
-    for name, corner in corners.items():
-        if not jnp.issubdtype(corner.dtype, jnp.integer):
-            raise TypeError(f"{name} must be an integer, got {corner.dtype}")
+    corners = {name: integers(place, name) for name, place in (("top", top), ("left", left))}
 
     def cut(x: jax.Array, *corner: jax.Array) -> jax.Array:
         for axis, start, extent in zip(positions, corner, extents, strict=True):

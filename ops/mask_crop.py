@@ -11,7 +11,7 @@ made even. A mask that is empty in every frame stands for the whole frame.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,7 @@ from jaxsr.ops._arguments import (
     positive_pair,
 )
 from jaxsr.ops._box_rule import box_around
+from jaxsr.ops._images import integers
 from jaxsr.ops._opencv_crop import crop_box, crop_masks
 from jaxsr.ops._typed_jax import asarray, cond, jit, zeros_like
 from jaxsr.ops._types import Array, Float, Int, Shaped
@@ -37,7 +38,7 @@ from jaxsr.ops._window import resample_window
 from jaxsr.ops.blur import gaussian_blur
 from jaxsr.xla_calls.stored import stored
 
-Box = Int[ImageLike, "4"] | Sequence[int]
+Box = Shaped[ImageLike, "4"] | Sequence[int]
 Rule = tuple[float, tuple[int, int], float]
 
 
@@ -197,7 +198,7 @@ def _checked_box(box: Box | None, height: int, width: int) -> jax.Array:
                 f"box=({x1}, {y1}, {x2}, {y2}) is empty or leaves the frame of {height}x{width}; "
                 "clip it first"
             )
-    return cast(jax.Array, corners)
+    return integers(corners, "box")
 
 
 def feather(

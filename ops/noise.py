@@ -16,6 +16,9 @@ from jaxsr.ops._images import Parameter, in_dtype_of, peak_of, picture, real_dty
 from jaxsr.ops._random import check_key, normal, uniform
 from jaxsr.ops._types import Array, Shaped
 
+_MOST_COUNTED = 1 << 30
+"""Photons, above which int32 would not hold all draws."""
+
 
 def gaussian_noise(
     key: jax.Array,
@@ -76,10 +79,10 @@ def sensor_noise(
       0.1
     """
     check_key(key)
-    array, _ = picture(image, axes)
+    array, positions = picture(image, axes)
     light, white = array.astype(real_dtype(array)), peak_of(array)
-    variance = spread(shot, array, "shot") * jnp.maximum(light / white, 0)
-    variance += spread(read, array, "read") ** 2
+    variance = spread(shot, array, positions, "shot") * jnp.maximum(light / white, 0)
+    variance += spread(read, array, positions, "read") ** 2
     if light.dtype == jnp.float32:
         noise = normal(key, array.shape)
     else:
@@ -97,6 +100,8 @@ def poisson_noise(
     axes: Sequence[int] = (-3, -2),
 ) -> Shaped[Array, "*shape"]:
     """Counts photons: levels become Poisson numbers of their mean. No gradient passes.
+
+    Levels of more than 2³⁰ photons, infinities and NaN stay.
 
     Draws are repeated until all pixels have theirs, so that shards exchange one flag a round;
     `sensor_noise` needs no factor, and looks alike from some twenty photons on.
@@ -119,11 +124,12 @@ def poisson_noise(
       True
     """
     check_key(key)
-    array, _ = picture(image, axes)
+    array, positions = picture(image, axes)
     light, white = array.astype(real_dtype(array)), peak_of(array)
-    count = spread(photons, array, "photons")
+    count = spread(photons, array, positions, "photons")
     mean = jax.lax.stop_gradient(jnp.maximum(light / white, 0) * count)
     drawn = jax.random.poisson(key, mean).astype(light.dtype)
+    drawn = jnp.where(mean <= _MOST_COUNTED, drawn, mean)  # NaN is not
     return in_dtype_of(array, drawn / count * white)
 
 
@@ -155,7 +161,9 @@ def salt_and_pepper(
       [0, 255]
     """
     check_key(key)
-    array, _ = picture(image, axes)
+    array, positions = picture(image, axes)
     replaced, white = uniform(key, (2, *array.shape))
-    extreme = jnp.where(white < spread(salt, array, "salt"), peak_of(array), 0)
-    return jnp.where(replaced < spread(share, array, "share"), extreme.astype(array.dtype), array)
+    extreme = jnp.where(white < spread(salt, array, positions, "salt"), peak_of(array), 0)
+    return jnp.where(
+        replaced < spread(share, array, positions, "share"), extreme.astype(array.dtype), array
+    )

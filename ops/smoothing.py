@@ -81,7 +81,7 @@ def bilateral_filter(
         raise ValueError(f"size must be an odd number of pixels, got {size!r}")
     edge = checked_border(border)
     color, space = (
-        spread(value, array, name)
+        spread(value, array, positions, name)
         for value, name in ((sigma_color, "sigma_color"), (sigma_space, "sigma_space"))
     )
     place = None if channel is None else normal_axis(channel, array.ndim, "channel") - array.ndim
@@ -136,7 +136,7 @@ def guided_filter(
         )
     if not is_integer(size) or size < 1 or size % 2 == 0:
         raise ValueError(f"size must be an odd number of pixels, got {size!r}")
-    edge, flat = checked_border(border), spread(eps, array, "eps")
+    edge, flat = checked_border(border), spread(eps, array, positions, "eps")
     return _guided(array, leader, flat, size, edge, positions, channel) if array.size else array
 
 
@@ -170,8 +170,8 @@ def unsharp_mask(
       >>> ops.unsharp_mask(row, 1.0).ravel().tolist()
       [44, 20, 180, 156]
     """
-    array, _ = picture(image, axes)
-    share = spread(amount, array, "amount")
+    array, positions = picture(image, axes)
+    share = spread(amount, array, positions, "amount")
     x = array.astype(real_dtype(array))
     blurred = gaussian_blur(x, sigma=sigma, kernel_size=kernel_size, border=border, axes=axes)
     x = x + (x - blurred) * share
@@ -256,7 +256,9 @@ def _bilateral_in_jax(
         if channel is not None:
             apart = apart.sum(channel, keepdims=True)
         weight = jnp.exp(jnp.square(apart) * by_color + square * by_space)
-        return (sums[0] + near * weight, sums[1] + weight), None
+        # Infinite pixels have no weight beside finite ones.
+        part = jnp.where(weight == 0, 0, near * weight)
+        return (sums[0] + part, sums[1] + weight), None
 
     taps = asarray(offsets[inside] + radius), asarray(squares[inside], x.dtype)
     weights = x if channel is None else x.sum(channel, keepdims=True)

@@ -146,11 +146,24 @@ IMAGE = np.zeros((2, 4, 5, 3), np.float32)
         ),
         (partial(ops.adjust_contrast, IMAGE[..., :2], 1.0), ValueError, "must hold R, G and B"),
         (partial(ops.adjust_hue, IMAGE[..., :1], 1.0), ValueError, "must hold R, G and B"),
-        (partial(ops.posterize, IMAGE, np.ones(2, np.float32)), TypeError, "bits must be integers"),
-        (partial(ops.posterize, IMAGE.astype(np.uint8), np.ones(2)), TypeError, "bits must be"),
+        (partial(ops.posterize, IMAGE, np.ones(2, np.float32)), TypeError, "bits must hold"),
+        (partial(ops.posterize, IMAGE.astype(np.uint8), np.ones(2)), TypeError, "bits must hold"),
     ],
 )
 @pytest.mark.usefixtures("unchecked_types")
 def test_bad_arguments(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_more_bits_than_a_level_has_leave_it():
+    levels = np.arange(256, dtype=np.uint8).reshape(16, 16, 1)
+    np.testing.assert_array_equal(ops.posterize(levels, 9), levels)
+    floats = np.float32(0.7) * np.ones((1, 1, 1), np.float32)
+    np.testing.assert_array_equal(ops.posterize(floats, 40), floats)
+
+
+@pytest.mark.parametrize("adjust", [ops.adjust_brightness, ops.adjust_gamma, ops.adjust_hue])
+def test_a_picture_has_no_factor_for_each_row(adjust):
+    with pytest.raises(ValueError, match="no value for each image"):
+        adjust(np.ones((8, 8, 3), np.uint8), np.ones(8))

@@ -130,7 +130,7 @@ HALF: Any = 0.5
         (partial(ops.pad, IMAGE, -1), ValueError, "use crop to cut"),
         (partial(ops.pad, IMAGE, 1, border="mirror"), ValueError, "unknown border 'mirror'"),
         (partial(ops.crop, IMAGE, 0, 0, 5), ValueError, "larger than the image of 4x5"),
-        (partial(ops.crop, IMAGE, 0.5, 0, 2), TypeError, "top must be an integer"),
+        (partial(ops.crop, IMAGE, 0.5, 0, 2), TypeError, "top must hold integers"),
         (partial(ops.center_crop, IMAGE, (4, 6)), ValueError, "pad it first"),
         (partial(ops.transpose, IMAGE > 0), TypeError, "got bool; cast it"),
     ],
@@ -139,3 +139,11 @@ HALF: Any = 0.5
 def test_bad_arguments(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int16])
+def test_places_of_narrow_integers_in_tall_pictures(dtype):
+    image = np.arange(400, dtype=np.float32)[:, None, None]
+    tops = np.array([10, 120], dtype)
+    cut = ops.crop(np.stack([image, image]), tops, np.zeros(2, dtype), (100, 1))
+    np.testing.assert_array_equal(cut, np.stack([image[10:110], image[120:220]]))

@@ -469,3 +469,14 @@ def test_bad_paste(change, error, message):
     good = {"frames": frames, "masks": masks, "patches": np.zeros((3, 8, 8, 3), np.float32)}
     with pytest.raises(error, match=message):
         mask_paste(**(good | {"box": (0, 0, 8, 8)} | change))
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint16])
+def test_paste_into_boxes_of_narrow_integers(dtype):
+    rng = np.random.default_rng(6)
+    frames, patches = rng.random((1, 130, 130, 3), np.float32), rng.random((1, 9, 9, 3), np.float32)
+    masks, box = np.ones((1, 130, 130, 1), np.float32), (5, 5, 120, 125)
+    expected = mask_paste(frames, patches, masks, box)
+    np.testing.assert_array_equal(
+        mask_paste(frames, patches, masks, np.array(box, dtype)), expected
+    )

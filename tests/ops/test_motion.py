@@ -8,6 +8,7 @@ import pytest
 from scipy import ndimage
 
 from jaxsr import ops
+from jaxsr.xla_calls.calls import SWITCH
 from tests.ops.dtypes import EVERY_DTYPE
 
 CASES, SIZE = 24, 9
@@ -51,3 +52,14 @@ IMAGE = np.zeros((2, 8, 9, 3), np.float32)
 def test_bad_arguments(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("switch", ["native", "xla"])
+def test_a_nan_reaches_what_reads_it(switch, monkeypatch):
+    monkeypatch.setenv(SWITCH, switch)
+    image = np.zeros((15, 15, 1), np.float32)
+    image[7, 7] = 1
+    blur = partial(ops.motion_blur, length=7.0, degrees=0.0)
+    read = np.asarray(blur(image)) != 0
+    image[7, 7] = np.nan
+    np.testing.assert_array_equal(np.isnan(blur(image)), read)

@@ -142,3 +142,11 @@ def test_gradients():
 def test_bad_arguments(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_poisson_noise_of_bright_and_broken_pixels():
+    key, image = jax.random.key(0), np.array([[[np.nan], [np.inf], [0.5]]], np.float32)
+    noisy = np.asarray(ops.poisson_noise(key, image, 1e10))
+    np.testing.assert_allclose(noisy, image, rtol=1e-6)
+    few = np.asarray(ops.poisson_noise(key, image, 10))
+    np.testing.assert_array_equal(np.isfinite(few), np.isfinite(image))

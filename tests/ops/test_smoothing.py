@@ -204,3 +204,10 @@ SIGMA = np.ones(2, np.float32)
 def test_bad_arguments(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_an_infinite_pixel_has_no_weight_beside_finite_ones():
+    image = np.zeros((9, 9, 1), np.float32)
+    image[4, 4] = np.inf
+    smooth = np.asarray(ops.bilateral_filter(image, 0.1, 2.0))
+    assert np.count_nonzero(smooth) == 1 and not np.isfinite(smooth[4, 4])
