@@ -38,8 +38,9 @@ def run(trace: Any, func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> A
     Raises:
       UnsupportedTorchError: it is not known to work row by row.
     """
-    names = [a.name for a in func._schema.arguments]
-    call = dict(zip(names, args, strict=False)) | kwargs
+    parameters = func._schema.arguments
+    given = dict(zip((a.name for a in parameters), args, strict=False)) | kwargs
+    call = {a.name: given.get(a.name, a.default_value) for a in parameters}
     leaves = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, JaxTensor)]
     with_rows = [t for t in leaves if t.selection is not None]
     selection = with_rows[0].selection
@@ -107,9 +108,7 @@ class _Rows:
     def through_trace(self, func: torch._ops.OpOverload, call: Call) -> Any:
         """Runs an operator on tensors without selections, through the trace."""
         positional = [a.name for a in func._schema.arguments if not a.kwarg_only]
-        count = max((i + 1 for i, n in enumerate(positional) if n in call), default=0)
-        defaults = {a.name: a.default_value for a in func._schema.arguments}
-        args = [call.get(n, defaults[n]) for n in positional[:count]]
+        args = [call[n] for n in positional if n in call]
         kwargs = {n: v for n, v in call.items() if n not in positional}
         with self.trace.dispatch_mode:
             return func(*args, **kwargs)

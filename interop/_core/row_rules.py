@@ -1,7 +1,7 @@
 """Which operators work row by row, and how others reduce rows, for `row_operators.py`.
 
-A rule gets the call's arguments by name and the first tensor with rows: whether its rows are left
-apart.
+A rule gets the call's arguments by name, defaults included, and the first tensor with rows: whether
+its rows are left apart.
 """
 
 import math
@@ -16,7 +16,7 @@ from jaxsr.interop._core.tensor import JaxTensor
 
 
 def _other_dims(call: Call, first: JaxTensor) -> bool:
-    dims = call.get("dim", -1)
+    dims = call["dim"]
     dims = [dims] if isinstance(dims, int) else dims
     return bool(dims) and first.ndim > 1 and all(dim % first.ndim for dim in dims)
 
@@ -26,8 +26,8 @@ def _new_dim(call: Call, first: JaxTensor) -> bool:
 
 
 def _all_rows(call: Call, first: JaxTensor) -> bool:
-    return _other_dims(call | {"dim": call.get("dim", 0)}, first) or (
-        call.get("start") in (None, 0) and call.get("end", 2**63 - 1) in (None, 2**63 - 1)
+    return _other_dims(call, first) or (
+        call["start"] in (None, 0) and call["end"] in (None, 2**63 - 1)
     )
 
 
@@ -65,9 +65,7 @@ def _of_table(call: Call, first: JaxTensor) -> bool:
 
 
 def _joined(call: Call, first: JaxTensor) -> bool:
-    return all(t.selection is not None for t in call["tensors"]) and _other_dims(
-        {"dim": call.get("dim", 0)}, first
-    )
+    return all(t.selection is not None for t in call["tensors"]) and _other_dims(call, first)
 
 
 def _normalised(call: Call, first: JaxTensor) -> bool:

@@ -32,6 +32,7 @@ DECIDING = {
     )
 }  # fmt: skip
 """Operators whose result jumps where their operand moves a little."""
+_CHAINED = (aten.add, aten.sub, aten.rsub, aten.mul, aten.div)
 _CASTS = {aten._to_copy, aten.to}
 _ROUNDING = {aten.floor.default, aten.ceil.default, aten.round.default, aten.trunc.default}
 _COPIES = {aten.clone, aten._to_copy}
@@ -58,15 +59,15 @@ def _constants_of(
 ) -> tuple[int, Constants] | None:
     """Which argument a sum or product with constants changes, and these constants."""
     packet = func.overloadpacket
-    if packet not in (aten.add, aten.sub, aten.mul, aten.div) or kwargs.get("rounding_mode"):
+    if packet not in _CHAINED or kwargs.get("rounding_mode"):
         return None
     place = 0
-    if packet in (aten.add, aten.mul) and "alpha" not in kwargs:
+    if packet not in (aten.div, aten.rsub) and "alpha" not in kwargs:
         place = int(_range_of(args[0]) is not None)
     numbers, tensor = _range_of(args[1 - place]), args[place]
     if numbers is None or not isinstance(tensor, JaxTensor) or not tensor.is_floating_point():
         return None
-    if packet in (aten.add, aten.sub):
+    if packet not in (aten.mul, aten.div):
         alpha = kwargs.get("alpha", 1) * (-1 if packet is aten.sub else 1)
         least, greatest = sorted(number * alpha for number in numbers)
         return place, Constants(True, least, greatest)
@@ -137,7 +138,7 @@ def mark_whole(func: torch._ops.OpOverload, args: tuple, kwargs: dict, result: J
     """Notes results that are whole numbers, made of whole or stored ones: they round alike."""
     if func in _ROUNDING:
         result.cell.is_whole = True
-    elif func.overloadpacket in (aten.add, aten.sub) and not kwargs:
+    elif func.overloadpacket in (aten.add, aten.sub, aten.rsub) and not kwargs:
         result.cell.is_whole = all(
             isinstance(a, int) or (isinstance(a, JaxTensor) and a.cell.is_whole) for a in args
         )

@@ -34,9 +34,9 @@ LANEWISE = (Kind.USER, Kind.LOWERING, Kind.TORCHAX)
 _EXTRA_POINTWISE = {aten.clone.default, aten._to_copy.default, aten._prelu_kernel.default}
 # Finite for all finite values, and so in the columns that fill the last group.
 _FINITE = {
-    "add", "sub", "mul", "relu", "leaky_relu", "_prelu_kernel", "sigmoid", "tanh", "where", "neg",
-    "clone", "_to_copy", "maximum", "minimum", "silu", "abs", "clamp", "clamp_min", "clamp_max",
-    "hardtanh", "hardswish", "relu6", "gt", "lt", "ge", "le", "eq", "ne",
+    "add", "sub", "rsub", "mul", "relu", "leaky_relu", "_prelu_kernel", "sigmoid", "tanh", "where",
+    "neg", "clone", "_to_copy", "maximum", "minimum", "silu", "abs", "clamp", "clamp_min",
+    "clamp_max", "hardtanh", "hardswish", "relu6", "gt", "lt", "ge", "le", "eq", "ne",
 }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from jaxsr.interop._core.flat_functions import flat
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import lowers
 from jaxsr.interop.lowerings.elementwise import common_dtype
-from jaxsr.interop.lowerings.quotients import quotient
+from jaxsr.interop.lowerings.quotients import divided, quotient
 
 
 def _lowers_each(table: Mapping[str, Callable[..., jax.Array]], *overloads: str) -> None:
@@ -42,8 +42,12 @@ def subtract(x: jax.Array, y: ArrayLike, alpha: complex = 1) -> jax.Array:
     return x - (y if alpha == 1 else y * alpha)
 
 
+@lowers(aten.rsub.Tensor, aten.rsub.Scalar)
+def subtract_from(x: jax.Array, y: ArrayLike, alpha: complex = 1) -> jax.Array:
+    return y - (x if alpha == 1 else x * alpha)
+
+
 _lowers_each({"mul": operator.mul}, "Tensor", "Scalar")
-lowers(aten.div.Scalar)(operator.truediv)
 
 
 @lowers(aten.floor_divide.default, aten.floor_divide.Scalar)
@@ -64,8 +68,7 @@ def divide(x: jax.Array, y: ArrayLike, *, rounding_mode: str | None = None) -> j
         return quotient(x, y)
     if not jnp.issubdtype(jnp.result_type(x, y), jnp.inexact):
         return lax.div(*common_dtype(x, y))
-    # The barrier keeps XLA from multiplying by an inverse, which can cross a whole number.
-    out = jnp.trunc(x / lax.optimization_barrier(jnp.asarray(y, jnp.result_type(x, y))))
+    out = jnp.trunc(divided(*common_dtype(x, y)))
     return flat(x + y, out)
 
 

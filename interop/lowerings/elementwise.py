@@ -65,6 +65,8 @@ def _nan_is_constant(x: jax.Array) -> jax.Array:
 def clamp(x: jax.Array, low: ArrayLike | None = None, high: ArrayLike | None = None) -> jax.Array:
     dtype = jnp.result_type(x, *(v for v in (low, high) if v is not None))
     out = _nan_is_constant(x.astype(dtype))
+    if any(math.isnan(bound) for bound in (low, high) if isinstance(bound, float)):
+        return jnp.full_like(out, jnp.nan)
     if low is not None:
         out = jnp.where(out < low, jnp.asarray(low, dtype), out)
     if high is not None:
@@ -117,7 +119,7 @@ def absolute(x: jax.Array) -> jax.Array:
     return straight_through(x * lax.stop_gradient(sgn(x)), jnp.abs(x))
 
 
-def _lowers_of_floats(func: torch._ops.OpOverload, function: Callable[..., jax.Array]) -> None:
+def lowers_of_floats(func: torch._ops.OpOverload, function: Callable[..., jax.Array]) -> None:
     """`func` as `function`, which takes no booleans or integers."""
     lowers(func)(lambda x: function(x if jnp.issubdtype(x.dtype, jnp.inexact) else widened(x)))
 
@@ -127,14 +129,13 @@ for _func, _function in (
     (aten.asinh, jnp.arcsinh), (aten.atan, jnp.arctan), (aten.atanh, jnp.arctanh),
     (aten.cos, jnp.cos), (aten.cosh, jnp.cosh), (aten.erf, jax.scipy.special.erf),
     (aten.erfc, jax.scipy.special.erfc), (aten.erfinv, jax.scipy.special.erfinv),
-    (aten.exp, jnp.exp), (aten.expm1, jnp.expm1), (aten.log, jnp.log), (aten.log10, jnp.log10),
-    (aten.log1p, jnp.log1p), (aten.log2, jnp.log2), (aten.sigmoid, jax.nn.sigmoid),
+    (aten.exp, jnp.exp), (aten.expm1, jnp.expm1), (aten.log, jnp.log),
+    (aten.log1p, jnp.log1p), (aten.sigmoid, jax.nn.sigmoid),
     (aten.sin, jnp.sin), (aten.sinh, jnp.sinh), (aten.sqrt, jnp.sqrt), (aten.tan, jnp.tan),
     (aten.tanh, jnp.tanh),
 ):  # fmt: skip
-    _lowers_of_floats(_func.default, _function)
+    lowers_of_floats(_func.default, _function)
 lowers(aten.rsqrt.default)(lambda x: lax.rsqrt(widened(x)))
-lowers(aten.exp2.default)(lambda x: jnp.exp2(widened(x)))
 
 
 @lowers(aten.sgn.default, aten.sign.default)
@@ -202,78 +203,7 @@ def remainder(x: ArrayLike, y: ArrayLike) -> jax.Array:
     return _remainder(x, y) if jnp.issubdtype(x.dtype, jnp.floating) else jnp.remainder(x, y)
 
 
-# ---- powers, logarithms and special functions
-
-
-_pow = with_partials(
-    jnp.power,
-    lambda b, e, _: jnp.where(e == 0, 0, e * jnp.power(b, jnp.where(e == 0, 1, e - 1))),
-    lambda b, e, out: jnp.where(
-        (b == 0) & (e >= 0), 0, out * jnp.log(jnp.where((b == 0) & (e >= 0), 1, b))
-    ),
-)
-
-
-def _whole_power(base: jax.Array, exponent: jax.Array) -> jax.Array:
-    """Powers of integers, modulo their bits. `jnp.power` reads six bits of the exponent."""
-    out = jnp.ones_like(base)
-    for bit in range(jnp.iinfo(exponent.dtype).max.bit_length()):
-        out = jnp.where(exponent >> bit & 1, out * base, out)
-        base = base * base
-    return out
-
-
-@lowers(aten.pow.Tensor_Tensor, aten.pow.Scalar)
-def power(base: ArrayLike, exponent: ArrayLike) -> jax.Array:
-    base, exponent = common_dtype(base, exponent)
-    if jnp.issubdtype(base.dtype, jnp.integer):
-        # Only the whole numbers 1 and -1 have whole inverses.
-        inverse = jnp.where(exponent % 2 == 0, base * base, base)
-        inverse = jnp.where(jnp.abs(base) == 1, inverse, 0)
-        return jnp.where(exponent < 0, inverse, _whole_power(base, jnp.maximum(exponent, 0)))
-    if not jnp.issubdtype(base.dtype, jnp.floating):
-        return jnp.power(base, exponent)
-    return _pow(base, exponent)
-
-
-@lowers(aten.pow.Tensor_Scalar)
-def power_by_number(x: jax.Array, exponent: complex) -> jax.Array:
-    if isinstance(exponent, complex) or jnp.issubdtype(x.dtype, jnp.complexfloating):
-        return jnp.power(x, exponent)
-    if jnp.issubdtype(x.dtype, jnp.inexact) or isinstance(exponent, float):
-        return _power_of(float(exponent))(widened(x))
-    return power(x if x.dtype != jnp.bool_ else x.astype(jnp.int32), int(exponent))
-
-
-_FEW_FACTORS: dict[float, Callable[[jax.Array], jax.Array]] = {
-    0.0: jnp.ones_like,
-    1.0: lambda x: x,
-    2.0: lambda x: x * x,
-    3.0: lambda x: x * x * x,
-    0.5: jnp.sqrt,
-    -0.5: lax.rsqrt,
-    -1.0: lambda x: 1 / x,
-    -2.0: lambda x: 1 / (x * x),
-}
-
-
-@functools.cache
-def _power_of(exponent: float) -> Callable[[jax.Array], jax.Array]:
-    """The power of a number that is known, with slopes of any order, also at 0."""
-
-    @jax.custom_jvp
-    def run(x: jax.Array) -> jax.Array:
-        few = _FEW_FACTORS.get(exponent)
-        return lax.pow(x, jnp.full_like(x, exponent)) if few is None else few(x)
-
-    @run.defjvp
-    def _(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
-        (x,), (tangent,) = primals, tangents
-        if exponent == 0:
-            return run(x), jnp.zeros_like(tangent)
-        return run(x), exponent * _power_of(exponent - 1)(x) * tangent
-
-    return run
+# ---- special functions
 
 
 lowers(aten.sinc.default)(lambda x: jnp.sinc(widened(x)))

@@ -314,6 +314,8 @@ def _even_median(x: jax.Array, value: jax.Array) -> jax.Array:
 
 @lowers(aten.median.default)
 def median(x: jax.Array) -> jax.Array:
+    if not x.size and jnp.issubdtype(x.dtype, jnp.floating):
+        return jnp.full((), jnp.nan, x.dtype)
     flat = jnp.sort(x.reshape(-1))
     value = flat[(flat.size - 1) // 2]
     if jnp.issubdtype(x.dtype, jnp.floating):

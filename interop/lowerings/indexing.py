@@ -75,13 +75,30 @@ def _is_basic(item: object) -> bool:
     return item is None or item is Ellipsis or isinstance(item, (int, slice))
 
 
-def _selected(trace: Trace, x: JaxTensor, key: Any) -> JaxTensor | None:
-    """The view that `key` means, or None where torch's own indexing does."""
+def _numbers_apart(trace: Trace, x: torch.Tensor, key: Any) -> tuple[Any, Any] | None:
+    """The view that traced integers of a key select, and the rest of the key.
+
+    None where there are none: torch's own indexing does.
+    """
     items = key if isinstance(key, tuple) else (key,)
     if not any(_is_traced_scalar(i) for i in items):
         return None
-    if not all(_is_basic(i) or _is_traced_scalar(i) for i in items):
-        return None
+    array = trace.as_jax_tensor(x)
+    if all(_is_basic(i) or _is_traced_scalar(i) for i in items):
+        return _selected(trace, array, items), ()
+    numbers: list[Any] = []
+    for item in items:
+        if _is_traced_scalar(item) or item is Ellipsis:
+            numbers.append(item)
+        elif item is not None:
+            is_mask = isinstance(item, torch.Tensor) and item.dtype in (torch.bool, torch.uint8)
+            numbers += [slice(None)] * (item.dim() if is_mask else 1)
+    rest = tuple(i for i in items if not _is_traced_scalar(i))
+    return _selected(trace, array, tuple(numbers)), rest
+
+
+def _selected(trace: Trace, x: JaxTensor, items: tuple[Any, ...]) -> JaxTensor:
+    """The view that a key of numbers, slices and new axes means."""
     view: Any = x[tuple(slice(None) if _is_traced_scalar(i) else i for i in items)]
     taken = sum(i is not None and i is not Ellipsis for i in items)
     dim, places = 0, []
@@ -119,21 +136,21 @@ def _select(trace: Trace, parent: JaxTensor, dim: int, index: jax.Array) -> JaxT
 @overrides(torch.Tensor.__getitem__)
 def _getitem(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
     x, key = args
-    if isinstance(x, torch.Tensor):
-        selected = _selected(trace, trace.as_jax_tensor(x), key)
-        if selected is not None:
-            return selected
+    apart = _numbers_apart(trace, x, key) if isinstance(x, torch.Tensor) else None
+    if apart is not None:
+        selected, rest = apart
+        return selected[rest] if rest else selected
     return func(*args, **kwargs)
 
 
 @overrides(torch.Tensor.__setitem__)
 def _setitem(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> None:
     x, key, value = args
-    if isinstance(x, torch.Tensor):
-        target = _selected(trace, trace.as_jax_tensor(x), key)
-        if target is not None:
-            target.copy_(value) if isinstance(value, torch.Tensor) else target.fill_(value)
-            return None
+    apart = _numbers_apart(trace, x, key) if isinstance(x, torch.Tensor) else None
+    if apart is not None:
+        target, rest = apart
+        target[rest or ...] = value
+        return None
     return func(*args, **kwargs)
 
 
@@ -292,12 +309,31 @@ def index_put(
     x: jax.Array, indices: Sequence[jax.Array | None], values: jax.Array, accumulate: bool = False
 ) -> jax.Array:
     place = _place(indices)
-    mask = place[0]
-    if len(place) == 1 and not isinstance(mask, slice) and mask.dtype == jnp.bool_:
-        return _put_where(x, mask, values, accumulate)
+    *before, mask = place
+    if not isinstance(mask, slice) and mask.dtype == jnp.bool_ and not any(map(_is_array, before)):
+        return _put_behind(x, len(before), mask, values, accumulate)
     if accumulate:
         return _of_numbers(lambda x, values: x.at[place].add(values))(x, values)
     return _overwritten(x, values, lambda x, v: x.at[place].set(v), lambda x, v: x.at[place].add(v))
+
+
+def _is_array(index: Any) -> bool:
+    return not isinstance(index, slice)
+
+
+def _put_behind(
+    x: jax.Array, axis: int, mask: jax.Array, values: jax.Array, accumulate: bool
+) -> jax.Array:
+    """`x[:, mask] = values`, the mask's first axis being `axis`."""
+    if not axis:
+        return _put_where(x, mask, values, accumulate)
+    places, front = tuple(range(axis, axis + mask.ndim)), tuple(range(mask.ndim))
+    rank = x.ndim - mask.ndim + 1
+    if values.ndim >= rank - axis:
+        values = values.reshape(*[1] * (rank - values.ndim), *values.shape)
+        values = jnp.moveaxis(values, axis, 0)
+    moved = _put_where(jnp.moveaxis(x, places, front), mask, values, accumulate)
+    return jnp.moveaxis(moved, front, places)
 
 
 def _put_where(x: jax.Array, mask: jax.Array, values: jax.Array, accumulate: bool) -> jax.Array:

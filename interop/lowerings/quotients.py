@@ -17,9 +17,14 @@ from jaxsr.interop._core.registry import lowers
 from jaxsr.interop.lowerings.elementwise import with_partials
 
 
+def divided(x: jax.Array, y: ArrayLike) -> jax.Array:
+    """`x / y`. XLA would multiply by the inverse of a number or a row, and cross whole numbers."""
+    return x / jnp.where(x == x, y, jnp.nan)  # noqa: PLR0124
+
+
 @jax.custom_jvp
 def _quotient(x: jax.Array, y: jax.Array) -> jax.Array:
-    return x / y
+    return divided(x, y)
 
 
 def _quotient_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
@@ -38,7 +43,7 @@ def _quotient_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array
 _quotient.defjvp(_quotient_jvp, symbolic_zeros=True)
 
 
-@lowers(aten.div.Tensor)
+@lowers(aten.div.Tensor, aten.div.Scalar)
 def quotient(x: ArrayLike, y: ArrayLike) -> jax.Array:
     dtype = jnp.result_type(x, y)
     dtype = dtype if jnp.issubdtype(dtype, jnp.inexact) else wide_dtype(dtype)

@@ -20,9 +20,16 @@ from jaxsr.interop.errors import UnsupportedTorchError
 
 
 def _uniform(key: jax.Array, shape: tuple, dtype: np.dtype, low: float, high: float) -> jax.Array:
-    # bfloat16's own bits give only 128 distinct values; torch draws in float32 as well.
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        part = dtype.type(0).real.dtype
+        real, imaginary = _uniform(key, (2, *shape), part, low, high)
+        return jax.lax.complex(real, imaginary)
+    # bfloat16's own bits give only 128 distinct values.
     wide = wide_dtype(dtype)
-    return jax.random.uniform(key, shape, wide, low, high).astype(dtype)
+    draws = jax.random.uniform(key, shape, wide, low, high).astype(dtype)
+    if wide == dtype or not low < high:
+        return draws
+    return jnp.minimum(draws, np.nextafter(dtype.type(high), dtype.type(low)))  # never the bound
 
 
 def _normal(key: jax.Array, shape: tuple, dtype: np.dtype) -> jax.Array:
@@ -55,7 +62,10 @@ def _draw(
         mean, std = arg(first, "mean", 0.0), arg(first + 1, "std", 1.0)
         return mean + nan_where(jnp.asarray(std) < 0, std * _normal(key, shape, dtype))
     if name == "exponential":
-        return jax.random.exponential(key, shape, wide_dtype(dtype)) / arg(1, "lambd", 1.0)
+        wide = wide_dtype(dtype)
+        # Never 0, as in torch: logarithms of draws stay finite.
+        draws = jnp.maximum(jax.random.exponential(key, shape, wide), jnp.finfo(wide).eps / 2)
+        return draws / arg(1, "lambd", 1.0)
     if name == "cauchy":
         turn = _uniform(key, shape, wide_dtype(dtype), -0.5, 0.5)
         return arg(1, "median", 0.0) + arg(2, "sigma", 1.0) * jnp.tan(jnp.pi * turn)
@@ -150,7 +160,13 @@ def _randint(trace: Trace, func: torch._ops.OpOverload, args: tuple, kwargs: dic
     bounds = args[1:] if func.overloadpacket is aten.randint_like else args
     low, high = bounds[:2] if "low" in func._overloadname else (0, bounds[0])
     dtype = to_jax_dtype(meta.dtype)
-    draw = jnp.int32 if jnp.issubdtype(dtype, jnp.inexact) else dtype
+    draw = dtype if jnp.issubdtype(dtype, jnp.integer) else jnp.dtype(jnp.int32)
+    limits = jnp.iinfo(draw)
+    if low < limits.min or high > limits.max:
+        raise UnsupportedTorchError(
+            f"randint from {low} to {high}: JAX draws {draw} from {limits.min} to {limits.max} "
+            "here; draw fewer numbers, or enable JAX's x64"
+        )
     value = jax.random.randint(trace.next_key(), tuple(meta.shape), low, high, draw)
     return trace.wrap_like(cast(value, dtype), meta, False)
 

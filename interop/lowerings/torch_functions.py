@@ -346,6 +346,9 @@ def _to(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> torch.Tensor
         other = positional.pop(0)
     if other is not None:
         kwargs["dtype"] = other.dtype
+    flags = [v for v in positional if isinstance(v, bool)]  # non_blocking, copy
+    if flags[1:]:
+        kwargs["copy"] = flags[1]
     positional = [
         v for v in positional if not isinstance(v, (str, int, torch.device)) and v is not None
     ]

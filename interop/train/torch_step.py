@@ -209,7 +209,8 @@ class TorchStep:
         The last player's parameters are not among it: they move after every check.
         """
         updated = [player.network for player in self.objective.phase(phase_name).players[:-1]]
-        tensors = dict(self.objective.named_buffers())
+        put_back = _buffers_now(self.objective)
+        tensors: dict[str, Tensor] = {}
         for network in updated:
             tensors |= {f"{network}.{n}": p for n, p in self._parameters[network].items()}
         copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
@@ -217,6 +218,7 @@ class TorchStep:
         updates_done = dict(self.updates_done)
 
         def undo() -> None:
+            put_back()
             with torch.no_grad():
                 for name, value in copies.items():
                     tensors[name].copy_(value)
@@ -270,12 +272,11 @@ class TorchStep:
 
     def _shared(self, method: str, rows: dict[str, Tensor], *, keep_buffers: bool) -> Any:
         """The shared tensors of a slice; buffers that they update count for one player."""
-        buffers = dict(self.objective.named_buffers())
-        before = {} if keep_buffers else {n: b.detach().clone() for n, b in buffers.items()}
+        if keep_buffers:
+            return self._computed(method, rows)
+        put_back = _buffers_now(self.objective)
         common = self._computed(method, rows)
-        for name, value in before.items():
-            if not torch.equal(buffers[name], value):
-                buffers[name].data.copy_(value)  # batch norm's backward reads none of them
+        put_back()
         return common
 
     def _computed(self, method: str, *arguments: Any, is_last: bool = False) -> Any:
@@ -414,15 +415,27 @@ class TorchStep:
     def evaluating(self) -> Generator[None]:
         """Evaluation mode, and back; buffers keep their values, as in JAX."""
         self.objective.eval()
-        before = {n: (buffer, buffer.clone()) for n, buffer in self.objective.named_buffers()}
+        put_back = _buffers_now(self.objective)
         try:
             with evaluated(self.objective):
                 yield
         finally:
             self.objective.train()
-            for name, (buffer, value) in before.items():
-                path, _, key = name.rpartition(".")
-                setattr(self.objective.get_submodule(path), key, buffer.copy_(value))
+            put_back()
+
+
+def _buffers_now(module: nn.Module) -> Callable[[], None]:
+    """Copies the buffers of a module; returns a way to restore them, also where forward assigns."""
+    before = {name: (buffer, buffer.detach().clone()) for name, buffer in module.named_buffers()}
+
+    def put_back() -> None:
+        for name, (buffer, value) in before.items():
+            path, _, key = name.rpartition(".")
+            setattr(module.get_submodule(path), key, buffer)
+            if not torch.equal(buffer, value):
+                buffer.data.copy_(value)  # batch norm's backward reads none of them
+
+    return put_back
 
 
 def _all_names(module: nn.Module) -> Iterator[str]:

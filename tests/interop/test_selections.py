@@ -205,6 +205,10 @@ REFUSED = {
     ).mean(),
     "added in place": lambda m, x, y, labels, mask: x[mask].add_(y[mask][:, 0]).sum(),
     "repeated": lambda m, x, y, labels, mask: x[mask].repeat(2, 1).sum(),
+    "a norm of all": lambda m, x, y, labels, mask: x[mask].norm() + 1,
+    "a loss of deviations": lambda m, x, y, labels, mask: F.mse_loss(x[mask].std(), y[mask].var()),
+    "a place among all": lambda m, x, y, labels, mask: x[mask].argmax().sum(),
+    "split by default": lambda m, x, y, labels, mask: x[mask].split(2)[0].sum(),
     "a changed mask": lambda m, x, y, labels, mask: _changed(x, y, mask),
 }  # fmt: skip
 

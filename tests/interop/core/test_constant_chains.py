@@ -32,6 +32,8 @@ def in_a_checkpoint(x):
 CHAINS = {
     "rounding": (PLAIN, rounded),
     "a sum of a negative number": (PLAIN, lambda x: (MAGIC + x) + (-MAGIC)),
+    "from a number": (PLAIN, lambda x: (MAGIC - x) - MAGIC),
+    "from a table": (PLAIN, lambda x: (torch.full((5,), MAGIC) - x) - MAGIC),
     "alpha": (PLAIN, lambda x: torch.sub(torch.add(x, MAGIC / 2, alpha=2), MAGIC)),
     "tensors": (PLAIN, lambda x: (x + torch.tensor(1e8)) - torch.tensor(1e8)),
     "tables": (PLAIN, lambda x: (x + torch.full((5,), 1e8)) - torch.full((5,), 1e8)),

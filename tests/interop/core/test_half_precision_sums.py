@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from jaxsr.interop import to_jax
+from tests.interop.core.function_net import FunctionNet
 
 X = (64, 8, 8, 8)
 INDEX = torch.arange(1000) % 5
@@ -150,3 +151,20 @@ def test_frequencies_of_an_embedding_are_counted_beyond_256():
     )["table"]
     expected = net.table.grad.float().numpy()
     np.testing.assert_allclose(np.asarray(gradient.astype(jnp.float32)), expected, rtol=0.01)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_numbers_beside_half_precision_are_not_rounded(dtype):
+    def chain(x):
+        half = x.to(dtype)
+        return torch.stack(
+            [
+                half * 0.1767767, half + 0.3, 3.3 - half, half / 0.3, half - 1e5,
+                torch.add(half, half, alpha=0.1), half.clone().mul_(0.7), half * 3,
+            ]
+        ).float()  # fmt: skip
+
+    x = torch.from_numpy(np.random.default_rng(0).standard_normal(500).astype(np.float32))
+    module = to_jax(FunctionNet(lambda _, x: chain(x)))
+    got = jax.jit(lambda x: module.apply({}, {}, x)[0])(x.numpy())
+    np.testing.assert_array_equal(got, chain(x))

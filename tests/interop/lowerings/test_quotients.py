@@ -1,4 +1,4 @@
-"""Gradients of quotients of very small and very large numbers, against torch."""
+"""Quotients against torch: their last bit, and gradients of very small and very large numbers."""
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,7 @@ from torch import nn
 
 from jaxsr.interop import to_jax
 from jaxsr.models.losses.pictures import ms_ssim
+from tests.interop.core.function_net import FunctionNet
 
 
 class Function(nn.Module):
@@ -69,3 +70,23 @@ def test_a_loss_of_quotients_in_float16():
     assert np.isfinite(ours).all()
     # Gradients of 1e-5 are whole multiples of 6e-8 in float16, and are sums of many.
     np.testing.assert_allclose(ours, torchs, atol=0.05 * np.abs(torchs).max())
+
+
+CUTS = {
+    "a number": lambda x: (x / 0.3).floor(),
+    "long": lambda x: (x / 0.001).long(),
+    "a row": lambda x: (x / torch.tensor([0.3, 0.05, 0.001])).floor(),
+    "a computed row": lambda x: (x / (x[:1] + 0.3)).floor(),
+    "a maximum": lambda x: (x / x.amax() * 255).floor(),
+    "rounding_mode": lambda x: torch.div(x, 0.3, rounding_mode="trunc"),
+    "in place": lambda x: x.clone().div_(7).round(),
+    "float16": lambda x: (x.half() / 0.3).floor(),
+}
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_whole_parts_of_quotients(name):
+    grid = np.random.default_rng(0).integers(0, 50_000, (3000, 3)).astype(np.float32) / 1000
+    network = to_jax(FunctionNet(lambda _, x: CUTS[name](x)))
+    got = jax.jit(lambda x: network.apply({}, {}, x)[0])(grid)
+    np.testing.assert_array_equal(got, CUTS[name](torch.from_numpy(grid)))
