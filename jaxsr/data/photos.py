@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -75,7 +75,6 @@ class Photos:
     skipped: tuple[BadFile, ...] = ()
     fractions: tuple[float, ...] = ()
     """Size of each photo relative to its file's, where some are shrunk; else empty."""
-    _twins: dict[str, str] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -174,14 +173,13 @@ class Photos:
             cache=self.cache,
             skipped=self.skipped,
             fractions=tuple(self.fractions[i] for i in indices) if self.fractions else (),
-            _twins=self._twins,
         )
 
     def split(self, held_out: float) -> "tuple[Photos, Photos]":
         """Parts the photos into those to train on and those held out, by their names alone.
 
         A name's SHA-256 decides, so that photos added later do not move old ones; with few photos
-        at least one is held out. Byte-equal copies stay on one side. Near copies, such as
+        at least one is held out. Copies stay on one side (`same_photos.py`). Near copies, such as
         neighbouring frames of a film, are not recognised: give such data a `--val` folder.
 
         Args:
@@ -195,7 +193,8 @@ class Photos:
                 f"held_out must be a fraction between 0 and 1, got {held_out}; "
                 f"give --val FOLDER to hold out nothing"
             )
-        names = [self._twins.get(name, name) for name in self.names]
+        copies = same_photos(dict(zip(self.names, self.paths, strict=True)), self.cache)
+        names = [copies.get(name, name) for name in self.names]
         in_validation = is_held_out(names, held_out)
         if in_validation.all():
             raise InputError(
@@ -280,7 +279,6 @@ def _together(first: Photos, second: Photos) -> Photos:
         paths=first.paths + second.paths,
         cache=first.cache,
         skipped=first.skipped + second.skipped,
-        _twins={**first._twins, **second._twins},
     )
 
 
@@ -379,7 +377,6 @@ def open_photos(
         paths=paths,
         cache=cache,
         skipped=tuple(bad),
-        _twins=same_photos(dict(zip(good, paths, strict=True))),
     )
 
 
@@ -470,7 +467,7 @@ def _refuse_overlap(photos: Photos, validation: Photos) -> None:
     if not shared:
         trained = {f"train/{n}": p for n, p in zip(photos.names, photos.paths, strict=True)}
         held_out = {f"val/{n}": p for n, p in zip(validation.names, validation.paths, strict=True)}
-        pairs = same_photos(trained | held_out).items()
+        pairs = same_photos(trained | held_out, photos.cache).items()
         shared = [
             f"{name.removeprefix('val/')} (the same as {original.removeprefix('train/')})"
             for name, original in pairs

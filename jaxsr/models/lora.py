@@ -5,6 +5,7 @@ A layer computes `W x + alpha / rank · B A x`; only A and B learn. B starts at 
 
 import math
 from fnmatch import fnmatchcase
+from numbers import Integral
 
 import torch
 from torch import Tensor, nn
@@ -69,11 +70,18 @@ def add_lora(
       Names of the layers.
 
     Raises:
-      InputError: a pattern matches no linear layer, the rank is below 1, or a layer could not be
-        merged: its weight is used in two places, or computed.
+      InputError: a pattern matches no linear layer, the rank is not a whole number above 0, the
+        network has adapters, or a layer could not be merged: its weight is used in two places or
+        computed, or its output is not `W x + b` alone.
     """
-    if rank < 1:
-        raise InputError(f"rank must be at least 1, got {rank}")
+    if not isinstance(rank, Integral) or rank < 1:
+        raise InputError(f"rank must be a whole number of at least 1, got {rank!r}")
+    for name, module in network.named_modules():
+        if isinstance(module, LoraLinear):
+            raise InputError(
+                f"the network has adapters already, the first at {name}; give all patterns to one "
+                "call, or merge_lora(network) before the next one"
+            )
     linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in linear):
@@ -93,7 +101,11 @@ def add_lora(
 
 
 def _check_merging(network: nn.Module, chosen: list[str]) -> None:
-    """Refuses weights that are another layer's too, or that the next call computes anew."""
+    """Refuses layers whose output with a merged adapter differs from the one that was trained.
+
+    Their weight is another layer's too, or the next call computes it anew, or the class or a hook
+    changes what they compute.
+    """
     places: dict[int, list[str]] = {}
     for path, module in network.named_modules():
         for name, part in (*module._modules.items(), *module._parameters.items()):
@@ -102,8 +114,16 @@ def _check_merging(network: nn.Module, chosen: list[str]) -> None:
         layer = network.get_submodule(name)
         places_of_both = [*places.get(id(layer), []), *places.get(id(layer.weight), [])]
         others = [place for place in places_of_both if place not in (name, f"{name}.weight")]
-        if others or not isinstance(layer.weight, nn.Parameter):
-            rule = f"it is also {others[0]}" if others else "it is computed from other tensors"
+        rule = ""
+        if others:
+            rule = f"it is also {others[0]}"
+        elif not isinstance(layer.weight, nn.Parameter):
+            rule = "it is computed from other tensors"
+        elif getattr(layer.forward, "__func__", None) is not nn.Linear.forward:
+            rule = f"{type(layer).__name__} has a forward other than nn.Linear's"
+        elif layer._forward_hooks or layer._forward_pre_hooks:
+            rule = "hooks may change the layer's input or output"
+        if rule:
             raise InputError(
                 f"an adapter cannot be merged into {name}.weight: {rule}; leave {name} out of the "
                 "LoRA patterns"

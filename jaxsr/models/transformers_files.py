@@ -19,6 +19,7 @@ from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.install import install_extra
 from jaxsr.models.builder_arguments import check_library_arguments, check_library_entry
 from jaxsr.models.libraries import import_transformers
+from jaxsr.models.thread_patch import one_at_a_time, patched
 
 _CODE = ("auto_map", "custom_generate")
 _KERNELS = ("attn_implementation", "_attn_implementation", "experts_implementation")
@@ -80,16 +81,14 @@ def _fields_alone() -> Iterator[None]:
             "put that network's own fields into backbone_config"
         )
 
-    is_offline, opened = constants.HF_HUB_OFFLINE, vars(PreTrainedConfig)["get_config_dict"]
-    constants.HF_HUB_OFFLINE = True
-    PreTrainedConfig.get_config_dict = refused
     try:
-        yield
+        with (
+            patched(constants, is_offline_mode=lambda: True),
+            patched(PreTrainedConfig, get_config_dict=refused),
+        ):
+            yield
     except OfflineModeIsEnabled:
         refused()
-    finally:
-        constants.HF_HUB_OFFLINE = is_offline
-        PreTrainedConfig.get_config_dict = opened
 
 
 def _without_code(value: Any) -> Any:
@@ -170,21 +169,23 @@ def model_of(kind: str, config: Any, **options: Any) -> Any:
       config: of `config_of`.
       options: of `from_config`.
     """
-    return getattr(transformers_library(), kind).from_config(
-        config, trust_remote_code=False, **options
-    )
+    with one_at_a_time:
+        return getattr(transformers_library(), kind).from_config(
+            config, trust_remote_code=False, **options
+        )
 
 
 def model_from_folder(kind: str, folder: Path, fields: JsonObject, **options: Any) -> Any:
     """A model with the safetensors of a folder, see `model_of`; `fields` are its `config.json`."""
-    return getattr(transformers_library(), kind).from_pretrained(
-        str(folder),
-        config=config_of(fields),
-        trust_remote_code=False,
-        local_files_only=True,
-        use_safetensors=True,
-        **options,
-    )
+    with one_at_a_time:
+        return getattr(transformers_library(), kind).from_pretrained(
+            str(folder),
+            config=config_of(fields),
+            trust_remote_code=False,
+            local_files_only=True,
+            use_safetensors=True,
+            **options,
+        )
 
 
 def tokenizer_from_files(files: Mapping[str, bytes]) -> Any:

@@ -261,8 +261,7 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, source: st
       source: where the weights are from, for errors.
 
     Raises:
-      ValueError: a name missing or left over, another shape, a parameter of whole numbers, or a
-        value that `refuse_broken` refuses.
+      ValueError: a name missing or left over, another shape, or what `copy_sound` refuses.
     """
     expected = module.state_dict()
     left_out = {name for name, _ in module.named_buffers()} - expected.keys()
@@ -287,9 +286,20 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, source: st
             f"{source} does not fit {type(module).__name__}: {'; '.join(mismatches)}; use the "
             "configuration that the weights were trained with"
         )
+    copy_sound(module, weights, source=source)
+
+
+def copy_sound(module: nn.Module, weights: Mapping[str, Tensor], *, source: str) -> None:
+    """Copies weights that have names and shapes of the module's; see `load_weights`.
+
+    Raises:
+      InputError: a parameter of whole numbers, complex numbers for real ones, or a value that
+        `refuse_broken` refuses.
+    """
+    expected = module.state_dict()
     integral = [
         name
-        for name, parameter in module.named_parameters()
+        for name, parameter in module.named_parameters(remove_duplicate=False)
         if name in weights and _is_whole(weights[name]) and not _is_whole(parameter)
     ]
     if integral:

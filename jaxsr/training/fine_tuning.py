@@ -15,9 +15,9 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from jaxsr.errors import InputError, first_of
 from jaxsr.models.weight_files import (
+    copy_sound,
     names_of_tensors,
     read_weights,
-    refuse_broken,
     under_names_of,
 )
 from jaxsr.models.weight_sources import weights_file
@@ -72,7 +72,7 @@ def initialise(network: nn.Module, source: Path, *, named: str | None = None) ->
       Lines that list what was loaded and what did not fit.
 
     Raises:
-      InputError: no tensor fits, or a fitting one is not finite.
+      InputError: no tensor fits, or `copy_sound` refuses one that does.
       FileNotFoundError: there is no such file.
     """
     path = weights_file(source, network=named, option="--init")
@@ -90,8 +90,7 @@ def initialise(network: nn.Module, source: Path, *, named: str | None = None) ->
             f"init={source}: no parameter fits the network, whose first are {first_of(state)}; "
             f"the file has {seen}; give weights of this network"
         )
-    refuse_broken(fitting, state, source=str(path))
-    network.load_state_dict(fitting, strict=False)
+    copy_sound(network, fitting, source=str(path))
     tensors = names_of_tensors(network)
     initialised = {tensors[name] for name in fitting}
     total = len({*tensors.values()})

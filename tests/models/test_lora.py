@@ -94,6 +94,11 @@ def test_against_peft():
     torch.testing.assert_close(other(x), expected)
 
 
+class Masked(nn.Linear):
+    def forward(self, x):
+        return nn.functional.linear(x, self.weight.tril(), self.bias)
+
+
 def test_weights_that_no_adapter_can_be_merged_into_are_refused():
     def tied():
         network = nn.ModuleDict({"embed": nn.Embedding(6, 4), "head": nn.Linear(4, 6)})
@@ -103,10 +108,17 @@ def test_weights_that_no_adapter_can_be_merged_into_are_refused():
     shared = Block()
     shared.again = shared.q_proj
     computed = nn.Sequential(spectral_norm(nn.Linear(4, 4)))
+    scaled, hooked = nn.Linear(4, 4), nn.Linear(4, 4)
+    scaled.forward = lambda x: nn.Linear.forward(scaled, x) / 10
+    halve: Any = lambda module, args, output: output / 2  # noqa: E731
+    hooked.register_forward_hook(halve)
     for network, place in (
         (tied(), r"head\.weight: it is also embed\.weight; leave head out"),
         (shared, r"q_proj\.weight: it is also again;"),
         (computed, r"0\.weight: it is computed from other tensors"),
+        (nn.Sequential(Masked(4, 4)), r"0\.weight: Masked has a forward other than nn\.Linear's"),
+        (nn.Sequential(scaled), r"0\.weight: Linear has a forward other than nn\.Linear's"),
+        (nn.Sequential(hooked), r"0\.weight: hooks may change the layer's input or output"),
     ):
         with pytest.raises(InputError, match=f"cannot be merged into {place}"):
             add_lora(network, "*")
@@ -118,5 +130,12 @@ def test_weights_that_no_adapter_can_be_merged_into_are_refused():
 def test_what_is_refused():
     with pytest.raises(InputError, match=r"'\*.v_proj' matches no linear layer; there are q_proj"):
         add_lora(Block(), "*.v_proj")
-    with pytest.raises(InputError, match="rank must be at least 1, got 0"):
-        add_lora(Block(), "out", rank=0)
+    ranks: tuple[Any, ...] = (0, 2.5, "8", np.int64(2))
+    for rank in ranks[:3]:
+        with pytest.raises(InputError, match=f"whole number of at least 1, got {rank!r}"):
+            add_lora(Block(), "out", rank=rank)
+    network = Block()
+    add_lora(network, "out", rank=ranks[3])
+    with pytest.raises(InputError, match=r"adapters already, the first at out; .*merge_lora"):
+        add_lora(network, "*")
+    assert add_lora(merge_lora(network), "*", rank=1)

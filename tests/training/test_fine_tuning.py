@@ -136,6 +136,13 @@ def test_weights_that_do_not_fit_at_all_are_refused(tmp_path):
     torch.save({"head.bias": torch.full((4,), torch.nan)}, path)
     with pytest.raises(InputError, match=r"holds NaN or infinity in head\.bias"):
         initialise(Enlarger(), path)
+    for dtype in (torch.int8, torch.bool, torch.complex64):
+        torch.save({"head.bias": torch.ones(4, dtype=dtype)}, path)
+        network = Enlarger()
+        before = network.state_dict()["head.bias"].clone()
+        with pytest.raises(InputError, match=r"holds (torch\.\w+|complex numbers) .*head\.bias"):
+            initialise(network, path)
+        assert torch.equal(network.state_dict()["head.bias"], before)
 
 
 def test_frozen_normalisations_keep_their_statistics_in_training():

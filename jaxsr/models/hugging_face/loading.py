@@ -29,7 +29,7 @@ from jaxsr.models.llama.loading import (
 )
 from jaxsr.models.llama.quantized import Scheme, quantize
 from jaxsr.models.llama.quantized_folder import swap_quantized
-from jaxsr.models.thread_patch import patched
+from jaxsr.models.thread_patch import one_at_a_time, patched
 from jaxsr.models.transformers_files import (
     check_field,
     config_of,
@@ -233,7 +233,7 @@ def _built(fields: JsonObject, dtype: torch.dtype, where: AbstractContextManager
             raise InputError(
                 f"config.json has {layers} layers; up to {_MOST_LAYERS} are computed: get it again"
             )
-        with where, initialization.no_init_weights():
+        with one_at_a_time, where, initialization.no_init_weights():
             return model_of("AutoModelForCausalLM", config, dtype=dtype)
 
     try:

@@ -1,9 +1,7 @@
 """A causal language model of transformers behind the calls of `jaxsr.models.llama.network`."""
 
-import contextlib
 import inspect
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,13 +20,12 @@ from jaxsr.models.hugging_face.cache import (
     open_cache,
 )
 from jaxsr.models.llama.network import wide
+from jaxsr.models.thread_patch import patched
 
 _NO_LIMIT = 2**31 - 1
 _CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 """Forward's argument for the cache: since transformers 5.24; before it of most families, and of
 recurrent ones."""
-_GROUPED_QUERIES = "TRANSFORMERS_SDPA_FORCE_GQA"
-"""Keys and values go to attention as they are cached, not repeated for every query head."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,7 +298,10 @@ class LibraryLM(nn.Module):
             "return_dict": True,
             "logits_to_keep": keep,
         }
-        with _grouped_queries():
+        from transformers.integrations import sdpa_attention
+
+        # Keys and values go to attention as they are cached, not repeated for every query head.
+        with patched(sdpa_attention, use_gqa_in_sdpa=lambda *_: True):
             outputs = self.inner(
                 tokens_BT, **{n: v for n, v in options.items() if n in self._takes}
             )
@@ -355,19 +355,6 @@ def _kv_heads(config: Any) -> int:
         if isinstance(heads, int) and heads > 0:
             return heads
     return 1
-
-
-@contextlib.contextmanager
-def _grouped_queries() -> Iterator[None]:
-    before = os.environ.get(_GROUPED_QUERIES)
-    os.environ[_GROUPED_QUERIES] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_GROUPED_QUERIES]
-        else:
-            os.environ[_GROUPED_QUERIES] = before
 
 
 def _is_swapped(module: nn.Module) -> bool:
