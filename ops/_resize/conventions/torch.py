@@ -2,7 +2,7 @@
 
 Coordinates are float32 there, and a float32 coordinate near 1000 is off by up to 3e-5 of a pixel,
 which is visible in the result; so they are rounded here just as torch rounds them. For float64 and
-uint8 torch computes coordinates in float64. For uint8 it turns the weights into 16-bit integers, and
+uint8 torch computes coordinates in float64. For uint8 it turns the weights into 16-bit integers and
 rounds between the two passes, the last axis first.
 """
 
