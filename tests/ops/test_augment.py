@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -229,6 +230,8 @@ def test_lists_and_arrays_are_stored_as_tuples(sequence):
 
 
 IMAGES = np.zeros((2, 8, 9, 3), np.float32)
+ONE_SHARE: dict[str, Any] = {"translate": (0.1,)}
+NO_RANGE: dict[str, Any] = {"scale": 1.5}
 
 
 @dataclass(frozen=True)
@@ -257,8 +260,8 @@ class Own:
         (partial(ops.ElasticTransform, sigma=0), "sigma must be a finite number above 0"),
         (partial(ops.RandomAffine, degrees=-1), "degrees must be a finite number"),
         (partial(ops.RandomAffine, border="zeros"), "unknown border"),
-        (partial(ops.RandomAffine, translate=(0.1,)), "translate must be shares of"),
-        (partial(ops.RandomAffine, scale=1.5), "scale must be .least, greatest., got 1.5"),
+        (partial(ops.RandomAffine, **ONE_SHARE), "translate must be shares of"),
+        (partial(ops.RandomAffine, **NO_RANGE), "scale must be .least, greatest., got 1.5"),
         (partial(ops.RandomResizedCrop, size=2, method="nearest"), "antialias=True needs method"),
         (partial(ops.ColorJitter, hue=-0.1), "hue must be a finite number"),
     ],
