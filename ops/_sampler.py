@@ -51,12 +51,16 @@ no product in a sum.
 
 def nearest(position: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
     """The nearest pixel, halves to the even one, as torch."""
-    return jnp.round(position), [ones_like(position)]
+    return jnp.round(position), [_one(position)]
 
 
 def nearest_up(position: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
     """The nearest pixel, halves upwards, as SciPy."""
-    return jnp.floor(position + 0.5), [ones_like(position)]
+    return jnp.floor(position + 0.5), [_one(position)]
+
+
+def _one(position: jax.Array) -> jax.Array:
+    return jnp.where(jnp.isnan(position), position, 1)  # as weights of several taps
 
 
 def bilinear(position: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
@@ -134,6 +138,30 @@ def _sampled_basis(order: int) -> np.ndarray:
 
 
 METHODS: dict[str, Weights] = {"nearest": nearest, "bilinear": bilinear, "bicubic": bicubic}
+
+
+def grid_position(
+    unit: jax.Array, extent: int, method: str, padding_mode: str, corners: bool
+) -> jax.Array:
+    """Pixels along an axis, as torch's `grid_sample` reads them at positions in [-1, 1]."""
+    position = (unit + 1) / 2 * (extent - 1) if corners else ((unit + 1) * extent - 1) / 2
+    if method == "bicubic":  # whose taps are bounded one by one
+        return position
+    if method == "nearest" and padding_mode == "zeros":
+        return jnp.where(jnp.isnan(position), -1, position)
+    return grid_bounded(position, extent, padding_mode, corners)
+
+
+def grid_bounded(position: jax.Array, extent: int, padding_mode: str, corners: bool) -> jax.Array:
+    """Pixels mirrored at the edges of the image where asked for, then clipped; NaN is at 0."""
+    if padding_mode == "zeros":
+        return position
+    low, span = (0, extent - 1) if corners else (-0.5, extent)
+    if padding_mode == "reflection" and span:
+        away = jnp.mod(jnp.abs(position - low), 2 * span)
+        position = jnp.minimum(away, 2 * span - away) + low
+    # where, not clip: at the edge itself torch passes no gradient, clip passes half.
+    return jnp.where(position >= extent - 1, extent - 1, jnp.where(position > 0, position, 0))
 
 
 def at_fields(

@@ -25,7 +25,7 @@ from jaxsr.ops._types import Shaped
 def augment(
     key: jax.Array,
     images: Shaped[ImageLike, "..."],
-    policy: Sequence[Step],
+    policy: Sequence[Step] | Step,
     *,
     masks: Shaped[ImageLike, "..."] | None = None,
     boxes: ImageLike | None = None,
@@ -38,7 +38,7 @@ def augment(
     Args:
       key: of `jax.random`; the same key gives the same result, on any mesh.
       images: NHWC or NCHW; uint8, uint16 or floating point.
-      policy: steps, in order. Static.
+      policy: steps, in order, or one step. Static.
       masks: images of labels or opacity, of the same batch, height and width; moved by the
         nearest pixel.
       boxes: (N, K, 4): (x1, y1, x2, y2).
@@ -64,6 +64,13 @@ def augment(
     steps: Any = tuple(policy) if hasattr(policy, "__iter__") else (policy,)
     if others := [step for step in steps if not callable(step)]:
         raise TypeError(f"policy must be steps such as (ops.RandomFlip(),), got {others[0]!r}")
+    for step in steps:
+        try:
+            hash(step)
+        except TypeError as error:
+            raise TypeError(
+                f"policy must be hashable steps, got {step!r} ({error}); use tuples for lists"
+            ) from None
     array, positions = picture(images, axes, "images")
     if array.ndim != 4 or positions not in ((-3, -2), (-2, -1)):
         raise ValueError(

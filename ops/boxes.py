@@ -61,9 +61,7 @@ def crop_and_resize(
     """
     array, positions = picture(image, axes)
     corners = parameter(boxes, "boxes", (4,))
-    one_of(method, tuple(METHODS), "method")
-    if flag(antialias, "antialias") and method == "nearest":
-        raise ValueError("antialias=True needs method bilinear or bicubic, got 'nearest'")
+    check_filter(method, antialias)
     return _crop_and_resize(
         array, corners, positive_pair(size, "size"), method, antialias, positions
     )
@@ -113,6 +111,13 @@ def roi_align(
     scale = number(spatial_scale, "spatial_scale", above=0)
     cells, centred = positive_pair(size, "size"), flag(aligned, "aligned")
     return _roi_align(array, corners * scale, cells, int(sampling_ratio), centred, positions)
+
+
+def check_filter(method: str, antialias: bool) -> None:
+    """Options of `crop_and_resize`."""
+    one_of(method, tuple(METHODS), "method")
+    if flag(antialias, "antialias") and method == "nearest":
+        raise ValueError("antialias=True needs method bilinear or bicubic, got 'nearest'")
 
 
 def cut_within(

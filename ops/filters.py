@@ -286,7 +286,7 @@ def _is_library_window(
     image: jax.Array, size: tuple[int, int], border: Border, axes: tuple[int, int]
 ) -> bool:
     fits = all(taps // 2 < image.shape[axis] for axis, taps in zip(axes, size, strict=True))
-    # Pixels that these borders repeat are in the window already: OpenCV leaves them out.
+    # Pixels that these borders repeat are in the window already.
     return _has_library_dtype(image, axes) and border in ("symmetric", "edge") and fits
 
 
@@ -331,14 +331,15 @@ def _window_function(kind: str, height: int, width: int) -> tuple[Callable[..., 
     if kind == "median":
         return opencv().medianBlur, height
     cv2, window = opencv(), np.ones((height, width), np.uint8)
+    border = opencv_border("edge")  # OpenCV's default is finite, and would exceed an infinity
     if kind in ("dilate", "erode"):
-        return getattr(cv2, kind), window
+        return partial(getattr(cv2, kind), borderType=border), window
     operation = {"opening": cv2.MORPH_OPEN, "closing": cv2.MORPH_CLOSE}.get(
         kind, cv2.MORPH_GRADIENT
     )
 
     def compound(picture: np.ndarray, window: np.ndarray, result: np.ndarray) -> None:
-        cv2.morphologyEx(picture, operation, window, result)
+        cv2.morphologyEx(picture, operation, window, result, borderType=border)
 
     return compound, window
 

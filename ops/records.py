@@ -5,8 +5,9 @@ choice. Results are NumPy arrays.
 """
 
 import importlib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import numpy as np
@@ -22,7 +23,7 @@ FIELDS = {
     "labels": "label",
 }
 """Names in records of `augment`'s arguments."""
-Transform = Sequence[Step] | Callable[[Any], jax.Array]
+Transform = Sequence[Step] | Step | Callable[[Any], jax.Array]
 
 
 def transform_record(
@@ -38,7 +39,7 @@ def transform_record(
     Args:
       record: with (height, width, channels), or a batch of them, in the image's field; other fields
         stay.
-      transform: a policy for `augment`, or a kernel, which changes the image alone.
+      transform: a policy or a step for `augment`, or a kernel, which changes the image alone.
       seed: of a policy, from 0 to 2³² - 1.
       fields: names in the record; see `FIELDS`, whose other entries hold.
       axes: the height and the width axis.
@@ -54,7 +55,7 @@ def transform_record(
       ((4, 4, 3), 'a')
     """
     names = {**FIELDS, **(fields or {})}
-    if callable(transform):
+    if _is_kernel(transform):
         image = names["images"]
         return {**record, image: np.asarray(transform(record[image]))}
     single = np.ndim(record[names["images"]]) == 3
@@ -65,7 +66,7 @@ def transform_record(
         if name in record and (argument != "labels" or np.ndim(record[name]) == 2 - single)
     }
     images = arguments.pop("images")
-    out = augment(jax.random.key(seed), images, tuple(transform), axes=axes, **arguments)
+    out = augment(jax.random.key(seed), images, transform, axes=axes, **arguments)
     changed = {names[argument]: value for argument, value in out._asdict().items()}
     arrays = {name: np.asarray(value) for name, value in changed.items() if value is not None}
     return {**record, **{name: x[0] if single else x for name, x in arrays.items()}}
@@ -83,7 +84,7 @@ def as_grain(
     uses the device.
 
     Args:
-      transform: a policy for `augment` gives a `RandomMap`, a kernel a `Map`.
+      transform: a policy or a step for `augment` gives a `RandomMap`, a kernel a `Map`.
       fields, axes: see `transform_record`.
 
     Raises:
@@ -107,4 +108,17 @@ def as_grain(
             seed = int(rng.integers(1 << 32))
             return transform_record(element, transform, seed, fields, axes=axes)
 
-    return KernelMap() if callable(transform) else PolicyMap()
+    return KernelMap() if _is_kernel(transform) else PolicyMap()
+
+
+def _is_kernel(transform: Transform) -> TypeGuard[Callable[[Any], jax.Array]]:
+    """Whether it takes an image, and not a step's keys, batch and layout."""
+    return callable(transform) and (_takes(transform, 1) or not _takes(transform, 3))
+
+
+def _takes(function: Callable[..., Any], count: int) -> bool:
+    try:
+        inspect.signature(function).bind(*range(count))
+    except (TypeError, ValueError):  # also of functions in C, which have no signature
+        return False
+    return True

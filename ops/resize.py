@@ -106,46 +106,18 @@ def resize(
         raise ValueError(f"axes must name different axes, at least one, got {tuple(axes)}")
     if 0 in image.shape[min(positive) :]:
         raise ValueError(f"image is empty, its shape is {image.shape}; only a batch may be")
-    if convention not in CONVENTIONS:
-        raise ValueError(
-            f"unknown convention {convention!r}; choose one of {', '.join(CONVENTIONS)}, or add "
-            "one in ops/_resize/conventions"
-        )
-    rules = CONVENTIONS[convention]
+    options = checked_options(
+        method,
+        antialias,
+        convention,
+        scale=_check_scale(scale, len(positive)),
+        align_corners=align_corners,
+        matlab_edges=matlab_edges,
+    )
+    rules, method = CONVENTIONS[convention], options["method"]
     if rules.most_axes is not None and len(positive) > rules.most_axes:
         raise ValueError(f"the {convention} convention has two axes at most, got {tuple(axes)}")
-    method = JAX_METHODS.get(method, method)
-    if convention != "opencv" and method == "lanczos3":
-        method = "lanczos"
-    one_of(method, rules.methods, f"method of the {convention} convention")
-    options: dict[str, Any] = {"method": method}
-    scales = _check_scale(scale, len(positive))
-    if "scale" in rules.options:
-        options["scale"] = scales
-    elif scale is not None:
-        raise ValueError(f"scale has no meaning in the {convention} convention; leave it out")
-    if "align_corners" in rules.options:
-        options["align_corners"] = align_corners
-    elif align_corners:
-        raise ValueError("align_corners=True exists in the torch convention only")
-    if "matlab_edges" in rules.options:
-        options["matlab_edges"] = one_of(matlab_edges or EDGES[0], EDGES, "matlab_edges")
-    elif matlab_edges is not None:
-        raise ValueError("matlab_edges exists in the matlab convention only; leave it out")
-    antialias = None if antialias is None else flag(antialias, "antialias")
-    align_corners = flag(align_corners, "align_corners")
-    if not rules.antialias_is_fixed:
-        # torch's Lanczos exists with antialias alone.
-        default = rules.antialias or (convention == "torch" and method == "lanczos")
-        options["antialias"] = default if antialias is None else antialias
-    elif antialias is not None and antialias != rules.antialias:
-        always = "always" if rules.antialias else "never"
-        raise ValueError(
-            f"antialias={antialias} contradicts the {convention} convention, which {always} does; "
-            "the torch and matlab conventions leave the choice"
-        )
-    rules.check(**options)
-    extents = _check_size(size, len(positive))
+    extents = checked_size(size, len(positive))
     run = partial(
         _resize,
         axes=positive,
@@ -173,7 +145,57 @@ def resize(
     return finish(divide_by_alpha(run(multiply_by_alpha(image, channel, alpha)), channel, alpha))
 
 
-def _check_size(size: int | Sequence[int], count: int) -> tuple[int, ...]:
+def checked_options(
+    method: str,
+    antialias: bool | None,
+    convention: str = "torch",
+    *,
+    scale: tuple[float | None, ...] = (),
+    align_corners: bool = False,
+    matlab_edges: str | None = None,
+) -> dict[str, Any]:
+    """Options of `resize`, as the convention takes them; `scale` has one value for each axis."""
+    if convention not in CONVENTIONS:
+        raise ValueError(
+            f"unknown convention {convention!r}; choose one of {', '.join(CONVENTIONS)}, or add "
+            "one in ops/_resize/conventions"
+        )
+    rules = CONVENTIONS[convention]
+    method = JAX_METHODS.get(method, method)
+    if convention != "opencv" and method == "lanczos3":
+        method = "lanczos"
+    one_of(method, rules.methods, f"method of the {convention} convention")
+    options: dict[str, Any] = {"method": method}
+    if "scale" in rules.options:
+        options["scale"] = scale
+    elif any(scale):
+        raise ValueError(f"scale has no meaning in the {convention} convention; leave it out")
+    if "align_corners" in rules.options:
+        options["align_corners"] = align_corners
+    elif align_corners:
+        raise ValueError("align_corners=True exists in the torch convention only")
+    if "matlab_edges" in rules.options:
+        options["matlab_edges"] = one_of(matlab_edges or EDGES[0], EDGES, "matlab_edges")
+    elif matlab_edges is not None:
+        raise ValueError("matlab_edges exists in the matlab convention only; leave it out")
+    antialias = None if antialias is None else flag(antialias, "antialias")
+    align_corners = flag(align_corners, "align_corners")
+    if not rules.antialias_is_fixed:
+        # torch's Lanczos exists with antialias alone.
+        default = rules.antialias or (convention == "torch" and method == "lanczos")
+        options["antialias"] = default if antialias is None else antialias
+    elif antialias is not None and antialias != rules.antialias:
+        always = "always" if rules.antialias else "never"
+        raise ValueError(
+            f"antialias={antialias} contradicts the {convention} convention, which {always} does; "
+            "the torch and matlab conventions leave the choice"
+        )
+    rules.check(**options)
+    return options
+
+
+def checked_size(size: int | Sequence[int], count: int) -> tuple[int, ...]:
+    """Extents of the result, one for each axis."""
     extents = _one_each(size, count, "size")
     for extent in extents:
         if not is_integer(extent):

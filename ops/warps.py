@@ -37,6 +37,7 @@ from jaxsr.ops._sampler import (
     METHODS,
     affine_place,
     at_fields,
+    grid_position,
     nearest_up,
     sample,
     spline,
@@ -334,11 +335,9 @@ def grid_sample(
     corners = flag(align_corners, "align_corners")
     border = _PADDING_MODES.get(padding_mode, "reflect101" if corners else "symmetric")
 
-    def place(unit: jax.Array, extent: int) -> jax.Array:
-        return (unit + 1) / 2 * (extent - 1) if corners else ((unit + 1) * extent - 1) / 2
-
     rows, columns = (
-        place(places[..., k], array.shape[axis]) for k, axis in zip((1, 0), positions, strict=True)
+        grid_position(places[..., k], array.shape[axis], method, padding_mode, corners)
+        for k, axis in zip((1, 0), positions, strict=True)
     )
     return remap(array, rows, columns, method=method, border=border, axes=axes)
 

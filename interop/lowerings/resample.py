@@ -12,7 +12,7 @@ import torch
 from jaxsr.interop._core.dtypes import widened
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import lowers
-from jaxsr.ops._sampler import METHODS
+from jaxsr.ops._sampler import METHODS, grid_bounded, grid_position
 from jaxsr.xla_calls.stored import stored
 
 
@@ -73,20 +73,6 @@ for _n in (1, 2, 3):
 # ---- grid sampling
 
 
-def _unnormalise(coord: jax.Array, size: int, align: bool) -> jax.Array:
-    return (coord + 1) / 2 * (size - 1) if align else ((coord + 1) * size - 1) / 2
-
-
-def _reflect(coord: jax.Array, low: float, high: float) -> jax.Array:
-    span = high - low
-    if span == 0:
-        return jnp.zeros_like(coord)
-    coord = jnp.abs(coord - low)
-    extra = jnp.mod(coord, span)
-    flips = jnp.floor(coord / span)
-    return jnp.where(jnp.mod(flips, 2) == 0, extra + low, span - extra + low)
-
-
 @lowers(aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)
 def grid_sampler(
     x: jax.Array, grid: jax.Array, mode: int = 0, padding: int = 0, align: bool = False
@@ -103,25 +89,17 @@ def grid_sampler(
     """
     x, grid = widened(x), widened(grid)
     sizes = x.shape[2:]
-
-    def bounded(p: jax.Array, size: int) -> jax.Array:
-        if padding == 2:
-            low, high = (0.0, size - 1.0) if align else (-0.5, size - 0.5)
-            p = _reflect(p, low, high)
-        if padding:
-            # where, not clip: at the border itself torch passes no gradient, clip passes half.
-            p = jnp.where(p >= size - 1, size - 1, jnp.where(p > 0, p, 0))  # NaN is at 0
-        return p
-
-    weigh = METHODS[("bilinear", "nearest", "bicubic")[mode]]
+    method = ("bilinear", "nearest", "bicubic")[mode]
+    padding_mode = ("zeros", "border", "reflection")[padding]
     taps = list[list[tuple[jax.Array, jax.Array]]]()
     for axis, size in enumerate(sizes):
         # A tap and its weight are of one position.
-        p = stored(_unnormalise(grid[..., len(sizes) - 1 - axis], size, align))
-        p = p if mode == 2 else bounded(p, size)
-        first, weights = weigh(p)
+        unit = grid[..., len(sizes) - 1 - axis]
+        p = stored(grid_position(unit, size, method, padding_mode, align))
+        first, weights = METHODS[method](p)
         places = [first + k for k in range(len(weights))]
-        places = [bounded(q, size) for q in places] if mode == 2 else places
+        if method == "bicubic":
+            places = [grid_bounded(q, size, padding_mode, align) for q in places]
         taps.append(list(zip(places, weights, strict=True)))
     total = jnp.zeros((), x.dtype)
     for corner in itertools.product(*taps):

@@ -6,12 +6,16 @@ Boxes are (x1, y1, x2, y2) and points (x, y) in pixels, with the image's upper l
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jaxsr.ops._arguments import number
+from jaxsr.ops._arguments import number, one_of
+from jaxsr.ops._border import checked_border
+from jaxsr.ops._sampler import METHODS
 from jaxsr.ops._typed_jax import arange, asarray, ones_like, zeros_like
 from jaxsr.ops._types import Array, Float, Shaped
 
@@ -50,6 +54,20 @@ class Step(Protocol):
     def __call__(self, keys: jax.Array, batch: Augmented, layout: Layout) -> Augmented:
         """The changed batch; `keys` has one key for each image."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedStep:
+    """Fields of a step, checked when it is made. They are static: lists are stored as tuples."""
+
+    def __post_init__(self) -> None:
+        for name, value in list(vars(self).items()):
+            if isinstance(value, list | np.ndarray):
+                object.__setattr__(self, name, tuple(value))
+        self._check_fields()
+
+    def _check_fields(self) -> None:
+        """Raises TypeError or ValueError where a field is unsuitable."""
 
 
 def size_of(batch: Augmented, layout: Layout) -> tuple[int, int]:
@@ -185,6 +203,20 @@ def check_share(value: float, name: str) -> None:
 def check_range(value: Range, name: str, *, least: float | None = None) -> None:
     """(least, greatest), both above 0, or from `least` on."""
     limit = {"above": 0.0} if least is None else {"least": least}
-    low, high = (number(end, name, **limit) for end in value)
+    low, high = (number(end, name, **limit) for end in two(value, name, "(least, greatest)"))
     if low > high:
         raise ValueError(f"{name} must be (least, greatest), got {value!r}")
+
+
+def two(value: Any, name: str, meaning: str) -> tuple[Any, Any]:
+    """`value` if it is a pair."""
+    if not isinstance(value, tuple) or len(value) != 2:
+        raise ValueError(f"{name} must be {meaning}, got {value!r}")
+    return value
+
+
+def check_reading(method: str, fill: float, border: str = "constant") -> None:
+    """Options of warps."""
+    one_of(method, tuple(METHODS), "method")
+    number(fill, "fill")
+    checked_border(border)

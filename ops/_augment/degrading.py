@@ -9,9 +9,10 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from jaxsr.ops._arguments import is_integer, one_of, positive_pair
+from jaxsr.ops._arguments import is_integer, one_of
 from jaxsr.ops._augment.batch import (
     Augmented,
+    CheckedStep,
     Layout,
     Range,
     by_matrix,
@@ -22,6 +23,7 @@ from jaxsr.ops._augment.batch import (
     matrix_of,
     moved,
     size_of,
+    two,
     uniform,
 )
 from jaxsr.ops._images import in_dtype_of, real_dtype
@@ -30,18 +32,18 @@ from jaxsr.ops._typed_jax import asarray
 from jaxsr.ops.jpeg import SUBSAMPLINGS, jpeg
 from jaxsr.ops.motion import motion_blur
 from jaxsr.ops.noise import sensor_noise
-from jaxsr.ops.resize import resize
+from jaxsr.ops.resize import checked_options, checked_size, resize
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomBlur:
+class RandomBlur(CheckedStep):
     """Blurs by a Gaussian of random sigma, as torchvision's GaussianBlur."""
 
     sigma: Range = (0.1, 2.0)
     """Least and greatest standard deviation, in pixels."""
     probability: float = 1.0
 
-    def __post_init__(self) -> None:
+    def _check_fields(self) -> None:
         check_range(self.sigma, "sigma")
         check_share(self.probability, "probability")
 
@@ -57,14 +59,14 @@ class RandomBlur:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomMotionBlur:
+class RandomMotionBlur(CheckedStep):
     """Blurs along a segment of random length and direction."""
 
     length: Range = (1.0, 9.0)
     """Least and greatest length, in pixels."""
     probability: float = 1.0
 
-    def __post_init__(self) -> None:
+    def _check_fields(self) -> None:
         check_range(self.length, "length")
         check_share(self.probability, "probability")
 
@@ -79,7 +81,7 @@ class RandomMotionBlur:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomNoise:
+class RandomNoise(CheckedStep):
     """Adds a sensor's noise, of variance `shot * light + read²` where white is 1."""
 
     read: Range = (0.0, 0.02)
@@ -88,7 +90,7 @@ class RandomNoise:
     """Least and greatest variance at white."""
     probability: float = 1.0
 
-    def __post_init__(self) -> None:
+    def _check_fields(self) -> None:
         check_range(self.read, "read", least=0)
         check_range(self.shot, "shot", least=0)
         check_share(self.probability, "probability")
@@ -110,7 +112,7 @@ class RandomNoise:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomJPEG:
+class RandomJPEG(CheckedStep):
     """Compresses with a random quality; uint8 or 0…1 in floating point."""
 
     quality: tuple[int, int] = (30, 95)
@@ -118,8 +120,8 @@ class RandomJPEG:
     subsampling: str = "4:2:0"
     probability: float = 1.0
 
-    def __post_init__(self) -> None:
-        low, high = self.quality
+    def _check_fields(self) -> None:
+        low, high = two(self.quality, "quality", "(least, greatest) of 1 to 100")
         if not (is_integer(low) and is_integer(high) and 1 <= low <= high <= 100):
             raise ValueError(f"quality must be (least, greatest) of 1 to 100, got {self.quality}")
         one_of(self.subsampling, tuple(SUBSAMPLINGS), "subsampling")
@@ -136,7 +138,7 @@ class RandomJPEG:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resize:
+class Resize(CheckedStep):
     """Resizes all images alike, and masks by the nearest pixel."""
 
     size: int | tuple[int, int]
@@ -144,12 +146,13 @@ class Resize:
     method: str = "bilinear"
     antialias: bool = True
 
-    def __post_init__(self) -> None:
-        positive_pair(self.size, "size")
+    def _check_fields(self) -> None:
+        checked_size(self.size, 2)
+        checked_options(self.method, self.antialias)
 
     def __call__(self, keys: jax.Array, batch: Augmented, layout: Layout) -> Augmented:
         """Boxes and points are scaled."""
-        size = positive_pair(self.size, "size")
+        size = checked_size(self.size, 2)
         height, width = size_of(batch, layout)
         change = partial(resize, size=size, axes=layout.axes)
         images = change(batch.images, method=self.method, antialias=self.antialias)

@@ -7,25 +7,26 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from jaxsr.ops._arguments import number, one_of, positive_pair
+from jaxsr.ops._arguments import number, positive_pair
 from jaxsr.ops._augment.batch import (
     Augmented,
+    CheckedStep,
     Layout,
     Range,
     after,
     by_matrix,
     check_range,
+    check_reading,
     check_share,
     matrix_of,
     moved,
     size_of,
+    two,
     uniform,
 )
-from jaxsr.ops._border import checked_border
-from jaxsr.ops._sampler import METHODS
 from jaxsr.ops._typed_jax import asarray, eye, ones_like, zeros_like
 from jaxsr.ops._types import Array, Float
-from jaxsr.ops.boxes import cut_within
+from jaxsr.ops.boxes import check_filter, cut_within
 from jaxsr.ops.deform import bent, smooth_field, unbent
 from jaxsr.ops.geometry import flip
 from jaxsr.ops.homography import perspective_matrix
@@ -35,7 +36,7 @@ _ATTEMPTS = 10  # of torchvision's RandomResizedCrop, before it falls back to th
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomFlip:
+class RandomFlip(CheckedStep):
     """Mirrors images."""
 
     horizontal: float = 0.5
@@ -43,7 +44,7 @@ class RandomFlip:
     vertical: float = 0.0
     """Probability of reversed rows."""
 
-    def __post_init__(self) -> None:
+    def _check_fields(self) -> None:
         check_share(self.horizontal, "horizontal")
         check_share(self.vertical, "vertical")
 
@@ -66,7 +67,7 @@ class RandomFlip:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomResizedCrop:
+class RandomResizedCrop(CheckedStep):
     """Cuts a box at random and resizes it, as torchvision's transform of this name."""
 
     size: int | tuple[int, int]
@@ -78,9 +79,9 @@ class RandomResizedCrop:
     method: str = "bilinear"
     antialias: bool = True
 
-    def __post_init__(self) -> None:
+    def _check_fields(self) -> None:
         positive_pair(self.size, "size")
-        one_of(self.method, tuple(METHODS), "method")
+        check_filter(self.method, self.antialias)
         check_range(self.scale, "scale")
         check_range(self.ratio, "ratio")
 
@@ -101,7 +102,7 @@ class RandomResizedCrop:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomAffine:
+class RandomAffine(CheckedStep):
     """Turns, moves, scales and shears about the middle, in one warp."""
 
     degrees: float = 0.0
@@ -116,14 +117,13 @@ class RandomAffine:
     border: str = "constant"
     fill: float = 0.0
 
-    def __post_init__(self) -> None:
+    def _check_fields(self) -> None:
         number(self.degrees, "degrees", least=0)
         number(self.shear, "shear", least=0)
-        for share in self.translate:
+        for share in two(self.translate, "translate", "shares of (height, width)"):
             check_share(share, "translate")
         check_range(self.scale, "scale")
-        one_of(self.method, tuple(METHODS), "method")
-        checked_border(self.border)
+        check_reading(self.method, self.fill, self.border)
 
     def __call__(self, keys: jax.Array, batch: Augmented, layout: Layout) -> Augmented:
         """Masks are warped by the nearest pixel, and are 0 beyond the edge."""
@@ -144,7 +144,7 @@ class RandomAffine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomPerspective:
+class RandomPerspective(CheckedStep):
     """Moves the four corners inwards, as torchvision's transform of this name."""
 
     distortion: float = 0.5
@@ -154,11 +154,10 @@ class RandomPerspective:
     border: str = "constant"
     fill: float = 0.0
 
-    def __post_init__(self) -> None:
+    def _check_fields(self) -> None:
         check_share(self.distortion, "distortion")
         check_share(self.probability, "probability")
-        one_of(self.method, tuple(METHODS), "method")
-        checked_border(self.border)
+        check_reading(self.method, self.fill, self.border)
 
     def __call__(self, keys: jax.Array, batch: Augmented, layout: Layout) -> Augmented:
         """Masks are warped by the nearest pixel, and are 0 beyond the edge."""
@@ -177,7 +176,7 @@ class RandomPerspective:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ElasticTransform:
+class ElasticTransform(CheckedStep):
     """Bends images by smooth noise, as torchvision's transform of this name."""
 
     alpha: float = 25.0
@@ -188,11 +187,10 @@ class ElasticTransform:
     border: str = "constant"
     fill: float = 0.0
 
-    def __post_init__(self) -> None:
+    def _check_fields(self) -> None:
         number(self.alpha, "alpha", least=0)
         number(self.sigma, "sigma", above=0)
-        one_of(self.method, tuple(METHODS), "method")
-        checked_border(self.border)
+        check_reading(self.method, self.fill, self.border)
 
     def __call__(self, keys: jax.Array, batch: Augmented, layout: Layout) -> Augmented:
         """Masks are warped by the nearest pixel; boxes by 64 points of their outline."""

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxsr.ops._arguments import number
 from jaxsr.ops._augment.batch import (
     Augmented,
+    CheckedStep,
     Layout,
     check_share,
     expanded,
@@ -26,14 +27,14 @@ from jaxsr.ops._typed_jax import arange, asarray
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mixup:
+class Mixup(CheckedStep):
     """Blends each image with its neighbour (Zhang et al., ICLR 2018)."""
 
     alpha: float = 1.0
     """Parameter of the Beta distribution of an image's own share; 1 is uniform."""
     probability: float = 1.0
 
-    def __post_init__(self) -> None:
+    def _check_fields(self) -> None:
         number(self.alpha, "alpha", above=0)
         check_share(self.probability, "probability")
 
@@ -48,14 +49,14 @@ class Mixup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CutMix:
+class CutMix(CheckedStep):
     """Replaces a box of each image by its neighbour's (Yun et al., ICCV 2019)."""
 
     alpha: float = 1.0
     """Parameter of the Beta distribution of the share that is kept; 1 is uniform."""
     probability: float = 1.0
 
-    def __post_init__(self) -> None:
+    def _check_fields(self) -> None:
         number(self.alpha, "alpha", above=0)
         check_share(self.probability, "probability")
 

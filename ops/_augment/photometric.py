@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxsr.ops._arguments import number
 from jaxsr.ops._augment.batch import (
     Augmented,
+    CheckedStep,
     Layout,
     Range,
     check_range,
@@ -22,7 +23,7 @@ from jaxsr.ops.adjust import adjust_brightness, adjust_contrast, adjust_hue, adj
 
 
 @dataclass(frozen=True, kw_only=True)
-class ColorJitter:
+class ColorJitter(CheckedStep):
     """Brightness, contrast, saturation and hue of RGB images, in this order."""
 
     brightness: float = 0.0
@@ -32,7 +33,7 @@ class ColorJitter:
     hue: float = 0.0
     """Greatest shift to either side, in turns of the colour circle."""
 
-    def __post_init__(self) -> None:
+    def _check_fields(self) -> None:
         for name in ("brightness", "contrast", "saturation", "hue"):
             number(getattr(self, name), name, least=0)
 
@@ -55,7 +56,7 @@ class ColorJitter:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomErasing:
+class RandomErasing(CheckedStep):
     """Fills a box of some images, as torchvision's transform of this name."""
 
     probability: float = 0.5
@@ -65,7 +66,7 @@ class RandomErasing:
     """Least and greatest width / height."""
     fill: float = 0.0
 
-    def __post_init__(self) -> None:
+    def _check_fields(self) -> None:
         check_share(self.probability, "probability")
         check_range(self.scale, "scale")
         check_range(self.ratio, "ratio")

@@ -13,11 +13,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsr.ops._arguments import is_integer, number, one_of
-from jaxsr.ops._augment.batch import Augmented, Layout, expanded, folded, log_gamma, size_of
+from jaxsr.ops._arguments import is_integer, number
+from jaxsr.ops._augment.batch import (
+    Augmented,
+    CheckedStep,
+    Layout,
+    check_reading,
+    expanded,
+    folded,
+    log_gamma,
+    size_of,
+)
 from jaxsr.ops._augment.operations import IDENTITY, Space, apply_operation
 from jaxsr.ops._images import in_dtype_of, real_dtype
-from jaxsr.ops._sampler import METHODS
 from jaxsr.ops._typed_jax import arange, scan, zeros_like
 
 _AUGMIX_BINS = 10
@@ -25,7 +33,7 @@ _AUGMIX_DEPTH = 3  # the greatest of a chain, where it is drawn
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandAugment:
+class RandAugment(CheckedStep):
     """Some operations in a row, all of one magnitude, as torchvision's transform of this name."""
 
     num_ops: int = 2
@@ -35,12 +43,12 @@ class RandAugment:
     method: str = "nearest"
     fill: float = 0.0
 
-    def __post_init__(self) -> None:
+    def _check_fields(self) -> None:
         _check_counts(num_ops=self.num_ops, num_magnitude_bins=self.num_magnitude_bins)
         if not is_integer(self.magnitude) or not 0 <= self.magnitude < self.num_magnitude_bins:
             last = self.num_magnitude_bins - 1
             raise ValueError(f"magnitude must be 0 to {last}, got {self.magnitude!r}")
-        _check_warp(self.method, self.fill)
+        check_reading(self.method, self.fill)
 
     def __call__(self, keys: jax.Array, batch: Augmented, layout: Layout) -> Augmented:
         """Masks, boxes and points move along."""
@@ -56,16 +64,16 @@ class RandAugment:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrivialAugment:
+class TrivialAugment(CheckedStep):
     """One operation of any magnitude, as torchvision's TrivialAugmentWide."""
 
     num_magnitude_bins: int = 31
     method: str = "nearest"
     fill: float = 0.0
 
-    def __post_init__(self) -> None:
+    def _check_fields(self) -> None:
         _check_counts(num_magnitude_bins=self.num_magnitude_bins)
-        _check_warp(self.method, self.fill)
+        check_reading(self.method, self.fill)
 
     def __call__(self, keys: jax.Array, batch: Augmented, layout: Layout) -> Augmented:
         """Masks, boxes and points move along."""
@@ -75,7 +83,7 @@ class TrivialAugment:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AugMix:
+class AugMix(CheckedStep):
     """Blends of chains of operations, as torchvision's; integers are rounded, not cut off."""
 
     severity: int = 3
@@ -91,14 +99,14 @@ class AugMix:
     method: str = "bilinear"
     fill: float = 0.0
 
-    def __post_init__(self) -> None:
+    def _check_fields(self) -> None:
         _check_counts(severity=self.severity, mixture_width=self.mixture_width)
         if self.severity > _AUGMIX_BINS:
             raise ValueError(f"severity must be 1 to {_AUGMIX_BINS}, got {self.severity}")
         if self.chain_depth is not None:
             _check_counts(chain_depth=self.chain_depth)
         number(self.alpha, "alpha", above=0)
-        _check_warp(self.method, self.fill)
+        check_reading(self.method, self.fill)
 
     def __call__(self, keys: jax.Array, batch: Augmented, layout: Layout) -> Augmented:
         """Refuses masks, boxes and points: each chain moves pixels elsewhere."""
@@ -210,8 +218,3 @@ def _check_counts(**counts: int) -> None:
     for name, count in counts.items():
         if not is_integer(count) or count < 1:
             raise ValueError(f"{name} must be an integer of at least 1, got {count!r}")
-
-
-def _check_warp(method: str, fill: float) -> None:
-    one_of(method, tuple(METHODS), "method")
-    number(fill, "fill")

@@ -1,7 +1,10 @@
 """Augmentation by key: what moves together, torchvision's boxes, meshes, one program."""
 
 import math
+from dataclasses import dataclass
 from functools import partial
+from inspect import signature
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +15,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxsr import ops
+from jaxsr.ops._augment.batch import CheckedStep
 from jaxsr.ops._augment.geometric import random_box
 
 KEY = jax.random.key(0)
@@ -208,7 +212,34 @@ def test_flips_and_erasures_are_as_frequent_as_asked_for():
     assert share[share > 0].min() > 0.01 and share.max() < 0.36
 
 
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("sequence", [list, np.array])
+def test_lists_and_arrays_are_stored_as_tuples(sequence):
+    """torchvision's transforms take lists, also of (height, width)."""
+    steps = [getattr(ops, name) for name in ops.__all__]
+    steps = [step for step in steps if isinstance(step, type) and issubclass(step, CheckedStep)]
+    assert len(steps) > 12
+    for kind in steps:
+        required = {"size": (4, 5)} if "size" in signature(kind).parameters else {}
+        step = kind(**required)
+        pairs = {name: value for name, value in vars(step).items() if isinstance(value, tuple)}
+        same = kind(**{name: sequence(value) for name, value in pairs.items()})
+        assert same == step and hash(same) == hash(step)
+    step = ops.RandomResizedCrop(size=sequence([4, 5]), scale=sequence([0.5, 1.0]))
+    assert ops.augment(KEY, IMAGES, step).images.shape == (2, 4, 5, 3)
+
+
 IMAGES = np.zeros((2, 8, 9, 3), np.float32)
+ONE_SHARE: dict[str, Any] = {"translate": (0.1,)}
+NO_RANGE: dict[str, Any] = {"scale": 1.5}
+
+
+@dataclass(frozen=True)
+class Own:
+    size: list[int]
+
+    def __call__(self, keys, batch, layout):
+        return batch
 
 
 @pytest.mark.parametrize(
@@ -229,6 +260,9 @@ IMAGES = np.zeros((2, 8, 9, 3), np.float32)
         (partial(ops.ElasticTransform, sigma=0), "sigma must be a finite number above 0"),
         (partial(ops.RandomAffine, degrees=-1), "degrees must be a finite number"),
         (partial(ops.RandomAffine, border="zeros"), "unknown border"),
+        (partial(ops.RandomAffine, **ONE_SHARE), "translate must be shares of"),
+        (partial(ops.RandomAffine, **NO_RANGE), "scale must be .least, greatest., got 1.5"),
+        (partial(ops.RandomResizedCrop, size=2, method="nearest"), "antialias=True needs method"),
         (partial(ops.ColorJitter, hue=-0.1), "hue must be a finite number"),
     ],
 )
@@ -247,6 +281,11 @@ def test_bad_arguments(call, message):
         ({"masks": np.zeros((2, 8, 8, 1), int)}, TypeError, "masks must be uint8, uint16 or"),
         ({"masks": np.zeros((2, 8), np.uint8)}, ValueError, r"masks of shape \(2, 8\) do not fit"),
         ({"boxes": np.zeros((2, 4), np.float32)}, ValueError, "boxes must be"),
+        (
+            {"policy": [Own([1, 2])]},
+            TypeError,
+            r"hashable steps, got Own\(size=\[1, 2\]\) .*tuples",
+        ),
         ({"policy": 3}, TypeError, r"policy must be steps such as \(ops.RandomFlip\(\),\), got 3"),
     ],
 )

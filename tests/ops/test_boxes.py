@@ -226,3 +226,26 @@ def test_antialiased_boxes_beyond_the_image_repeat_its_edge(method):
     np.testing.assert_allclose(row[:, 4:], whole[0, 0], atol=ATOL)
     np.testing.assert_array_equal(row[:, :4], row[:, 3:4].repeat(4, 1))
     assert np.abs(row[:, 3] - row[:, 4]).max() < np.ptp(image)
+
+
+@pytest.mark.parametrize("method", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("box", [(-8, 0, 8, 8), (-1, -1, 7, 7), (20, 3, 24, 30)], ids=str)
+def test_gradients_of_antialiased_boxes_beyond_the_image(method, box):
+    """A cut is linear in the image: its gradient is the transposed of its derivative."""
+    draw = np.random.default_rng(6)
+    image, upstream = (draw.random(shape).astype(np.float32) for shape in ((8, 8, 1), (4, 8, 1)))
+
+    def cut(x):
+        return ops.crop_and_resize(x, box, (4, 8), method=method, antialias=True)
+
+    (gradient,) = jax.vjp(cut, image)[1](upstream)
+    np.testing.assert_allclose(np.vdot(gradient, image), np.vdot(upstream, cut(image)), rtol=1e-5)
+    if box[0] == -8:  # the right half is the whole image, as torch resizes it
+        upstream[:, :4] = 0
+        x = torch.from_numpy(image[None, ..., 0])[None].requires_grad_()
+        whole = F.interpolate(x, (4, 4), mode=method, antialias=True)
+        (whole * torch.from_numpy(upstream[:, 4:, 0])).sum().backward()
+        assert x.grad is not None
+        np.testing.assert_allclose(
+            jax.vjp(cut, image)[1](upstream)[0][..., 0], x.grad[0, 0], atol=ATOL
+        )

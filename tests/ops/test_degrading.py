@@ -94,7 +94,9 @@ def test_places_are_scaled():
         (partial(ops.RandomNoise, read=(-1, 0)), "read must be a finite number of at least 0"),
         (partial(ops.RandomJPEG, quality=(0, 50)), "of 1 to 100"),
         (partial(ops.RandomJPEG, subsampling="4:1:1"), "unknown subsampling"),
-        (partial(ops.Resize, size=0), "at least 1"),
+        (partial(ops.Resize, size=0), "size must be 1 to"),
+        (partial(ops.Resize, size=8, method="foo"), "unknown method of the torch convention 'foo'"),
+        (partial(ops.Resize, size=8, method="nearest"), "antialias=True needs method bilinear"),
     ],
 )
 @pytest.mark.usefixtures("unchecked_types")

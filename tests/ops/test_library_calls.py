@@ -463,3 +463,16 @@ def test_floats_that_are_not_finite_and_derivatives_are_those_of_xla(name, monke
     for got, want in zip(calls, results(), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-6, atol=atol)
     jax.clear_caches()
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf])
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [("dilate", "dilation"), ("erode", "erosion"), ("opening", "opening"), ("closing", "closing")],
+)
+def test_windows_of_infinities_alone(name, function, value):
+    image = np.full((9, 11, 1), value, np.float32)
+    image[0, 0] = 1
+    want = getattr(ndimage, f"grey_{function}")(image, (3, 5, 1), mode="reflect")
+    assert np.isinf(want).any()
+    np.testing.assert_array_equal(getattr(ops, name)(image, (3, 5)), want)

@@ -1,11 +1,14 @@
 """Kernels and policies on records: as Grain runs them, and what moves along."""
 
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import pytest
+import torch
 
 from jaxsr import ops
+from jaxsr.interop.image_transforms import TensorTransform
 
 grain = pytest.importorskip("grain")
 POLICY = (ops.RandomFlip(horizontal=1.0),)
@@ -35,6 +38,25 @@ def test_grain_maps_single_records():
         assert (after["label"], after["name"]) == (before["label"], before["name"])
     small = list(dataset.map(ops.as_grain(partial(ops.resize, size=3))))
     assert small[0]["image"].shape == (3, 3, 3) and small[0]["mask"].shape == (6, 8, 1)
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """A step that is none of ours."""
+
+    def __call__(self, keys, batch, layout):
+        return batch._replace(images=batch.images[:, :, ::-1])
+
+
+@pytest.mark.parametrize("step", [*POLICY, Mirror()], ids=str)
+def test_a_step_alone_is_a_policy(step):
+    dataset = grain.MapDataset.source(records()).seed(0).random_map(ops.as_grain(step))
+    for before, after in zip(records(), dataset, strict=True):
+        np.testing.assert_array_equal(after["image"], before["image"][:, ::-1])
+    tensor = torch.from_numpy(records()[1]["image"]).permute(2, 0, 1)
+    assert torch.equal(TensorTransform(POLICY[0])(tensor), tensor.flip(-1))
+    changed = ops.transform_record(records()[0], np.negative, 0)  # a kernel without a signature
+    np.testing.assert_array_equal(changed["image"], np.negative(records()[0]["image"]))
 
 
 def test_grains_seed_decides():

@@ -85,6 +85,21 @@ def test_grid_sample_matches_torch(method, padding_mode, align_corners):
         np.testing.assert_allclose(got, want, atol=ATOL)
 
 
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("align_corners", [False, True])
+@pytest.mark.parametrize("padding_mode", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("method", ["nearest", "bilinear"])
+def test_grid_sample_half_way_and_at_bad_positions(method, padding_mode, align_corners):
+    # Extents for which half-way positions are exact in float32.
+    images = pictures((5, 9, 2) if align_corners else (4, 8, 2))[:1]
+    bad = [np.nan] if (method, padding_mode) == ("bilinear", "zeros") else [np.nan, np.inf, -np.inf]
+    axis = np.array([*np.arange(-4, 4.1, 1 / 8), *bad], np.float32)
+    grid = np.stack(np.meshgrid(axis, axis), -1)[None]
+    options = {"method": method, "padding_mode": padding_mode, "align_corners": align_corners}
+    got = ops.grid_sample(images, grid, **options)
+    np.testing.assert_allclose(got, in_torch(images, grid, **options), atol=ATOL)
+
+
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", ["bfloat16", "uint8", "uint16"])
 @pytest.mark.parametrize("method", ["bilinear", "bicubic"])
@@ -299,14 +314,17 @@ def test_bad_pixels_stay_within_the_filter(method, radius, value):
     np.testing.assert_array_equal(np.isfinite(got), ~reached)
 
 
+@pytest.mark.parametrize("method", ["nearest", "bilinear", "bicubic"])
 @pytest.mark.parametrize("position", [np.nan, np.inf, -np.inf, 1e30])
-def test_bad_positions(position):
+def test_bad_positions(position, method):
     image = pictures((4, 4, 1))[0]
     place = np.full((1, 1), position, np.float32)
-    got = ops.remap(image, place, np.zeros((1, 1)), fill=0.5).item()
+    read = partial(ops.remap, rows=place, columns=np.zeros((1, 1)), method=method)
+    got = read(image, fill=0.5).item()
     assert np.isnan(got) if np.isnan(position) else got == 0.5
     levels = (image * 255).astype(np.uint8)
-    assert ops.remap(levels, place, np.zeros((1, 1)), fill=7).item() in (0, 7)
+    assert read(levels, fill=7).item() == (0 if np.isnan(position) else 7)
+    assert np.isnan(ops.warp_affine(image, np.zeros((2, 3)), method=method)).all()
 
 
 def test_traced_parameters_compile_once():

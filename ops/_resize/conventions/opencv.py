@@ -5,7 +5,8 @@ and faster (`opencv_calls.py`); this module computes the same in JAX. Measured a
 wheels of OpenCV 4.14 and 5.0, whose results are equal bit for bit:
 
 - float32 bilinear and bicubic run in Intel's IPP with float64 coordinates, but for images of less
-  than 2 or 4 pixels on a side; those and Lanczos run in OpenCV's own code with float32 coordinates;
+  than 2 or 4 pixels on a side; those, Lanczos, and bicubic of float64 run in OpenCV's own code with
+  float32 coordinates;
 - uint8 bilinear and Lanczos run in OpenCV's own fixed point, weights of 11 fractional bits, width
   first; bilinear drops 4 bits of every row sum and 16 of each of the two products that follow;
 - uint8 bicubic runs in IPP, in float32. The order of its sums is not published, so that about one
@@ -59,6 +60,7 @@ def opencv_passes(
         ties_up = ties_go_up(shape, axes, size, method=method)
         return _area_passes(pairs, dtype, ties_up=ties_up)
     in_ipp = min(extent for _, extent, _ in pairs) >= LEAST_IPP_EXTENT.get(method, np.inf)
+    in_ipp &= method != "bicubic" or dtype != np.float64
     if dtype == np.uint8 and not (in_ipp and method == "bicubic"):
         return _fixed_point_passes(pairs, method)
     taps: list[tuple[int, Taps]] = []
@@ -129,8 +131,8 @@ def _enlarging_area(extent: int, outputs: int) -> tuple[np.ndarray, np.ndarray]:
     step = 1.0 / grow
     base = np.floor(np.arange(outputs) * step).astype(np.int64)
     beyond = ((np.arange(outputs) + 1) - (base + 1) * grow).astype(np.float32)
-    beyond = np.where(beyond <= 0, np.float32(0), beyond - np.floor(beyond)).astype(np.float64)
-    return base[:, None] + np.arange(2), np.stack([1 - beyond, beyond], axis=1)
+    beyond = np.where(beyond <= 0, np.float32(0), beyond - np.floor(beyond))
+    return base[:, None] + np.arange(2), np.stack([1 - beyond, beyond], axis=1).astype(np.float64)
 
 
 def _fixed_point_passes(pairs: list[tuple[int, int, int]], method: str) -> list[Pass]:

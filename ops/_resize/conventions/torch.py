@@ -1,9 +1,9 @@
 """Tap tables of `torch.nn.functional.interpolate`, on its CPU backend.
 
 Coordinates are float32 there, and a float32 coordinate near 1000 is off by up to 3e-5 of a pixel,
-which is visible in the result; so they are rounded here just as torch rounds them. For uint8 torch
-computes coordinates in float64, turns the weights into 16-bit integers, and rounds between the two
-passes, the last axis first.
+which is visible in the result; so they are rounded here just as torch rounds them. For float64 and
+uint8 torch computes coordinates in float64. For uint8 it turns the weights into 16-bit integers and
+rounds between the two passes, the last axis first.
 """
 
 import math
@@ -54,7 +54,7 @@ def torch_passes(
         if method in ("nearest", "nearest-exact"):
             taps.append((axis, _nearest(extent, outputs, method, factor)))
             continue
-        real = np.float64 if dtype == np.uint8 else np.float32
+        real = np.float64 if dtype in (np.uint8, np.float64) else np.float32
         step = torch_step(extent, outputs, align_corners, factor, real)
         if antialias:
             weights = _antialiased(extent, outputs, step, ANTIALIASED[method])

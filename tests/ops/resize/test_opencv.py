@@ -68,6 +68,17 @@ def test_float32(before, after, channels):
         np.testing.assert_allclose(got, want, atol=ATOL, rtol=0, err_msg=method)
 
 
+def test_float64():
+    image = np.random.default_rng(0).random((300, 310, 1))
+    with jax.enable_x64(True):
+        outputs = ours(image, (411, 327))
+    for method, got in outputs.items():
+        # OpenCV's weights of a cubic are float32.
+        atol = ATOL if method == "bicubic" else 1e-12
+        want = theirs(image, (411, 327), method)
+        np.testing.assert_allclose(got, want, atol=atol, rtol=0, err_msg=method)
+
+
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize(("before", "after"), SIZES)

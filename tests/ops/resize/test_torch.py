@@ -87,6 +87,20 @@ def test_float32(before, after, channels_last):
 
 
 @pytest.mark.sample(1)
+@pytest.mark.parametrize(("before", "after"), [((300, 310), (411, 127)), ((97, 64), (41, 32))])
+def test_float64(before, after):
+    """torch's coordinates of float64 are float64 as well, but for the nearest pixel's."""
+    image = np.random.default_rng(0).random((1, 1, *before))
+    with jax.enable_x64(True):
+        outputs = all_modes(image, MODES, size=after)
+    for (method, antialias, corners), got in zip(MODES, outputs, strict=True):
+        want = F.interpolate(
+            torch.from_numpy(image), after, mode=method, antialias=antialias, align_corners=corners
+        )
+        np.testing.assert_allclose(got, want.numpy(), atol=1e-12, rtol=0, err_msg=method)
+
+
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("before", "after"), [size for size in SIZES if size[1] != (1, 1)])
 def test_uint8_is_bit_equal(before, after):
     # To 1x1 torch 2.13 stops at an internal assertion of its own.
