@@ -51,7 +51,9 @@ def find_faults(
                 findings.append(
                     Discrepancy(kind="backward", row=row, text=_backward_text(row.backward))
                 )
-        elif row.inherited <= row.total_threshold and persists(row):
+        elif (
+            row.inherited <= row.total_threshold and persists(row) and not row.call.is_uninitialised
+        ):
             findings.append(Discrepancy(kind="total", row=row, text=_total_text(row)))
     return findings
 
@@ -77,7 +79,7 @@ def origins(
             names = {o.name.partition("#")[0] for o in call.operands if o.kind == "operation"}
             starts |= not any((side, row.step, name) in seen for name in names)
             seen.add((side, row.step, call.key))
-        if starts:
+        if starts and not row.call.is_uninitialised:
             begins.append(row)
     return begins
 
