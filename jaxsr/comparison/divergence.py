@@ -51,9 +51,7 @@ def find_faults(
                 findings.append(
                     Discrepancy(kind="backward", row=row, text=_backward_text(row.backward))
                 )
-        elif (
-            row.inherited <= row.total_threshold and persists(row) and not row.call.is_uninitialised
-        ):
+        elif row.inherited <= row.total_threshold and persists(row):
             findings.append(Discrepancy(kind="total", row=row, text=_total_text(row)))
     return findings
 

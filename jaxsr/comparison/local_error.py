@@ -54,7 +54,7 @@ class LocalErrorObserver:
             if row.first is not None
             and row.second is not None
             and row.second.program is not None
-            and not (row.first.draws or row.second.draws or row.first.is_uninitialised)
+            and row.is_repeatable
             and (not within or f"{row.first.path}.".startswith(f"{within}."))
         }
         self._first, self._second, self._reference = first, second, reference

@@ -12,6 +12,8 @@ from torch import nn
 from jaxsr.comparison.backend_spec import BackendSpec
 from jaxsr.comparison.compare_engines import compare_engines
 from jaxsr.comparison.compare_traces import compare_traces
+from jaxsr.comparison.recorded_trace import make_trace
+from jaxsr.comparison.torch_backend import TorchBackend
 from tests.comparison.faults import JAX, TORCH, single
 
 NARROW = BackendSpec(engine="torch", platform="cpu", dtype="bfloat16")
@@ -176,6 +178,16 @@ def test_memory_that_nothing_has_written_is_not_compared(filled_memory, second):
     comparison, first, other = compare_engines(made, TORCH, second)
     assert any(row.nan[0] for row in comparison.rows)
     assert comparison.agree and compare_traces(first, other).agree
+    assert not any(r.total for r in comparison.rows if r.call.operation.startswith("empty"))
+
+
+def test_a_stored_trace_has_inputs_before_the_call(filled_memory):
+    code = Code(lambda x: _filled(F.elu(torch.exp(x, out=x), inplace=True)))
+    made = subject_of(code, 4, 6, train=True)
+    trace = make_trace(made, TorchBackend(made, TORCH), keep=("*",))
+    comparison, *_ = compare_engines(made, trace, TORCH)
+    assert comparison.agree and comparison.local_checked
+    assert all(row.local.error.worst == 0 for row in comparison.rows if row.local)
 
 
 def test_memory_does_not_grow_with_the_number_of_operations():
