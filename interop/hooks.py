@@ -4,6 +4,7 @@ A watcher is entered around the module's method, innermost of all modes: it sees
 torch code before this package redirects anything, and must not change them.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ from jaxsr.interop._core.attributes import holds_inputs
 from jaxsr.interop._core.dtypes import constant_to_jax
 from jaxsr.interop._core.stack_frames import users_frame
 from jaxsr.interop._core.tensor import JaxTensor
-from jaxsr.interop._core.trace_scope import Region, Watch, watched, watching
+from jaxsr.interop._core.trace_scope import Region, Watch, running_trace, watched, watching
 from jaxsr.interop.annotations import PyTree
 
 __all__ = [
@@ -48,6 +49,21 @@ def value_of(tensor: torch.Tensor) -> jax.Array | None:
 def constant_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """The torch tensor behind it where its value depends on no input, else None."""
     return tensor.const if isinstance(tensor, JaxTensor) else tensor
+
+
+def version_of(tensor: torch.Tensor) -> float:
+    """How often a tensor has been written; NaN where torch does not count, in inference mode."""
+    if isinstance(tensor, JaxTensor):
+        return tensor.cell.version
+    return math.nan if tensor.is_inference() else tensor._version
+
+
+def random_state() -> object:
+    """A value that every draw changes: of the trace that runs, or of torch's generators."""
+    if (trace := running_trace()) is not None:
+        return trace.draws
+    cuda = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
+    return [state.numpy().tobytes() for state in (torch.get_rng_state(), *cuda)]
 
 
 def run_torch(function: Callable[..., Any], *args: PyTree, **kwargs: PyTree) -> PyTree:

@@ -51,8 +51,8 @@ class Replay:
     """Flat arguments, `SLOT` where a tensor stood."""
     constants: "Mapping[int, Tensor]"
     """Operand number → torch tensor, for operands of kind `constant`."""
-    in_place: bool
-    """Whether the result is the first argument, changed."""
+    written: tuple[int, ...]
+    """Numbers of the operands that are results, changed, and are not returned."""
 
 
 class _Slot:
@@ -83,6 +83,8 @@ class Call:
     """The other arguments, as text."""
     source: str = ""
     """File and line of the model's code that makes the call; empty if unknown."""
+    draws: bool = False
+    """Whether it drew random numbers, which it would draw anew when run alone."""
     program: Replay | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -102,6 +104,11 @@ class Call:
         step = f", step {self.step}" if self.step else ""
         source = f" ({self.source})" if self.source else ""
         return f"{self.path or ROOT} · {self.operation}{repeat}{step}{source}"
+
+    @property
+    def is_uninitialised(self) -> bool:
+        """Whether the results have memory that nothing has written, which is never compared."""
+        return self.operation.startswith(("empty", "new_empty", "resize_"))
 
     def as_row(self) -> JsonObject:
         """Everything but the program, for a file."""

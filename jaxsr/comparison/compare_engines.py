@@ -84,8 +84,7 @@ def compare_engines(
         gradients=gradients,
         progress=progress,
     )
-    paired = [row for row in rows if row.first is not None and row.second is not None]
-    complete = runner_a is not None or all(row.local is not None for row in paired)
+    complete = runner_a is not None or all(row.local for row in rows if row.is_repeatable)
     comparison = compare_traces(
         trace_a, trace_b, rows=rows, local_checked=complete, exact=exact, progress=progress
     )

@@ -207,16 +207,19 @@ def _fill_totals(
             depth += 1
             deepest = max(deepest, depth)
         row.total_threshold = total_threshold(row.first, depth, unit=unit)
+        names = [o.name.partition("#")[0] for o in row.first.operands if o.kind == "operation"]
+        row.inherited = max((totals.get(name, 0.0) for name in names), default=0.0)
         row.first_figures, row.second_figures = a.figures, b.figures
         if len(a.figures) == len(b.figures) and a.figures:
-            row.total = _worst_sampled(a.figures, b.figures)
-            totals[row.first.key] = row.total.relative
+            total = _worst_sampled(a.figures, b.figures)
+            totals[row.first.key] = total.relative
+            if row.first.is_uninitialised:  # those that read it inherit the difference
+                continue
+            row.total = total
             truth = exact_figures.get((row.step, row.first.key), ())
             if len(truth) == len(a.figures):
                 errors = [_worst_sampled(truth, side.figures).relative for side in (a, b)]
                 row.exact = errors[0], errors[1]
-        names = [o.name.partition("#")[0] for o in row.first.operands if o.kind == "operation"]
-        row.inherited = max((totals.get(name, 0.0) for name in names), default=0.0)
     return unit, deepest
 
 

@@ -77,7 +77,7 @@ def origins(
             names = {o.name.partition("#")[0] for o in call.operands if o.kind == "operation"}
             starts |= not any((side, row.step, name) in seen for name in names)
             seen.add((side, row.step, call.key))
-        if starts:
+        if starts and not row.call.is_uninitialised:
             begins.append(row)
     return begins
 

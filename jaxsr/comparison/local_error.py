@@ -8,7 +8,7 @@ operations.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,19 +33,6 @@ from jaxsr.errors import one_line
 STORED_SUSPECTS = 3
 """Wrong operations whose tensors are stored."""
 
-_DROP = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "rrelu",
-         "feature_alpha_dropout")  # fmt: skip
-_DRAW = (
-    "bernoulli", "bernoulli_", "multinomial", "normal", "normal_", "uniform_", "rand", "randn",
-    "randint", "randperm", "rand_like", "randn_like", "randint_like", "exponential_",
-)  # fmt: skip
-
-
-def _draws(call: Call) -> bool:
-    """Whether the operation draws random numbers, which it would draw anew when run alone."""
-    name = call.operation
-    return name in _DRAW or (name in _DROP and "True" in call.settings)
-
 
 class LocalErrorObserver:
     """Compares every operation as soon as the first side has run it; see `measure_local_errors`."""
@@ -67,28 +54,25 @@ class LocalErrorObserver:
             if row.first is not None
             and row.second is not None
             and row.second.program is not None
-            and not _draws(row.first)
+            and row.is_repeatable
             and (not within or f"{row.first.path}.".startswith(f"{within}."))
         }
         self._first, self._second, self._reference = first, second, reference
         self._gradients, self._suspects = gradients, STORED_SUSPECTS
         self._declared = roundoff_of(dtypes)
 
-    def before_call(self, tensors: list[torch.Tensor]) -> list[np.ndarray | None]:
-        assert self._first is not None
-        values = [self._first.value(t) for t in tensors]
-        return [None if v is None else np.array(v) for v in values]
+    def before_call(self, call: Call, operands: list[torch.Tensor]) -> list[np.ndarray]:
+        if self._first is None or (call.step, call.order) not in self._rows:
+            return []
+        values = (self._first.value(t) for t in operands)
+        return [np.array(value) for value in values if value is not None]
 
-    def after_call(
-        self, call: Call, operands: list[torch.Tensor], results: list[torch.Tensor], saved: Any
-    ) -> None:
+    def after_call(self, call: Call, inputs: list[np.ndarray], results: list[torch.Tensor]) -> None:
         row = self._rows.get((call.step, call.order))
         if row is None or call.program is None or self._first is None:
             return
-        values = saved or [self._first.value(t) for t in operands]
-        inputs = [value for value in values if value is not None]
         outputs = [value for t in results if (value := self._first.value(t)) is not None]
-        if len(outputs) == len(results) and len(inputs) == len(values):
+        if len(outputs) == len(results) and len(inputs) == len(call.operands):
             self.compare(row, call, inputs, outputs)  # else inside another JAX transformation
 
     def stored(self, records: Sequence[Record]) -> None:
@@ -210,8 +194,8 @@ class LocalErrorObserver:
         # A stored run cannot move: the second side's own movement stands for it.
         side = self._first or self._second
         try:
-            before = trial.outputs if self._first is not None else trial.run(side, trial.inputs)
-            rounding = _difference(before, trial.run(side, moved)).worst
+            still, movement = (trial.run(side, values) for values in (trial.inputs, moved))
+            rounding = _difference(still, movement).worst
         except Exception:  # this does not work for an operation that allows only certain values
             return 0.0
         if not math.isfinite(rounding):

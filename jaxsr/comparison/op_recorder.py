@@ -14,7 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -28,7 +28,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from jaxsr.comparison.calls import SLOT, Call, Operand, Replay, Result, SourceKind
 from jaxsr.comparison.statistics import Figures, describe
 from jaxsr.interop.annotations import PyTree
-from jaxsr.interop.hooks import users_frame
+from jaxsr.interop.hooks import random_state, users_frame, version_of
 from jaxsr.interop.mode_methods import FunctionMode, Options
 
 _FOLDER = Path(__file__).parent
@@ -43,14 +43,12 @@ Granularity = Literal["module", "operation"]
 class Observer(Protocol):
     """Called for every operation, in order."""
 
-    def before_call(self, tensors: list[torch.Tensor]) -> Any:
-        """Saves the operands of a call that will overwrite one of them."""
+    def before_call(self, call: Call, operands: list[torch.Tensor]) -> Any:
+        """Takes the operands' values, which the call may overwrite; `call` has no results yet."""
         ...
 
-    def after_call(
-        self, call: Call, operands: list[torch.Tensor], results: list[torch.Tensor], saved: Any
-    ) -> None:
-        """A call has run; `saved` is the result of `before_call`, None if it was not called."""
+    def after_call(self, call: Call, inputs: Any, results: list[torch.Tensor]) -> None:
+        """A call has run; `inputs` is the result of `before_call`."""
         ...
 
 
@@ -97,6 +95,7 @@ class _RecordingMode(FunctionMode):
         self.recorder, self.thread = recorder, threading.get_ident()
         self.names = {id(sub): name for name, sub in module.named_modules()}
         self.paths = [""]
+        self.begun: list[tuple[Call, Any]] = []
         self.count: Counter[tuple[str, str]] = Counter()
         self.order = 0
         # Sources by tensor. Weak, so that recording keeps no activation alive.
@@ -109,69 +108,74 @@ class _RecordingMode(FunctionMode):
     def enter(self, module: nn.Module, args: tuple) -> None:
         if threading.get_ident() == self.thread:
             self.paths.append(self.names.get(id(module), self.paths[-1]))
+            if self.recorder.granularity == "module":
+                self.begun.append(self._begin("forward", _tensors(args), ""))
 
     def leave(self, module: nn.Module, args: tuple, output: PyTree) -> None:
         if threading.get_ident() != self.thread:
             return
-        path = self.paths.pop()
-        results = _tensors(output)
-        if self.recorder.granularity == "module" and results and id(module) in self.names:
-            self._record(path, "forward", _tensors(args), results, "", None, None)
+        self.paths.pop()
+        if self.recorder.granularity == "module":
+            call, inputs = self.begun.pop()
+            if (results := _tensors(output)) and id(module) in self.names:
+                self._record(call, inputs, results)
 
     def call(self, func: Callable, args: tuple, kwargs: Options) -> Any:
         name = operation_name(func)
         if name is None:
             return func(*args, **kwargs)
-        operands = _tensors((args, kwargs))
-        in_place = changes_first(func)
-        saved = self.recorder.observer.before_call(operands) if in_place else None
-        sources = [self._source(tensor) for tensor in operands]
-        result = func(*args, **kwargs)
         leaves, tree = pytree.tree_flatten((args, kwargs))
         places = tuple(SLOT if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
-        results = operands[:1] if in_place else _tensors(result)
-        if not results:
-            return result
-        results += _written(func, places, operands)
+        operands = _tensors(leaves)
+        call, inputs = self._begin(name, operands, _settings(places))
         constants = {
             place: self.recorder.constant_of(tensor)
-            for place, (tensor, (kind, _)) in enumerate(zip(operands, sources, strict=True))
-            if kind == "constant"
+            for place, (tensor, operand) in enumerate(zip(operands, call.operands, strict=True))
+            if operand.kind == "constant"
         }
-        # A gradient is of all operations that lead to it, and cannot be computed alone.
-        alone = func is not torch.autograd.grad
-        program = Replay(func, tree, places, constants, in_place) if alone else None
-        self._record(self.paths[-1], name, operands, results, _settings(places), program, saved)
+        versions, state = [version_of(tensor) for tensor in operands], random_state()
+        result = func(*args, **kwargs)
+        moved = [k for k, n in enumerate(versions) if version_of(operands[k]) != n]
+        written = tuple(moved[:1]) if result is None else _statistics_written(call)
+        for place in (*moved, *written):
+            if call.operands[place].kind == "parameter":  # from here on a result
+                self.sources.pop(operands[place], None)
+        if results := _tensors(result) + [operands[k] for k in written]:
+            # A gradient is of all operations that lead to it, and cannot be computed alone.
+            alone = func is not torch.autograd.grad
+            program = Replay(func, tree, places, constants, written) if alone else None
+            draws = state != random_state() or any(isinstance(x, torch.Generator) for x in leaves)
+            self._record(replace(call, draws=draws, program=program), inputs, results)
         return result
 
-    def _record(
-        self,
-        path: str,
-        name: str,
-        operands: list[torch.Tensor],
-        results: list[torch.Tensor],
-        settings: str,
-        program: Replay | None,
-        saved: Any,
-    ) -> None:
+    def _begin(self, name: str, operands: list[torch.Tensor], settings: str) -> tuple[Call, Any]:
+        """A call that is about to run, and the observer's values of its operands."""
         call = Call(
             order=self.order,
             step=self.recorder.step,
-            path=path,
+            path=self.paths[-1],
             operation=name,
-            nth=self.count[path, name],
+            nth=self.count[self.paths[-1], name],
             operands=tuple(
                 Operand(*self._source(tensor), tuple(tensor.shape), _dtype(tensor))
                 for tensor in operands
             ),
-            results=tuple(Result(tuple(t.shape), _dtype(t)) for t in results),
+            results=(),
             settings=settings,
+        )
+        return call, self.recorder.observer.before_call(call, operands)
+
+    def _record(self, call: Call, inputs: Any, results: list[torch.Tensor]) -> None:
+        call = replace(
+            call,
+            order=self.order,  # a module's calls end in another order than they begin
+            nth=self.count[call.token],
+            results=tuple(Result(tuple(t.shape), _dtype(t)) for t in results),
             source=_calling_line(),
-            program=program,
         )
         self.order += 1
-        self.count[path, name] += 1
-        self.recorder.observer.after_call(call, operands, results, saved)
+        self.count[call.token] += 1
+        self.recorder.observer.after_call(call, inputs, results)
         for place, tensor in enumerate(results):
             # A parameter that a function hands through (`.to` of its own dtype) stays one.
             if self._source(tensor)[0] != "parameter":
@@ -206,16 +210,13 @@ class StatisticsObserver:
         self._value, self._keep = value, tuple(keep)
         self.records: list[Record] = []
 
-    def before_call(self, tensors: list[torch.Tensor]) -> list | None:
-        return [_copied(self._value(t)) for t in tensors] if self._keep else None
+    def before_call(self, call: Call, operands: list[torch.Tensor]) -> list:
+        kept = matches(call, self._keep)
+        return [_copied(self._value(t)) for t in operands] if kept else []
 
-    def after_call(
-        self, call: Call, operands: list[torch.Tensor], results: list[torch.Tensor], saved: Any
-    ) -> None:
+    def after_call(self, call: Call, inputs: list, results: list[torch.Tensor]) -> None:
         arrays = {f"out{k}": self._value(t) for k, t in enumerate(results)}
-        if matches(call, self._keep):
-            inputs = saved or [self._value(t) for t in operands]
-            arrays |= {f"in{k}": v for k, v in enumerate(inputs)}
+        arrays |= {f"in{k}": v for k, v in enumerate(inputs)}
         self.take(call, {name: v for name, v in arrays.items() if v is not None})
 
     def take(self, call: Call, arrays: dict[str, Any]) -> None:
@@ -246,23 +247,18 @@ def _copied(value: Any) -> Any:
 
 
 def replay_call(program: Replay, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Makes a recorded call on other tensors; one that writes in place writes into the first."""
+    """Makes a recorded call on other tensors, which it may write."""
     replacements = iter(tensors)
     leaves = [next(replacements) if leaf is SLOT else leaf for leaf in program.leaves]
     args, kwargs = pytree.tree_unflatten(leaves, program.tree)
     result = program.function(*args, **kwargs)
-    results = tensors[:1] if program.in_place else _tensors(result)
-    return results + _written(program.function, program.leaves, tensors)
+    return _tensors(result) + [tensors[k] for k in program.written]
 
 
-def _written(
-    func: Callable, leaves: Sequence[object], tensors: list[torch.Tensor]
-) -> list[torch.Tensor]:
-    """The running statistics that a normalisation in training writes: results of it as well."""
-    trains = any(leaf is True for leaf in leaves) and len(tensors) > 2
-    return (
-        tensors[1:3] if trains and operation_name(func) in ("batch_norm", "instance_norm") else []
-    )
+def _statistics_written(call: Call) -> tuple[int, ...]:
+    """The running statistics that a normalisation in training writes; torch does not count it."""
+    trains = "True" in call.settings and len(call.operands) > 2
+    return (1, 2) if trains and call.operation in ("batch_norm", "instance_norm") else ()
 
 
 def operation_name(func: Any) -> str | None:
@@ -279,13 +275,6 @@ def operation_name(func: Any) -> str | None:
             name = name[1:]  # `1 - x` is a `sub` as well; the order stands in the settings
         name = {"truediv": "div", "rdiv": "div", "iadd": "add_", "imul": "mul_"}.get(name, name)
     return name.lstrip("_")
-
-
-def changes_first(func: object) -> bool:
-    """Whether a torch function writes into its first argument."""
-    name = getattr(func, "__name__", "")
-    writers = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__")
-    return name in writers or (name.endswith("_") and not name.endswith("__"))
 
 
 def _calling_line() -> str:

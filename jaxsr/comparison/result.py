@@ -68,6 +68,12 @@ class OperationRow:
         return call
 
     @property
+    def is_repeatable(self) -> bool:
+        """Whether both sides have it, and would give its results again when they run it alone."""
+        sides = (self.first, self.second)
+        return all(c is not None and not (c.draws or c.is_uninitialised) for c in sides)
+
+    @property
     def nan(self) -> tuple[int, int]:
         """Elements of the results that are not a number, on either side."""
         return sum(f.nan for f in self.first_figures), sum(f.nan for f in self.second_figures)
