@@ -8,11 +8,14 @@ from typing import Any
 
 import jax
 import torch
+from torch.utils import _pytree as pytree
 
 from jaxsr.interop._core.array_trees import Arrays, Wrap, flat_arrays
+from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace import Trace
 from jaxsr.interop._core.trace_scope import Region
 from jaxsr.interop.annotations import PyTree
+from jaxsr.interop.errors import UnsupportedTorchError
 
 Argnums = int | tuple[int, ...] | None
 
@@ -47,6 +50,11 @@ class _Function:
             for number, part in zip(self._numbers, self._selected(arrays), strict=True):
                 args[number] = part
             result = self._function(*args, **self._kwargs)
+            leaves = pytree.tree_leaves([args[number] for number in self._numbers])
+            if any(isinstance(leaf, JaxTensor) and leaf.cell.version for leaf in leaves):
+                raise UnsupportedTorchError(
+                    "a function of torch.func writes into its argument; write into a clone"
+                )
             output, aux = result if self._has_aux else (result, ())
             arrays_out, self.output = flat_arrays(self._trace, output)
             aux_out, self.aux = flat_arrays(self._trace, aux)

@@ -54,7 +54,9 @@ def vmapped(
             results = [trace.as_jax_tensor(leaf) for leaf in flat]
             returned["needs_grad"] = [result.needs_grad for result in results]
             returned["dtypes"] = [result.dtype for result in results]
-            return [result.array() for result in results]
+            written = {i: inner[i] for i in places if inner[i].cell.version}
+            returned["written"] = {i: tensor.needs_grad for i, tensor in written.items()}
+            return [tensor.array() for tensor in (*results, *written.values())]
 
     batched = jax.vmap(run, in_axes=[axes[i] for i in places])
     arrays = batched(*(tensors[i].array() for i in places))
@@ -62,10 +64,14 @@ def vmapped(
         raise UnsupportedTorchError(
             "random numbers under torch.vmap; draw them before, and map over them"
         )
+    count = len(returned["dtypes"])
+    # Writes into an argument are writes into its rows.
+    for array, (i, needs_grad) in zip(arrays[count:], returned["written"].items(), strict=True):
+        trace.write(tensors[i], jnp.moveaxis(array, 0, axes[i]), needs_grad)
     out_axes = TORCH._broadcast_to_and_flatten(out_dims, returned["tree"])
     outputs: list[JaxTensor] = []
     for array, axis, dtype, needs_grad in zip(
-        arrays, out_axes, returned["dtypes"], returned["needs_grad"], strict=True
+        arrays[:count], out_axes, returned["dtypes"], returned["needs_grad"], strict=True
     ):
         moved = jnp.moveaxis(array, 0, axis)
         with plain_torch():

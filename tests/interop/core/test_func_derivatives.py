@@ -100,6 +100,11 @@ def test_complex_arguments() -> None:
             UnsupportedTorchError,
             "call it outside",
         ),
+        (
+            lambda n, x: func.jvp(lambda y: y.mul_(2).sum(), (x * 1,), (x,))[0],
+            UnsupportedTorchError,
+            "writes into its argument",
+        ),
         (lambda n, x: func.linearize(n, x)[0], UnsupportedTorchError, "linearize|torch.func"),
     ],
 )

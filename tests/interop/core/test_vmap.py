@@ -72,6 +72,24 @@ def test_values_and_gradients(name):
     np.testing.assert_allclose(by_param["weight"], module.weight.grad, atol=1e-4)
 
 
+def test_writes_into_mapped_arguments_are_kept():
+    def doubled(x, weight):
+        x, out = x * 1, torch.zeros(5, 4)
+
+        def run(row, place):
+            place.copy_(row[0] * weight)
+            row.mul_(2)
+            return row.sum()
+
+        return torch.vmap(run, in_dims=(0, 1))(x, out), x, out
+
+    expected = [t.detach() for t in Mapped(doubled)(torch.from_numpy(X))]
+    module = to_jax(Mapped(doubled))
+    got = jax.jit(lambda x: module.apply(module.params, {}, x)[0])(X)
+    for ours, torchs in zip(got, expected, strict=True):
+        np.testing.assert_allclose(ours, torchs, rtol=1e-5)
+
+
 def test_axes_that_do_not_fit_are_torchs_error():
     module = to_jax(Mapped(lambda x, w: torch.vmap(torch.sin, in_dims=7)(x)))
     with pytest.raises(ValueError, match="Got in_dim=7"):
