@@ -35,6 +35,7 @@ from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.errors import InputError, UnsupportedTorchError
 from jaxsr.interop.module import JaxModule
 from jaxsr.interop.module_copy import copy_module
+from jaxsr.interop.train.device_buffers import differing
 from jaxsr.interop.train.gradients import Arrays, PhaseGradients, select_network
 from jaxsr.interop.train.objective import Objective, Phase
 from jaxsr.interop.train.optimizers import (
@@ -315,8 +316,9 @@ class TrainStep:
         key_data: jax.Array,
         average: Callable[[PyTree], PyTree] = lambda tree: tree,
         worst: Callable[[Arrays], Arrays] = lambda indices: indices,
+        apart: Callable[[Arrays], Arrays] = lambda buffers: {},
     ) -> tuple[Arrays, Arrays, dict[str, optax.OptState], Arrays]:
-        """Every player in turn: gradients, update, metrics; the last two are over the devices."""
+        """Every player in turn: gradients, update, metrics; the last three are over the devices."""
         key = _wrap_key(key_data)
         gradients = PhaseGradients(
             model=self.model,
@@ -339,6 +341,8 @@ class TrainStep:
                     result = gradients.of_player(index, params, before, batch, key, shared)
                 unchanged = self.model.frozen - self.model.written
                 statistics = {n: v for n, v in result.buffers.items() if n not in unchanged}
+                own = {n: v for n, v in statistics.items() if n in self.model.written}
+                broken = worst(result.indices) | apart(own)
                 grads, statistics, scalars = average((result.grads, statistics, result.metrics))
                 buffers = {**result.buffers, **statistics}
 
@@ -357,7 +361,7 @@ class TrainStep:
                 scalars["grad_norm"] = norm(grads)
                 scalars["update_norm"] = norm(updates)
                 scalars["param_norm"] = norm(old)
-                for rule, outside in worst(result.indices).items():
+                for rule, outside in broken.items():
                     scalars[f"{_INDEX}{rule}"] = outside
                 if network in self.schedules:
                     scalars["lr"] = self.schedules[network](updates_done(opt_state))
@@ -427,7 +431,7 @@ def _per_device(
     """Runs `update` on each device's rows, with collectives that join the devices' results.
 
     Args:
-      update: takes the state's parts, the batch, the key, `average` and `worst`.
+      update: takes the state's parts, the batch, the key, `average`, `worst` and `apart`.
       mesh: where.
       local_statistics: whether statistics may be those of one device's rows; otherwise BatchNorm
         must exchange them.
@@ -467,7 +471,7 @@ def _per_device(
         key = jax.random.fold_in(key, jax.lax.axis_index(meshes.DATA_AXES))
         key_data = jax.random.key_data(key)
         with contextlib.nullcontext() if local_statistics else whole_batch_statistics():
-            return update(params, buffers, opt_states, batch, key_data, average, worst)
+            return update(params, buffers, opt_states, batch, key_data, average, worst, differing)
 
     from jaxsr.interop.lowerings.batch_norm import whole_batch_statistics
 

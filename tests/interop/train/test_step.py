@@ -398,3 +398,31 @@ def test_statistics_of_shared_tensors_count_once_for_each_slice_in_both_engines(
         np.testing.assert_allclose(state.buffers[f"made.{name}"], value, atol=1e-6)
     with pytest.raises(InputError, match="3 rows cannot be cut into accumulate=2"):
         in_torch.train_step("fit", {"x": x[:3].numpy()})
+
+
+class Counting(Distilled):
+    """Counts the signs of its outputs, of all rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.student.register_buffer("hits", torch.zeros(2, dtype=torch.int64))
+        self.student.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def share(self, batch):
+        out = self.student(batch["image"])
+        positive = (out > 0).sum()
+        self.student.hits.add_(torch.stack([positive, out.numel() - positive]))
+        self.student.steps.add_(1)
+        return {"out": out}
+
+
+def test_counts_of_rows_are_refused_where_each_device_counts_its_own(caplog):
+    images = np.random.default_rng(0).standard_normal((8, 3, 6, 6), np.float32)
+    config = StepConfig(dtype="bfloat16")
+    _, metrics = one_step(Counting(), images, 2, config)
+    broken = [name for name in metrics if index_rule(name) and int(metrics[name])]
+    assert len(broken) == 1 and "student.hits on each device" in broken[0]
+    assert "student.hits, student.steps from each device's rows" in caplog.text
+    for devices, dtype in ((1, "bfloat16"), (2, "float32")):
+        state, _ = one_step(Counting(), images, devices, StepConfig(dtype=dtype))
+        assert int(state.buffers["student.hits"].sum()) == 8 * 4 * 4 * 4
