@@ -463,6 +463,8 @@ class FunctionalModule(OfThisProcess):
             self.buffers_written.add(name)
             module_checks.refuse_old_mentions(self.mentions, name, current, tensors[name])
             module_checks.refuse_other_form(name, current, tensors[name], is_mixed=is_mixed)
+            if current is not tensors[name]:
+                module_checks.refuse_memory_of_another(self.module, self.slots, name, current)
             after[name] = cast(
                 carried_by_buffer(trace.as_jax_tensor(current), name), original.dtype
             )

@@ -103,6 +103,21 @@ def refuse_old_mentions(
             )
 
 
+def refuse_memory_of_another(
+    module: nn.Module, slots: Mapping[str, Slot], name: str, current: object
+) -> None:
+    """Refuses buffers that a call has made the memory of a tensor which is written in place."""
+    for other, slot in slots.items():
+        path, kind, key = slot.places[0]
+        owner = getattr(module.get_submodule(path), kind).get(key)
+        is_one = isinstance(owner, JaxTensor) and getattr(current, "cell", None) is owner.cell
+        if other != name and is_one and (slot.trainable or owner.cell.version):
+            raise UnsupportedTorchError(
+                f"forward makes the buffer {name} the memory of {other}, whose later changes it "
+                "would follow in torch and not here; assign a clone()"
+            )
+
+
 def run_uncompiled(twin: nn.Module) -> None:
     """Lets submodules wrapped by `torch.compile` run the original modules, under their names."""
     for sub in twin.modules():

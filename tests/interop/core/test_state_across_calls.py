@@ -180,3 +180,46 @@ def test_a_trial_leaves_shared_state_as_the_call_did():
     jm = to_jax(SizeOfEachCall())
     jm.apply(jm.params, jm.buffers, X)
     assert SHARED["scale"] == len(X) + 1
+
+
+class Anchored(Net):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("now", torch.zeros(4))
+        self.register_buffer("before", torch.zeros(4))
+
+    def forward(self, x):
+        self.now.add_(x.mean(0))
+        self.before = self.now
+        return self.now - self.before
+
+
+class Following(Anchored):
+    def forward(self, x):
+        self.before = self.linear.bias.detach()
+        return self.linear(x)
+
+
+class Copied(Anchored):
+    def forward(self, x):
+        moved = self.now - self.before
+        self.before = self.now.clone()
+        self.now.add_(x.mean(0))
+        return moved
+
+
+@pytest.mark.parametrize(("kind", "owner"), [(Anchored, "now"), (Following, "linear.bias")])
+def test_a_buffer_in_the_memory_of_another_tensor_is_refused(kind, owner):
+    module = to_jax(kind())
+    with pytest.raises(
+        UnsupportedTorchError, match=rf"buffer before the memory of {owner}, .*clone"
+    ):
+        module.apply(module.params, module.buffers, X)
+
+
+def test_a_buffer_that_copies_another_is_as_in_torch():
+    network, module = Copied(), to_jax(Copied())
+    buffers = module.buffers
+    for _ in range(3):
+        got, buffers = jax.jit(module.apply)(module.params, buffers, X)
+        np.testing.assert_allclose(got, network(torch.from_numpy(X)), rtol=1e-6)
