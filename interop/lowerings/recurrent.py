@@ -87,7 +87,7 @@ def _recurrent(mode: str) -> Callable[..., tuple]:
             value = jnp.concatenate(outs, -1) if both else outs[0]
             if dropout and train and layer < layers - 1:
                 keep = jax.random.bernoulli(trace.next_key(), 1 - dropout, value.shape)
-                value = jnp.where(keep, value / (1 - dropout), 0)
+                value = jnp.where(keep, value / ((1 - dropout) or 1), 0)
         if batch_first:
             value = jnp.swapaxes(value, 0, 1)
         needs = any(t.needs_grad for t in tensors)
