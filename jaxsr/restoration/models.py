@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from jaxsr.errors import InputError
+from jaxsr.interop.module_copy import copy_module
 from jaxsr.models.load import load_model
 from jaxsr.models.registry import LoadedModel
 from jaxsr.restoration.network_digest import network_digest
@@ -91,9 +92,12 @@ def restoration_model(
     channels: int | None = None,
     value_range: tuple[float, float] | None = None,
 ) -> RestorationModel:
-    """A loaded network as one that restores images; see `find_model`."""
+    """A loaded network as one that restores images, in float32; see `find_model`."""
+    network = loaded.network
+    if any(p.is_floating_point() and p.dtype != torch.float32 for p in network.parameters()):
+        network = copy_module(network).float()
     if channels is None:
-        channels = loaded.channels or _input_channels(loaded.network)
+        channels = loaded.channels or _input_channels(network)
     if channels not in (1, 3):
         raise InputError(
             f"{loaded.name} takes images of {channels} channels; restoring works with 1 (luma, "
@@ -106,18 +110,18 @@ def restoration_model(
             "value_range must be (black, white), finite numbers with black below white, got "
             f"{', '.join(map(str, pair)) if is_pair else pair}"
         )
-    return RestorationModel(**{**vars(loaded), "value_range": tuple(pair), "channels": channels})
+    changes = {"network": network, "value_range": tuple(pair), "channels": channels}
+    return RestorationModel(**{**vars(loaded), **changes})
 
 
 def _input_channels(network: nn.Module) -> int:
     """Channels that the network accepts, from its first convolution or a trial."""
     first = next((m for m in network.modules() if isinstance(m, nn.Conv2d)), None)
     guesses = [first.in_channels] if first is not None else []
-    dtype = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
     for channels in dict.fromkeys([*guesses, 3, 1]):
         try:
             with torch.no_grad():
-                network.eval()(torch.zeros(1, channels, 64, 64, dtype=dtype))
+                network.eval()(torch.zeros(1, channels, 64, 64))
             return channels
         except (RuntimeError, ValueError):  # raised for a wrong number of channels
             continue

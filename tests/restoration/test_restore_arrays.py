@@ -34,3 +34,17 @@ def test_cmyk_of_a_file_is_rgb(tmp_path, ending):
     got = jaxsr.restore(tmp_path / f"a.{ending}", torch.nn.Identity(), engine="torch")
     assert np.abs(got - want).max() <= 1  # Pillow rounds in between
     np.testing.assert_array_equal(as_it_is, cmyk)
+
+
+@pytest.mark.parametrize("engine", ["jax", "torch"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_networks_of_another_precision_run_in_float32(dtype, engine):
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 12, 3, padding=1), torch.nn.PixelShuffle(2)
+    ).to(dtype)
+    photo = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
+    restored = jaxsr.restore(photo, network, engine=engine)
+    exact = network.double()(torch.from_numpy(photo / 255).permute(2, 0, 1)[None])[0]
+    levels = (exact.detach().permute(1, 2, 0).numpy().clip(0, 1) * 255).round()
+    assert np.abs(restored - levels).max() <= 1
+    assert next(network.parameters()).dtype == torch.float64
