@@ -33,7 +33,7 @@ _LEAST_TOGETHER = 32
 """Terms that may be added one after another."""
 _COPYING = (aten.repeat.default, aten.gather.default, aten.index_select.default, aten.index.Tensor)
 """Operators that copy elements of their first argument."""
-_OF_WIDE_NUMBERS = (aten.add, aten.sub, aten.rsub, aten.mul, aten.div)
+_OF_WIDE_NUMBERS = (aten.mul, aten.div)
 _ADDING = (
     aten.cumsum.default, aten.cumprod.default, aten.avg_pool1d.default, aten.avg_pool2d.default,
     aten.avg_pool3d.default, aten.scatter_add.default, aten.index_add.default,
@@ -145,18 +145,17 @@ def broadcast(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def widen_arguments(
-    func: torch._ops.OpOverload, args: tuple, arrays: tuple, kwargs: dict, result: PyTree
+    func: torch._ops.OpOverload, args: tuple, arrays: tuple, result: PyTree
 ) -> tuple:
     """Arguments of an operator, widened or broadcast for the sums in it and in its gradient.
 
-    Half precision is also widened beside numbers that it does not hold, which torch does not round.
+    Half precision is also widened beside factors that it does not hold, which torch does not round.
 
     Args:
       func: the operator. Operations keep their arguments unless they are elementwise, or only copy
         or add elements.
       args: its arguments.
       arrays: the same with JAX arrays for tensors.
-      kwargs: its other arguments.
       result: torch's result on the meta device.
     """
     if func in _COPYING and result.numel() > 2 * arrays[0].size:
@@ -179,7 +178,7 @@ def widen_arguments(
 
     arrays = tuple(map(prepared, args, arrays))
     if func.overloadpacket in _OF_WIDE_NUMBERS:
-        numbers = [v for v in (*arrays, kwargs.get("alpha")) if isinstance(v, float)]
+        numbers = [v for v in arrays if isinstance(v, float)]
         with np.errstate(over="ignore"):
             rounded = np.asarray(numbers, np.float32).astype(to_jax_dtype(result.dtype))
             if np.any(rounded != np.asarray(numbers, np.float32)):

@@ -315,7 +315,7 @@ class Dispatcher(Trace):
         jargs, jkwargs = wide_integers.arrays_of(func, args, kwargs)
         jargs, constants = separate_constants(func, args, kwargs, jargs)
         jkwargs = {k: v for k, v in jkwargs.items() if k not in PLACEMENT_OPTIONS}
-        jargs = widen_arguments(func, args, jargs, jkwargs, metas)
+        jargs = widen_arguments(func, args, jargs, metas)
         if torch.Tag.pointwise in func.tags and not wide_integers.is_wide(list(jargs)):
             jargs = fitting_scalars(func, jargs)
         bounds = wide_integers.bounds_of_results(func, args, kwargs, metas)
