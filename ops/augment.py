@@ -10,7 +10,7 @@ pixels, with the image's upper left corner at (0, 0): the middle of the first pi
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 
@@ -61,7 +61,7 @@ def augment(
       (4, 24, 24, 3)
     """
     check_key(key)
-    steps: Any = tuple(policy) if hasattr(policy, "__iter__") else (policy,)
+    steps: Any = tuple(cast(Any, policy)) if hasattr(policy, "__iter__") else (policy,)
     if others := [step for step in steps if not callable(step)]:
         raise TypeError(f"policy must be steps such as (ops.RandomFlip(),), got {others[0]!r}")
     for step in steps:

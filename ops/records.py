@@ -7,7 +7,7 @@ choice. Results are NumPy arrays.
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 import jax
 import numpy as np
@@ -66,7 +66,7 @@ def transform_record(
         if name in record and (argument != "labels" or np.ndim(record[name]) == 2 - single)
     }
     images = arguments.pop("images")
-    out = augment(jax.random.key(seed), images, transform, axes=axes, **arguments)
+    out = augment(jax.random.key(seed), images, cast(Any, transform), axes=axes, **arguments)
     changed = {names[argument]: value for argument, value in out._asdict().items()}
     arrays = {name: np.asarray(value) for name, value in changed.items() if value is not None}
     return {**record, **{name: x[0] if single else x for name, x in arrays.items()}}

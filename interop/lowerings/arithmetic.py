@@ -44,7 +44,7 @@ def subtract(x: jax.Array, y: ArrayLike, alpha: complex = 1) -> jax.Array:
 
 @lowers(aten.rsub.Tensor, aten.rsub.Scalar)
 def subtract_from(x: jax.Array, y: ArrayLike, alpha: complex = 1) -> jax.Array:
-    return y - (x if alpha == 1 else x * alpha)
+    return jnp.asarray(y) - (x if alpha == 1 else x * alpha)
 
 
 _lowers_each({"mul": operator.mul}, "Tensor", "Scalar")

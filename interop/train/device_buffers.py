@@ -1,12 +1,17 @@
 """Buffers that forward writes, where each device sees its own rows of the batch."""
 
 import logging
+from collections.abc import Callable
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 
 from jaxsr.interop import mesh as meshes
 from jaxsr.interop.train.gradients import Arrays
+
+_Collective = Callable[[jax.Array, tuple[str, ...]], jax.Array]
+_pmax, _pmin = cast(_Collective, jax.lax.pmax), cast(_Collective, jax.lax.pmin)  # untyped in JAX
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +40,7 @@ def differing(buffers: Arrays) -> Arrays:
     return {
         f"forward writes other numbers into the buffer {name} on each device, from its own rows; "
         "use --dtype float32 with --batch-norm global, or one device": jnp.max(
-            jax.lax.pmax(b, meshes.DATA_AXES) - jax.lax.pmin(b, meshes.DATA_AXES)
+            _pmax(b, meshes.DATA_AXES) - _pmin(b, meshes.DATA_AXES)
         )
         for name, b in whole.items()
     }

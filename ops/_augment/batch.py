@@ -5,9 +5,9 @@ Boxes are (x1, y1, x2, y2) and points (x, y) in pixels, with the image's upper l
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +63,7 @@ class CheckedStep:
     def __post_init__(self) -> None:
         for name, value in list(vars(self).items()):
             if isinstance(value, list | np.ndarray):
-                object.__setattr__(self, name, tuple(value))
+                object.__setattr__(self, name, tuple(cast(Sequence[Any], value)))
         self._check_fields()
 
     def _check_fields(self) -> None:
@@ -210,9 +210,9 @@ def check_range(value: Range, name: str, *, least: float | None = None) -> None:
 
 def two(value: Any, name: str, meaning: str) -> tuple[Any, Any]:
     """`value` if it is a pair."""
-    if not isinstance(value, tuple) or len(value) != 2:
+    if not isinstance(value, tuple) or len(pair := cast(tuple[Any, ...], value)) != 2:
         raise ValueError(f"{name} must be {meaning}, got {value!r}")
-    return value
+    return pair[0], pair[1]
 
 
 def check_reading(method: str, fill: float, border: str = "constant") -> None:

@@ -152,15 +152,15 @@ class Resize(CheckedStep):
 
     def __call__(self, keys: jax.Array, batch: Augmented, layout: Layout) -> Augmented:
         """Boxes and points are scaled."""
-        size = checked_size(self.size, 2)
+        rows, columns = size = checked_size(self.size, 2)
         height, width = size_of(batch, layout)
         change = partial(resize, size=size, axes=layout.axes)
         images = change(batch.images, method=self.method, antialias=self.antialias)
         masks = None if batch.masks is None else change(batch.masks, method="nearest-exact")
         zero = asarray([0.0])
-        down, across = asarray([size[0] / height]), asarray([size[1] / width])
+        down, across = asarray([rows / height]), asarray([columns / width])
         matrix = matrix_of((across, zero, zero), (zero, down, zero))
-        return moved(batch, images, masks, by_matrix(matrix), size)
+        return moved(batch, images, masks, by_matrix(matrix), (rows, columns))
 
 
 def _within(limits: Range, share: jax.Array) -> jax.Array:

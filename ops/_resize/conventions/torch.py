@@ -54,7 +54,7 @@ def torch_passes(
         if method in ("nearest", "nearest-exact"):
             taps.append((axis, _nearest(extent, outputs, method, factor)))
             continue
-        real = np.float64 if dtype in (np.uint8, np.float64) else np.float32
+        real = np.float64 if dtype.name in ("uint8", "float64") else np.float32
         step = torch_step(extent, outputs, align_corners, factor, real)
         if antialias:
             weights = _antialiased(extent, outputs, step, ANTIALIASED[method])

@@ -183,6 +183,9 @@ def test_a_trial_leaves_shared_state_as_the_call_did():
 
 
 class Anchored(Net):
+    now: torch.Tensor
+    before: torch.Tensor
+
     def __init__(self):
         super().__init__()
         self.register_buffer("now", torch.zeros(4))

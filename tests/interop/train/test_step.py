@@ -410,9 +410,9 @@ class Counting(Distilled):
 
     def share(self, batch):
         out = self.student(batch["image"])
-        positive = (out > 0).sum()
-        self.student.hits.add_(torch.stack([positive, out.numel() - positive]))
-        self.student.steps.add_(1)
+        positive, buffers = (out > 0).sum(), dict(self.student.named_buffers())
+        buffers["hits"].add_(torch.stack([positive, out.numel() - positive]))
+        buffers["steps"].add_(1)
         return {"out": out}
 
 
@@ -423,6 +423,6 @@ def test_counts_of_rows_are_refused_where_each_device_counts_its_own(caplog):
     broken = [name for name in metrics if index_rule(name) and int(metrics[name])]
     assert len(broken) == 1 and "student.hits on each device" in broken[0]
     assert "student.hits, student.steps from each device's rows" in caplog.text
-    for devices, dtype in ((1, "bfloat16"), (2, "float32")):
-        state, _ = one_step(Counting(), images, devices, StepConfig(dtype=dtype))
+    for devices, other in ((1, config), (2, StepConfig())):
+        state, _ = one_step(Counting(), images, devices, other)
         assert int(state.buffers["student.hits"].sum()) == 8 * 4 * 4 * 4
