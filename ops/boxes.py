@@ -3,8 +3,9 @@
 A box is (x1, y1, x2, y2) in pixels, the upper left corner of the image at (0, 0), end-exclusive,
 and need not be whole; it may be traced, one for each image. Each axis of a cut is one product
 with a matrix of weights that the box makes, in float32 (float64 for float64): fast on TPUs, the
-same program for all boxes. CPUs sum the few pixels whose weights are not zero, where their number
-is known.
+same program for all boxes. A NaN or an infinity spreads over the rows and columns of its image's
+cuts, also from outside of a box. CPUs sum the few pixels whose weights are not zero, where their
+number is known: not with antialias, nor in `roi_align`.
 """
 
 import math
@@ -18,9 +19,8 @@ from jaxsr.ops._arguments import ImageLike, flag, is_integer, number, one_of, po
 from jaxsr.ops._images import Parameter, in_dtype_of, parameter, per_picture, picture, real_dtype
 from jaxsr.ops._opencv_crop import crop_primitive, cut_kernel
 from jaxsr.ops._opencv_remap import LARGEST_EXTENT
-from jaxsr.ops._resize.kernels import product_of_any
 from jaxsr.ops._sampler import METHODS, bilinear
-from jaxsr.ops._typed_jax import arange, cond, jit, optimization_barrier, platform_dependent
+from jaxsr.ops._typed_jax import arange, jit, optimization_barrier, platform_dependent
 from jaxsr.ops._types import Array, Float, Shaped
 from jaxsr.xla_calls.stored import stored
 
@@ -153,7 +153,6 @@ def _crop_and_resize(
         return per_picture(by_library, image, axes, {"boxes": (boxes, 1)})
     cut = partial(
         _cut_in_jax,
-        finite=jnp.isfinite(image).all(),
         size=size,
         method=method,
         antialias=antialias,
@@ -167,7 +166,6 @@ def _cut_in_jax(
     x: jax.Array,
     box: jax.Array,
     *,
-    finite: jax.Array,
     size: tuple[int, int],
     method: str,
     antialias: bool,
@@ -182,7 +180,7 @@ def _cut_in_jax(
         _weights(box[k], box[k + 2], x.shape[axis], outputs, method, antialias)
         for k, axis, outputs in zip((1, 0), axes, size, strict=True)
     ]
-    products = partial(_products, axes=axes, finite=finite)
+    products = partial(_products, axes=axes)
     if antialias and not within:
         return in_dtype_of(x, products(x, weights))
     few = partial(_sums_of_taps, axes=axes, counts=counts)
@@ -194,7 +192,6 @@ def _cut_bilinear(
 ) -> jax.Array:
     cut = partial(
         _cut_in_jax,
-        finite=jnp.isfinite(groups).all(),
         size=size,
         method="bilinear",
         antialias=False,
@@ -218,32 +215,24 @@ def _roi_align(
     aligned: bool,
     axes: tuple[int, int],
 ) -> jax.Array:
-    finite = jnp.isfinite(features).all()
-
     def cells(x: jax.Array, box: jax.Array) -> jax.Array:
         weights = [
             _cell_weights(box[k], box[k + 2], x.shape[axis], outputs, samples, aligned)
             for k, axis, outputs in zip((1, 0), axes, size, strict=True)
         ]
-        return in_dtype_of(x, _products(x, weights, axes, finite))
+        return in_dtype_of(x, _products(x, weights, axes))
 
     each = jax.vmap(cells, (None, 0))
     return per_picture(each, features, axes, {"boxes": (boxes, 2)})
 
 
-def _products(
-    image: jax.Array, weights: list[jax.Array], axes: tuple[int, int], finite: jax.Array
-) -> jax.Array:
+def _products(image: jax.Array, weights: list[jax.Array], axes: tuple[int, int]) -> jax.Array:
     x = image.astype(real_dtype(image))
     for axis, matrix in zip(axes, weights, strict=True):
-
-        def product(x: jax.Array, matrix: jax.Array, place: int = axis + x.ndim) -> jax.Array:
-            # A TPU rounds float32 operands to bfloat16 by default.
-            sums = jnp.tensordot(x, matrix, ((place,), (1,)), precision="highest")
-            return jnp.moveaxis(sums, -1, place)
-
-        of_any = partial(product_of_any, product=product)
-        x = cond(finite, product, of_any, x, matrix.astype(x.dtype))
+        place = axis + x.ndim
+        # A TPU rounds float32 operands to bfloat16 by default.
+        sums = jnp.tensordot(x, matrix.astype(x.dtype), ((place,), (1,)), precision="highest")
+        x = jnp.moveaxis(sums, -1, place)
     return x
 
 

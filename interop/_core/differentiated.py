@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from jaxsr.interop._core.stack_frames import code_around, is_outside_frameworks, users_frame
-from jaxsr.interop._core.trace_scope import Region, running_trace
+from jaxsr.interop._core.trace_scope import Region
 from jaxsr.interop.errors import UnsupportedTorchError
 
 
@@ -71,7 +71,6 @@ def is_differentiated(tensor: Any) -> bool:
     question = _Question(_place())
     _probe(question, tensor.array())
     question.is_answered = True
-    running_trace().gradients.answer(question.is_differentiated)
     return question.is_differentiated
 
 

@@ -53,9 +53,6 @@ class Gradients:
         """The array of a new tensor; while recording no other tensor has the same one."""
         return array
 
-    def answer(self, is_required: bool) -> None:
-        """The code has asked whether a tensor requires a gradient."""
-
     def compute(self, call: GradCall, *, allow_unused: bool) -> list[jax.Array | None]:
         """The gradients; None for an input that does not lead to an output.
 
@@ -108,10 +105,6 @@ class _Recording(Gradients):
         self._calls = 0
         self._arrays: dict[int, jax.Array] = {}
         self.results: list[jax.Array] = []
-        self.answers: list[bool] = []
-
-    def answer(self, is_required: bool) -> None:
-        self.answers.append(is_required)
 
     def distinct(self, array: Any) -> jax.Array:
         array = array if isinstance(array, jax.Array) else array()
@@ -151,24 +144,16 @@ class Sketched(_Recording):
 
 
 class _Recorded(Gradients):
-    def __init__(self, program: ClosedJaxpr, answers: Sequence[bool]) -> None:
-        self._program, self._answers = program, answers
+    def __init__(self, program: ClosedJaxpr) -> None:
+        self._program = program
         self._eqns: list[JaxprEqn] = program.jaxpr.eqns
         self._makers = {var: i for i, eqn in enumerate(self._eqns) for var in eqn.outvars}
         self._known: Values = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
         self._calls = [eqn for eqn in self._eqns if eqn.primitive is _GRADIENT]
-        self.begin()
+        self._call = 0
 
     def begin(self) -> None:
-        self._call, self._left = 0, iter(self._answers)
-
-    def answer(self, is_required: bool) -> None:
-        # The recording sees no derivative that is taken around the call.
-        if is_required != next(self._left, is_required):
-            raise UnsupportedTorchError(
-                "code that calls torch.autograd.grad asks for requires_grad of a tensor that a "
-                "gradient is taken by outside; mark the tensor with requires_grad_() before"
-            )
+        self._call = 0
 
     def compute(self, call: GradCall, *, allow_unused: bool) -> list[jax.Array | None]:
         number, self._call = self._call, self._call + 1
@@ -306,7 +291,7 @@ def recorded(run: Callable[[Gradients], object]) -> Gradients:
             return recording.results
 
         with collecting_indices(), watched(None):
-            result = _Recorded(jax.make_jaxpr(program)(), recording.answers)
+            result = _Recorded(jax.make_jaxpr(program)())
         if not halted:
             return result
         recording.learn_unused(result)

@@ -183,38 +183,6 @@ def test_sums_of_taps_are_the_products(method, size):
     np.testing.assert_allclose(got, want, atol=2e-6)
 
 
-def pixels_read(reads, image):
-    """(outputs, pixels): whether an output changes with a pixel."""
-    base = np.asarray(reads(image)).ravel()
-    moved = [
-        image + np.eye(image.size, dtype=np.float32)[k].reshape(image.shape)
-        for k in range(image.size)
-    ]
-    return np.stack([np.asarray(reads(one)).ravel() != base for one in moved], 1)
-
-
-def torch_cut(image, size, mode):
-    cut = torch.from_numpy(image[1:7, 2:8, 0])[None, None]
-    return F.interpolate(cut, size, mode=mode, antialias=True)[0, 0].numpy()
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("method", ["bilinear", "bicubic"])
-def test_values_that_are_not_finite_stay_with_what_reads_them(method, value):
-    image = np.zeros((8, 9, 1), np.float32)
-    read = pixels_read(partial(torch_cut, size=(4, 3), mode=method), image)
-    cut = jax.jit(partial(ops.crop_and_resize, size=(4, 3), method=method, antialias=True))
-    align = jax.jit(partial(ops.roi_align, size=2))
-    cells = pixels_read(lambda x: align(x, [[2, 1, 6, 5]]), image)
-    for k in range(image.size):
-        image.flat[k] = value
-        got = np.asarray(cut(image, np.array([2, 1, 8, 7], np.float32))).ravel()
-        np.testing.assert_array_equal(~np.isfinite(got), read[:, k])
-        got = np.asarray(align(image, np.array([[2, 1, 6, 5]], np.float32))).ravel()
-        np.testing.assert_array_equal(~np.isfinite(got), cells[:, k])
-        image.flat[k] = 0
-
-
 @pytest.mark.parametrize("method", ["bilinear", "bicubic"])
 def test_antialiased_boxes_beyond_the_image_repeat_its_edge(method):
     image = np.random.default_rng(5).random((8, 8, 1)).astype(np.float32)

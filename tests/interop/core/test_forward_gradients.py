@@ -341,23 +341,6 @@ def test_errors(function: Callable, message: str) -> None:
         converted.apply(converted.params, converted.buffers, jnp.ones((5, 3)))
 
 
-def test_a_branch_on_a_gradient_taken_outside_is_refused() -> None:
-    def energy(network: Any, x: torch.Tensor) -> torch.Tensor:
-        factor = 2 if x.requires_grad else 5
-        leaf = (x * 1).requires_grad_()
-        return grad(factor * network(leaf).sum(), leaf, create_graph=True)[0] + factor
-
-    converted = to_jax(Code(energy, mlp()))
-    x = jnp.asarray(points(4, 3).numpy())
-
-    def run(x: jax.Array) -> jax.Array:
-        return converted.apply(converted.params, converted.buffers, x)[0].sum()
-
-    assert jnp.isfinite(jax.jit(run)(x))
-    with pytest.raises(UnsupportedTorchError, match=r"a gradient is taken by outside; mark"):
-        jax.grad(run)(x)
-
-
 def test_refused_inside_a_checkpoint() -> None:
     converted = to_jax(Code(forces, mlp()), remat="network")
 
