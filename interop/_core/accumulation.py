@@ -33,7 +33,8 @@ _LEAST_TOGETHER = 32
 """Terms that may be added one after another."""
 _COPYING = (aten.repeat.default, aten.gather.default, aten.index_select.default, aten.index.Tensor)
 """Operators that copy elements of their first argument."""
-_OF_WIDE_NUMBERS = (aten.mul, aten.div)
+_WITH_FACTORS = (aten.mul, aten.div)
+"""Operators whose numbers torch keeps in float32 beside half precision."""
 _ADDING = (
     aten.cumsum.default, aten.cumprod.default, aten.avg_pool1d.default, aten.avg_pool2d.default,
     aten.avg_pool3d.default, aten.scatter_add.default, aten.index_add.default,
@@ -177,7 +178,7 @@ def widen_arguments(
         return array
 
     arrays = tuple(map(prepared, args, arrays))
-    if func.overloadpacket in _OF_WIDE_NUMBERS:
+    if func.overloadpacket in _WITH_FACTORS:
         numbers = [v for v in arrays if isinstance(v, float)]
         with np.errstate(over="ignore"):
             rounded = np.asarray(numbers, np.float32).astype(to_jax_dtype(result.dtype))

@@ -110,8 +110,8 @@ def refuse_memory_of_another(
     for other, slot in slots.items():
         path, kind, key = slot.places[0]
         owner = getattr(module.get_submodule(path), kind).get(key)
-        is_one = isinstance(owner, JaxTensor) and getattr(current, "cell", None) is owner.cell
-        if other != name and is_one and (slot.trainable or owner.cell.version):
+        shares = isinstance(owner, JaxTensor) and getattr(current, "cell", None) is owner.cell
+        if other != name and shares and (slot.trainable or owner.cell.version):
             raise UnsupportedTorchError(
                 f"forward makes the buffer {name} the memory of {other}, whose later changes it "
                 "would follow in torch and not here; assign a clone()"

@@ -39,8 +39,8 @@ def run(trace: Any, func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> A
       UnsupportedTorchError: it is not known to work row by row.
     """
     parameters = func._schema.arguments
-    given = dict(zip((a.name for a in parameters), args, strict=False)) | kwargs
-    call = {a.name: given.get(a.name, a.default_value) for a in parameters}
+    passed = dict(zip((a.name for a in parameters), args, strict=False)) | kwargs
+    call = {a.name: passed.get(a.name, a.default_value) for a in parameters}
     leaves = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, JaxTensor)]
     with_rows = [t for t in leaves if t.selection is not None]
     selection = with_rows[0].selection

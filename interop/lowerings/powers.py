@@ -125,8 +125,8 @@ def _at_limits(x: jax.Array, logarithm: jax.Array) -> jax.Array:
 
 
 def _exp2(x: jax.Array) -> jax.Array:
-    whole = jnp.round(jnp.clip(x, -1e4, 1e4))
-    return jnp.ldexp(jnp.exp((x - whole) * math.log(2)), whole.astype(jnp.int32))
+    exponent = jnp.round(jnp.clip(x, -1e4, 1e4))
+    return jnp.ldexp(jnp.exp((x - exponent) * math.log(2)), exponent.astype(jnp.int32))
 
 
 for _func, _value, _base in ((aten.log2, _log2, 2), (aten.log10, _log10, 10)):

@@ -162,7 +162,8 @@ def _randint(trace: Trace, func: torch._ops.OpOverload, args: tuple, kwargs: dic
     dtype = to_jax_dtype(meta.dtype)
     draw = dtype if jnp.issubdtype(dtype, jnp.integer) else jnp.dtype(jnp.int32)
     limits = jnp.iinfo(draw)
-    if low < limits.min or high > limits.max:
+    # The bound is excluded; JAX takes one beyond 8 and 16 bits, which int32 holds.
+    if low < limits.min or high > limits.max + (draw.itemsize < 4):
         raise UnsupportedTorchError(
             f"randint from {low} to {high}: JAX draws {draw} from {limits.min} to {limits.max} "
             "here; draw fewer numbers, or enable JAX's x64"

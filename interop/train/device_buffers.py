@@ -29,18 +29,22 @@ def differing(buffers: Arrays) -> Arrays:
     Args:
       buffers: those that forward writes, on one device.
     """
-    own = {name: b for name, b in buffers.items() if name.rpartition(".")[2] not in _OF_LAYERS}
-    if own:
+    written = {name: b for name, b in buffers.items() if name.rpartition(".")[2] not in _OF_LAYERS}
+    if written:
         log.warning(
             "forward writes %s from each device's rows: floats become the devices' mean, which is "
             "right for means and not for sums; --dtype float32 writes them from the whole batch",
-            ", ".join(own),
+            ", ".join(written),
         )
-    whole = {n: b.astype(jnp.int32) for n, b in own.items() if not jnp.issubdtype(b, jnp.floating)}
+    counts = {
+        name: buffer.astype(jnp.int32)
+        for name, buffer in written.items()
+        if not jnp.issubdtype(buffer, jnp.floating)
+    }
     return {
         f"forward writes other numbers into the buffer {name} on each device, from its own rows; "
         "use --dtype float32 with --batch-norm global, or one device": jnp.max(
             _pmax(b, meshes.DATA_AXES) - _pmin(b, meshes.DATA_AXES)
         )
-        for name, b in whole.items()
+        for name, b in counts.items()
     }

@@ -341,8 +341,8 @@ class TrainStep:
                     result = gradients.of_player(index, params, before, batch, key, shared)
                 unchanged = self.model.frozen - self.model.written
                 statistics = {n: v for n, v in result.buffers.items() if n not in unchanged}
-                own = {n: v for n, v in statistics.items() if n in self.model.written}
-                broken = worst(result.indices) | apart(own)
+                written = {n: v for n, v in statistics.items() if n in self.model.written}
+                broken = worst(result.indices) | apart(written)
                 grads, statistics, scalars = average((result.grads, statistics, result.metrics))
                 buffers = {**result.buffers, **statistics}
 

@@ -21,7 +21,7 @@ follows: fused, the next pass would compute this one again for each of its own t
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import reduce
@@ -240,31 +240,24 @@ def by_matmul(x: jax.Array, taps: Taps, axis: int) -> jax.Array:
 
 
 def by_matmul_of_any(x: jax.Array, taps: Taps, axis: int) -> jax.Array:
-    """`by_matmul` of images that are not finite: see `product_of_any`."""
+    """`by_matmul` where a NaN or an infinity reaches only the outputs with a tap on it.
 
-    def product(x: jax.Array, matrix: Any) -> jax.Array:
-        return _banded_product(x, matrix, taps, axis, jax.lax.Precision.HIGHEST)
-
-    return product_of_any(x, _matrix(taps, x.dtype), product)
-
-
-def product_of_any(
-    x: jax.Array, matrix: Any, product: Callable[[jax.Array, Any], jax.Array]
-) -> jax.Array:
-    """`product(x, matrix)` where a NaN or an infinity reaches only outputs with a weight on it.
-
-    Products count the weights of each output that meet one. Quicker to compile than sums of slices.
+    Products count the taps of each output that meet one. Quicker to compile than sums of slices.
     """
+    matrix = _matrix(taps, np.float32)
 
-    def reached(marks: jax.Array, weights: Any) -> jax.Array:
+    def reached(taps_on_high: np.ndarray, taps_on_low: np.ndarray) -> jax.Array:
         # A few ones to sum: exact in any precision.
-        return product(marks.astype(jnp.bfloat16), weights.astype(jnp.bfloat16)) > 0
+        counts = [
+            _banded_product(marks.astype(jnp.bfloat16), met.astype(jnp.bfloat16), taps, axis)
+            for marks, met in ((jnp.isposinf(x), taps_on_high), (jnp.isneginf(x), taps_on_low))
+        ]
+        return (counts[0] + counts[1]) > 0
 
-    high, low, above, below = jnp.isposinf(x), jnp.isneginf(x), matrix > 0, matrix < 0
-    to_high = reached(high, above) | reached(low, below)
-    to_low = reached(high, below) | reached(low, above)
-    to_nan = reached(jnp.isnan(x), matrix != 0)
-    sums = product(jnp.where(jnp.isfinite(x), x, 0), matrix)
+    to_high, to_low = reached(matrix > 0, matrix < 0), reached(matrix < 0, matrix > 0)
+    marks = jnp.isnan(x).astype(jnp.bfloat16)
+    to_nan = _banded_product(marks, (matrix != 0).astype(jnp.bfloat16), taps, axis) > 0
+    sums = by_matmul(jnp.where(jnp.isfinite(x), x, 0), taps, axis)
     sums = jnp.where(to_high, jnp.inf, jnp.where(to_low, -jnp.inf, sums))
     return jnp.where(to_nan | (to_high & to_low), jnp.nan, sums)
 

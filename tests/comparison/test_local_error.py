@@ -64,7 +64,7 @@ def test_an_operation_that_fails_on_equal_inputs_is_named():
     assert not comparison.agree
 
 
-@torch.library.custom_op("jaxsr_tests::double", mutates_args=("x",))
+@torch.library.custom_op("jaxsr_test::double", mutates_args=("x",))
 def double(x: torch.Tensor) -> None:
     x.mul_(2)
 

@@ -217,3 +217,10 @@ def test_gradients_of_antialiased_boxes_beyond_the_image(method, box):
         np.testing.assert_allclose(
             jax.vjp(cut, image)[1](upstream)[0][..., 0], x.grad[0, 0], atol=ATOL
         )
+
+
+def test_a_nan_stays_with_the_pixels_that_read_it():
+    image = np.zeros((8, 9, 1), np.float32)
+    image[3, 4] = np.nan
+    whole = partial(ops.crop_and_resize, size=(8, 9), method="bicubic")
+    np.testing.assert_array_equal(jax.jit(whole)(image, np.array([0, 0, 9, 8])), image)

@@ -38,6 +38,13 @@ def test_complex_numbers_and_booleans():
     assert set(np.asarray(drawn(lambda x: torch.randint(0, 2, (99,), dtype=torch.bool) & x, True)))
 
 
+@pytest.mark.parametrize(("dtype", "low", "high"), [("uint8", 0, 256), ("int8", -128, 128)])
+def test_all_values_of_narrow_integers_are_drawn(dtype, low, high):
+    draw = getattr(torch, dtype)
+    draws = drawn(lambda x: torch.randint(low, high, (20_000,), dtype=draw).int() + x, 0)
+    assert np.unique(draws).tolist() == list(range(low, high))
+
+
 @pytest.mark.parametrize("high", [2**31, 2**40])
 def test_more_integers_than_jax_draws_are_refused(high):
     with pytest.raises(UnsupportedTorchError, match=r"JAX draws int32 from .* x64"):
