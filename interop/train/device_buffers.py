@@ -11,7 +11,9 @@ from jaxsr.interop import mesh as meshes
 from jaxsr.interop.train.gradients import Arrays
 
 _Collective = Callable[[jax.Array, tuple[str, ...]], jax.Array]
-_pmax, _pmin = cast(_Collective, jax.lax.pmax), cast(_Collective, jax.lax.pmin)  # untyped in JAX
+# JAX gives these no types.
+_pmax = cast(_Collective, jax.lax.pmax)  # pyright: ignore[reportUnknownMemberType]
+_pmin = cast(_Collective, jax.lax.pmin)  # pyright: ignore[reportUnknownMemberType]
 
 log = logging.getLogger(__name__)
 
