@@ -80,7 +80,7 @@ def _draw(
         p = args[0].array() if p is None else p
         p = jnp.asarray(p.array() if isinstance(p, JaxTensor) else p)
         refused = ~((p >= 0) & (p <= 1))  # of NaN as well
-        draws = jax.random.bernoulli(key, p, shape)
+        draws = jax.random.bernoulli(key, p.astype(wide_dtype(p.dtype)), shape)
         if jnp.issubdtype(dtype, jnp.inexact):
             return nan_where(refused, draws.astype(dtype))
         check_values(f"bernoulli{place_in_code()} draws with probabilities outside [0, 1]", refused)
@@ -202,7 +202,7 @@ def _multinomial(trace: Trace, func: torch._ops.OpOverload, args: tuple, kwargs:
     call = {**dict(zip(names, args, strict=False)), **kwargs}
     weights, count = call["self"], call["num_samples"]
     array, replacement = weights.array(), call.get("replacement", False)
-    logits = jnp.log(array)
+    logits = jnp.log(array.astype(wide_dtype(array.dtype)))  # JAX draws noise in their dtype
     key = trace.next_key()
     refused = ~((array >= 0) & jnp.isfinite(array)).all(-1) | ~(array > 0).any(-1)
     check_values(

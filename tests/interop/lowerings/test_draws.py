@@ -24,6 +24,21 @@ def test_half_precision_never_draws_its_upper_bound(dtype):
     assert -2 <= float(draws.min()) < -1.9 and 2.9 < float(draws.max()) < 3
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_shares_of_half_precision_are_torchs(dtype):
+    p = torch.full((), 0.003, dtype=dtype)
+    draws = drawn(
+        lambda x: torch.bernoulli((x + p).to(dtype)).float(), np.zeros(1 << 18, np.float32)
+    )
+    assert abs(float(draws.mean()) - p.item()) < 5e-4  # 5 standard deviations
+
+    def categories(x):
+        return torch.multinomial((x + 1).to(dtype), 1 << 17, replacement=True)
+
+    counts = np.bincount(drawn(categories, np.zeros(64, np.float32)), minlength=64)
+    np.testing.assert_allclose(counts / (1 << 11), np.ones(64), atol=0.12)  # 5.4
+
+
 def test_exponential_draws_have_logarithms(monkeypatch):
     monkeypatch.setattr(
         jax.random, "exponential", lambda key, shape, dtype: jnp.zeros(shape, dtype)
