@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import torch
 from jax import lax
 
@@ -37,7 +38,7 @@ def _numbers_apart(trace: Trace, x: torch.Tensor, key: Any) -> tuple[Any, Any] |
     None where there are none: torch's own indexing does.
     """
     items = key if isinstance(key, tuple) else (key,)
-    if not any(_is_traced_scalar(i) for i in items):
+    if not any(_is_traced_scalar(i) for i in items) or any(isinstance(i, bool) for i in items):
         return None
     array = trace.as_jax_tensor(x)
     if all(_is_basic(i) or _is_traced_scalar(i) for i in items):
@@ -64,11 +65,13 @@ def _selected(trace: Trace, x: JaxTensor, items: tuple[Any, ...]) -> JaxTensor:
         elif _is_traced_scalar(item):
             places.append((dim, item))
             dim += 1
-        elif not isinstance(item, int) or isinstance(item, bool):
+        elif not isinstance(item, int):
             dim += 1
     for place, index in reversed(places):
         look_at_index(torch.Tensor.select, Use(index, view.shape[place], negative=True))
-        view = _select(trace, view, place, index.array())
+        number = index.array()  # JAX adds the length to a negative one in its dtype
+        number = number.astype(jnp.promote_types(number.dtype, jnp.int32))
+        view = _select(trace, view, place, number)
     return view
 
 

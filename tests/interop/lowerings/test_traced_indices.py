@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from jaxsr.interop import to_jax
+from jaxsr.interop import UnsupportedTorchError, to_jax
 from tests.interop.core.function_net import FunctionNet
 
 X = torch.arange(24.0).reshape(2, 3, 4)
@@ -22,7 +22,14 @@ def written(place, value):
     return write
 
 
+def last_of_many(x, i, v, row, columns):
+    y = torch.zeros(200)
+    y[(-i).to(torch.int8)] = x[(-i).to(torch.int8), 0, 0]
+    return y
+
+
 CASES = {
+    "from the end, in eight bits": last_of_many,
     "leading axes of one": written(lambda i, v, r, c: i, torch.ones(1, 1, 3, 4)),
     "number": written(lambda i, v, r, c: (i, i), 3.0),
     "number and places": written(lambda i, v, r, c: (i, v), torch.ones(2, 4)),
@@ -46,3 +53,10 @@ def test_equals_torch(name):
     arguments = (X, NUMBER, PLACES, ROW, COLUMNS)
     got = jax.jit(lambda *a: network.apply({}, {}, a)[0])(*(a.numpy() for a in arguments))
     np.testing.assert_array_equal(got, CASES[name](*arguments))
+
+
+def test_true_is_an_axis_that_only_torch_places():
+    with pytest.raises(UnsupportedTorchError, match="is needed in Python"):
+        to_jax(FunctionNet(lambda _, x: x[0][True, x[1]])).apply(
+            {}, {}, (X.numpy(), NUMBER.numpy())
+        )
