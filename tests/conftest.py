@@ -30,7 +30,7 @@ import jaxsr  # noqa: F401  # adds to XLA_FLAGS, which XLA reads when the first 
 from jaxsr.folders import cache_folder
 from jaxsr.runtime.activity import QUIET
 from jaxsr.runtime.setup import configure_jax
-from tests.long_tests import LIST
+from tests.long_tests import LEAST_S, listed
 from tests.type_checks import checked
 
 # Set before the first backend is made; the suite is about arithmetic, not about accelerators,
@@ -58,15 +58,11 @@ jaxtyping.install_import_hook(
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests of `long_tests.txt`; of variants that `sample(n)` marks all but n are slow.
+    """Marks the tests of the lists; of variants that `sample(n)` marks all but n are slow.
 
     Those that run have as many values of each parameter as they can; digests of names decide
     between equals.
     """
-    long = {*LIST.read_text().splitlines()}
-    for item in items:
-        if item.nodeid in long:
-            item.add_marker("long")
     variants = defaultdict(list)
     for item in items:
         if item.get_closest_marker("sample") and not item.get_closest_marker("slow"):
@@ -81,6 +77,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             rest.remove(chosen)
         for item in rest:
             item.add_marker("slow")
+    for mark in LEAST_S:  # after the samples, or a variant as slow would take the place
+        names = listed(mark)
+        for item in items:
+            if item.nodeid in names:
+                item.add_marker(mark)
 
 
 def _values(item: pytest.Item) -> set[tuple[str, int]]:

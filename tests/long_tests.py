@@ -1,9 +1,9 @@
-"""Writes long_tests.txt: the tests that take long, which `pytest` leaves out and CI runs.
+"""Writes long_tests.txt (tests that `pytest` leaves out) and slow_tests.txt (that CI leaves out).
 
     pytest -p tests.long_tests -n 0 -m "not slow"
 
 measures the processor time of every test, its child processes' included, which a busy machine
-changes little.
+changes little. Tests that do not run stay in the lists.
 """
 
 import os
@@ -12,9 +12,17 @@ from pathlib import Path
 
 import pytest
 
-LIST = Path(__file__).with_suffix(".txt")
-_LEAST_S = 1.5
-_long: list[str] = []
+LEAST_S = {"slow": 6.0, "long": 1.5}
+_measured: dict[str, float] = {}
+
+
+def listed(mark: str) -> set[str]:
+    """The names of the tests that a list gives that mark."""
+    return {*_file(mark).read_text().splitlines()}
+
+
+def _file(mark: str) -> Path:
+    return Path(__file__).with_name(f"{mark}_tests.txt")
 
 
 def _processor_s() -> float:
@@ -25,10 +33,22 @@ def _processor_s() -> float:
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     began = _processor_s()
     result = yield
-    if _processor_s() - began >= _LEAST_S:
-        _long.append(item.nodeid)
+    _measured[item.nodeid] = _processor_s() - began
     return result
 
 
 def pytest_sessionfinish() -> None:
-    LIST.write_text("".join(f"{name}\n" for name in sorted(_long)))
+    write(_measured)
+
+
+def write(seconds: dict[str, float]) -> None:
+    """Writes the lists anew.
+
+    Args:
+      seconds: the processor time of each test that ran.
+    """
+    most = float("inf")
+    for mark, least in LEAST_S.items():
+        names = listed(mark) - {*seconds} | {n for n, s in seconds.items() if least <= s < most}
+        _file(mark).write_text("".join(f"{name}\n" for name in sorted(names)))
+        most = least

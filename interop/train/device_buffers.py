@@ -1,14 +1,17 @@
 """Buffers that forward writes, where each device sees its own rows of the batch."""
 
 import logging
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, cast
 
 import jax
 import jax.numpy as jnp
 
 from jaxsr.interop import mesh as meshes
 from jaxsr.interop.train.gradients import Arrays
+
+if TYPE_CHECKING:
+    import torch
 
 _Collective = Callable[[jax.Array, tuple[str, ...]], jax.Array]
 # JAX gives these no types.
@@ -17,21 +20,36 @@ _pmin = cast(_Collective, jax.lax.pmin)  # pyright: ignore[reportUnknownMemberTy
 
 log = logging.getLogger(__name__)
 
-_OF_LAYERS = {
-    "running_mean", "running_var", "num_batches_tracked",  # exchanged by normalisations
-    "_u", "_v", "weight_u", "weight_v",  # of spectral norms, from weights alone
-}  # fmt: skip
+_OF_NORMALISATIONS = {"running_mean", "running_var", "num_batches_tracked"}  # exchanged
+_OF_WEIGHTS = {"_u", "_v", "weight_u", "weight_v"}  # of spectral norms
 
 
-def differing(buffers: Arrays) -> Arrays:
+def differing(buffers: Arrays, module: "torch.nn.Module") -> Arrays:
     """Rules about buffers whose whole numbers differ between devices: 0 where they are equal.
 
     A warning names all buffers but those of torch's layers.
 
     Args:
       buffers: those that forward writes, on one device.
+      module: has them.
     """
-    written = {name: b for name, b in buffers.items() if name.rpartition(".")[2] not in _OF_LAYERS}
+    from torch.nn.modules import batchnorm
+
+    norm = cast("type[torch.nn.Module]", vars(batchnorm)["_NormBase"])
+    layers = cast("Iterable[tuple[str, torch.nn.Module]]", module.named_modules())
+    exchanged = {
+        f"{owner}.{name}".lstrip(".")
+        for owner, layer in layers
+        if isinstance(layer, norm)
+        for name in _OF_NORMALISATIONS
+    }
+    written = {
+        name: buffer
+        for name, buffer in buffers.items()
+        if name not in exchanged and name.rpartition(".")[2] not in _OF_WEIGHTS
+    }
+    if jax.lax.axis_size(meshes.DATA_AXES) == 1:
+        return {}
     if written:
         log.warning(
             "forward writes %s from each device's rows: floats become the devices' mean, which is "

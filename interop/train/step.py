@@ -316,7 +316,7 @@ class TrainStep:
         key_data: jax.Array,
         average: Callable[[PyTree], PyTree] = lambda tree: tree,
         worst: Callable[[Arrays], Arrays] = lambda indices: indices,
-        apart: Callable[[Arrays], Arrays] = lambda buffers: {},
+        apart: "Callable[[Arrays, torch.nn.Module], Arrays]" = lambda buffers, module: {},
     ) -> tuple[Arrays, Arrays, dict[str, optax.OptState], Arrays]:
         """Every player in turn: gradients, update, metrics; the last three are over the devices."""
         key = _wrap_key(key_data)
@@ -342,7 +342,7 @@ class TrainStep:
                 unchanged = self.model.frozen - self.model.written
                 statistics = {n: v for n, v in result.buffers.items() if n not in unchanged}
                 written = {n: v for n, v in statistics.items() if n in self.model.written}
-                broken = worst(result.indices) | apart(written)
+                broken = worst(result.indices) | apart(written, self.model.functional.module)
                 grads, statistics, scalars = average((result.grads, statistics, result.metrics))
                 buffers = {**result.buffers, **statistics}
 

@@ -406,13 +406,13 @@ class Counting(Distilled):
     def __init__(self):
         super().__init__()
         self.student.register_buffer("hits", torch.zeros(2, dtype=torch.int64))
-        self.student.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.student.register_buffer("num_batches_tracked", torch.zeros((), dtype=torch.int64))
 
     def share(self, batch):
         out = self.student(batch["image"])
         positive, buffers = (out > 0).sum(), dict(self.student.named_buffers())
         buffers["hits"].add_(torch.stack([positive, out.numel() - positive]))
-        buffers["steps"].add_(1)
+        buffers["num_batches_tracked"].add_(1)
         return {"out": out}
 
 
@@ -422,7 +422,9 @@ def test_counts_of_rows_are_refused_where_each_device_counts_its_own(caplog):
     _, metrics = one_step(Counting(), images, 2, config)
     broken = [name for name in metrics if index_rule(name) and int(metrics[name])]
     assert len(broken) == 1 and "student.hits on each device" in broken[0]
-    assert "student.hits, student.steps from each device's rows" in caplog.text
+    assert "student.hits, student.num_batches_tracked from each device's rows" in caplog.text
+    caplog.clear()
     for devices, other in ((1, config), (2, StepConfig())):
         state, _ = one_step(Counting(), images, devices, other)
         assert int(state.buffers["student.hits"].sum()) == 8 * 4 * 4 * 4
+    assert not caplog.text
