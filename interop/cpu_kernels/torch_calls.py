@@ -25,12 +25,18 @@ def torch_kernel(name: str) -> Callable[[TorchKernel], str]:
     def register(function: TorchKernel) -> str:
         def of_arrays(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
             (threads,) = attributes["threads"]
-            if torch.get_num_threads() != threads:
+            before = torch.get_num_threads()
+            if before != threads:
                 # OpenMP's count belongs to the calling thread, and XLA calls from its own.
                 torch.set_num_threads(threads)
-            # Operation by operation, a kernel runs in the middle of a trace.
-            with _turns(threads), plain_torch(), torch.no_grad():
-                function([_tensor(a) for a in inputs], [_tensor(a) for a in outputs], attributes)
+            try:
+                # Operation by operation, a kernel runs in the middle of a trace.
+                with _turns(threads), plain_torch(), torch.no_grad():
+                    tensors, results = [_tensor(a) for a in inputs], [_tensor(a) for a in outputs]
+                    function(tensors, results, attributes)
+            finally:
+                if before != threads and threading.current_thread() is threading.main_thread():
+                    torch.set_num_threads(before)  # the caller's own
 
         return cpu_calls.kernel(name)(of_arrays)
 

@@ -212,6 +212,11 @@ def _multinomial(trace: Trace, func: torch._ops.OpOverload, args: tuple, kwargs:
     if replacement:
         draws = jax.random.categorical(key, logits, axis=-1, shape=(count, *logits.shape[:-1]))
         value = jnp.moveaxis(draws, 0, -1)
+    elif count > logits.shape[-1]:
+        raise RuntimeError(
+            f"torch.multinomial draws {count} of {logits.shape[-1]} categories; more "
+            "than there are need replacement=True"
+        )
     else:
         # The largest of the logits with Gumbel noise are draws without replacement.
         value = jax.lax.top_k(logits + jax.random.gumbel(key, logits.shape), count)[1]

@@ -1,13 +1,14 @@
 """Signals that end a program: Ctrl-C, SIGTERM, and SIGHUP of a terminal that closes.
 
 Each raises `KeyboardInterrupt`, so that half-written files are removed. It comes again if code
-drops it, and waits while a library of C++ is loaded. If native code keeps the main thread busy, the
-process exits after a few seconds, and on a second Ctrl-C at once. Training handles the signals
-itself while it has a step to save (`training.stop_signals`): the process exits where that object's
-`is_stalled` says so.
+drops it, and waits while an installed library is imported. If native code keeps the main thread
+busy, the process exits after a few seconds, and on a second Ctrl-C at once. Training handles the
+signals itself while it has a step to save (`training.stop_signals`): the process exits where that
+object's `is_stalled` says so.
 """
 
 import os
+import re
 import select
 import signal
 import sys
@@ -33,6 +34,8 @@ _dropped: list[int] = []
 _MOST_DROPPED = 4
 """Exceptions of each that may be dropped: a debugger catches Ctrl-C on purpose."""
 _LOADING = (ExtensionFileLoader.create_module.__code__, ExtensionFileLoader.exec_module.__code__)
+_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
+"""Matches the files of installed libraries."""
 
 
 class Interrupt(KeyboardInterrupt):
@@ -63,7 +66,7 @@ def ignore_signals() -> None:
 def _interrupt(number: int, frame: FrameType | None) -> None:
     if (kernels := _kernels()) is not None and kernels.is_put_off(number, frame):
         return
-    if _loads_native_code(frame) and _repeated.count(number) < _MOST_REPEATED:
+    if _loads_a_library(frame) and _repeated.count(number) < _MOST_REPEATED:
         send_again(number)
         return
     raise _exception(number)  # a variable of it would keep it alive
@@ -77,11 +80,15 @@ def _exception(number: int) -> Interrupt:
     return interrupt
 
 
-def _loads_native_code(frame: FrameType | None) -> bool:
-    """Whether a library of C++ is being loaded: many crash or fail where that is interrupted."""
+def _loads_a_library(frame: FrameType | None) -> bool:
+    """Whether a library is being imported: those of C++ crash or fail where that is interrupted."""
     while frame is not None:
-        if frame.f_code in _LOADING:
+        code = frame.f_code
+        if code in _LOADING:
             return True
+        is_import = code.co_name == "<module>" and frame.f_globals.get("__name__") != "__main__"
+        if is_import and _INSTALLED.search(code.co_filename):
+            return True  # torch's modules call code of C++ that imports others
         frame = frame.f_back
     return False
 

@@ -164,6 +164,16 @@ def test_torch_computes_as_before_while_a_module_is_traced():
     assert settings[0] == settings[1]
 
 
+def test_the_threads_of_the_caller_stay_its_own():
+    jm, before = to_jax(nn.Conv2d(3, 8, 3)), torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    try:
+        jax.grad(lambda p: jm.apply(p, {}, IMAGE)[0].sum())(jm.params)
+        assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_transformations_agree(net):
     jm = to_jax(net)
 

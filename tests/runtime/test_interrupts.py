@@ -260,3 +260,16 @@ LOADS = """from importlib.machinery import ExtensionFileLoader
 def test_a_signal_waits_until_a_library_is_loaded(number, line):
     status, output, errors = run_program(LOADS, number, until="inside")
     assert (status, output, errors) == (ExitStatus.INTERRUPTED, "loaded\nclosed\n", line)
+
+
+def test_a_signal_waits_until_modules_of_a_library_are_imported(tmp_path):
+    """Code of C++ that torch's modules call imports others, and aborts where that raises."""
+    library = tmp_path / "site-packages"
+    library.mkdir()
+    (library / "slow_library.py").write_text(
+        'import time\nprint("inside", flush=True)\ntime.sleep(1)\nprint("loaded", flush=True)\n'
+    )
+    body = f"sys.path.append({str(library)!r}); import slow_library; time.sleep(60)"
+    status, output, errors = run_program(body, signal.SIGTERM, until="inside")
+    ended = "jaxsr: ended by SIGTERM\n"
+    assert (status, output, errors) == (ExitStatus.INTERRUPTED, "loaded\nclosed\n", ended)

@@ -64,3 +64,8 @@ def test_all_values_of_narrow_integers_are_drawn(dtype, low, high):
 def test_more_integers_than_jax_draws_are_refused(high):
     with pytest.raises(UnsupportedTorchError, match=r"JAX draws int32 from .* x64"):
         drawn(lambda x: torch.randint(0, high, (4,)) + x, 0)
+
+
+def test_more_draws_than_categories_need_replacement():
+    with pytest.raises(Exception, match="draws 6 of 5 categories"):
+        drawn(lambda x: torch.multinomial(x + 1, 6), np.zeros(5, np.float32))
