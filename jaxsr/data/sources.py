@@ -82,6 +82,7 @@ def find_sources(
       result_folders: subfolders of `out` that hold results, where `out` is itself an input.
     """
     inputs = Inputs()
+    results = {out.resolve(), *(out.resolve() / name for name in result_folders)}
     for text in names:
         path = Path(text)
         if not text:  # of a variable that is not set; a path would be the current folder
@@ -90,17 +91,23 @@ def find_sources(
         try:
             kind = special_kind(path)
         except OSError:
-            matches = sorted(glob.glob(text, recursive=True)) if glob.has_magic(text) else []
-            files = [Path(match) for match in matches if Path(match).is_file()]
-            inputs.sources += [Source(match, Path(match.name)) for match in files]
-            if not files:
+            found = sorted(glob.glob(text, recursive=True)) if glob.has_magic(text) else []
+            matches = [Path(name) for name in found]
+            files = [path for path in matches if path.is_file()]
+            inputs.sources += [Source(path, Path(path.name)) for path in files]
+            # `**` matches the files of its folders, too.
+            folders = [p for p in matches if p.is_dir() and "**" not in text]
+            for folder in folders:
+                if folder.resolve() not in results:
+                    _search(folder, results, inputs)
+            if not files and not folders:
                 reason = "no file matches" if glob.has_magic(text) else "no such file or folder"
                 inputs.problems.append((text, reason))
             continue
         if kind is not None:
             inputs.problems.append((text, kind))
         elif path.is_dir():
-            _search(path, {out.resolve(), *(out.resolve() / n for n in result_folders)}, inputs)
+            _search(path, results, inputs)
         else:
             inputs.sources.append(Source(path, Path(path.name)))
     _leave_repeated_out(inputs)

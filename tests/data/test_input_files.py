@@ -90,6 +90,18 @@ def test_results_of_an_earlier_run_are_no_inputs(tmp_path):
     assert len(elsewhere.sources) == 6
 
 
+@pytest.mark.parametrize("pattern", ["in/*", "in/**"])
+def test_a_glob_takes_what_the_shells_does(tmp_path, monkeypatch, pattern):
+    monkeypatch.chdir(tmp_path)
+    for name in ("in/a.png", "in/deep/b.png", "in/out/a.png"):
+        touch(tmp_path / name)
+    inputs = find_sources([pattern], out=tmp_path / "in" / "out")
+    names = [source.path.as_posix() for source in inputs.sources]
+    assert [n for n in names if "out" not in n] == ["in/a.png", "in/deep/b.png"]
+    assert ("in/out/a.png" in names) == (pattern == "in/**")
+    assert not inputs.problems and not inputs.notes()
+
+
 def test_result_folders_within_the_input_folder(tmp_path):
     touch(tmp_path / "a.png")
     touch(tmp_path / "masks" / "a.png")
