@@ -5,6 +5,7 @@ import io
 import struct
 import zlib
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -184,6 +185,34 @@ def test_tiff_layouts(tmp_path, options, dtype):
     stored = np.moveaxis(pixels, -1, 0) if "planarconfig" in options else pixels
     (tmp_path / "x.tif").write_bytes(_tiff(stored, **options))
     np.testing.assert_array_equal(read_picture(tmp_path / "x.tif").pixels, pixels)
+
+
+@pytest.mark.parametrize("extra", ["assocalpha", "unassalpha"])
+def test_deep_gray_with_alpha_has_the_notes_of_8_bits(tmp_path, extra):
+    """Pillow reads the 8-bit form, and not the 16-bit one."""
+    alpha = noise(20, 30, 1, deep=True) | 0x4000
+    gray = (noise(20, 30, 1, deep=True) * (alpha / 65535)).astype(np.uint16)
+    xmp, deep = b"<x:xmpmeta/>", np.concatenate([gray, alpha], -1)
+    tags = [(700, 1, len(xmp), xmp, True), (0xC001, 4, 1, 99, True)]
+    options: dict[str, Any] = {"photometric": "minisblack", "planarconfig": "contig"}
+    options |= {"extrasamples": [extra], "extratags": tags, "metadata": None}
+    got = {}
+    for pixels in (deep, (deep >> 8).astype(np.uint8)):
+        data = _tiff(pixels, resolution=(300, 150), resolutionunit=2, **options)
+        # tifffile writes no pointer to EXIF.
+        pointer = struct.pack("<HHII", 0x8769, 4, 1, len(data))
+        data = data.replace(struct.pack("<HHII", 0xC001, 4, 1, 99), pointer)
+        # EXIF's directory, with one entry: ExposureProgram 2.
+        (tmp_path / "a").write_bytes(data + struct.pack("<HHHII4x", 1, 0x8822, 3, 1, 2))
+        got[pixels.dtype] = read_picture(tmp_path / "a")
+    picture, shallow = got.values()
+    assert picture.kind == shallow.kind == "gray-alpha" and picture.notes == shallow.notes
+    assert (picture.notes.dpi, picture.notes.xmp) == ((300, 150), xmp)
+    exif = Image.Exif()
+    exif.load(picture.notes.exif or b"")
+    assert exif.get_ifd(0x8769) == {0x8822: 2}
+    straight = np.rint(gray * (65535 / alpha)) if extra == "assocalpha" else gray
+    np.testing.assert_array_equal(picture.pixels, np.concatenate([straight, alpha], -1))
 
 
 @pytest.mark.parametrize("order", ["<", ">"])  # Pillow knows one of them
