@@ -113,7 +113,7 @@ def read_notes(image: Any, data: bytes) -> Notes:
         exif=exif,
         icc=info.get("icc_profile") or None,
         xmp=xmp.encode() if isinstance(xmp, str) else xmp or None,
-        dpi=_sizes(dpi),
+        dpi=_positive(dpi),
         png_chunks=chunks,
         jpeg_segments=segments,
         comments=tuple(c.encode() if isinstance(c, str) else c for c in comments),
@@ -130,7 +130,7 @@ def read_tiff_notes(data: bytes) -> Notes:
         exif=_descriptive(stored).tobytes().removeprefix(b"Exif\0\0") or None,
         icc=_content(stored.get(34675)),
         xmp=_content(stored.get(700)),
-        dpi=_sizes(_exif_resolution(data)),
+        dpi=_positive(_exif_resolution(data)),
         dropped=_left_of_tiff(stored, pages=1),
     )
 
@@ -141,7 +141,8 @@ def _content(value: Any) -> bytes | None:
     return value if isinstance(value, bytes) else None
 
 
-def _sizes(dpi: Any) -> tuple[float, float] | None:
+def _positive(dpi: Any) -> tuple[float, float] | None:
+    """A resolution, where the file states a possible one."""
     return (float(dpi[0]), float(dpi[1])) if dpi and all(d > 0 for d in dpi) else None
 
 
