@@ -121,26 +121,13 @@ def late_chunks(folder):
     "kept in PNG and JPEG; dropped, with a line, in TIFF, and in WebP that has a resolution",
 )
 def damaged_exif(folder):
-    beyond, text = struct.pack("<HHII", 0x8769, 4, 1, 60000), struct.pack("<HHI", 0x8769, 2, 4)
-    turned, begin = struct.pack("<HHIHH", 274, 3, 1, 6, 0), struct.pack("<2sHI", b"II", 42, 8)
-    empty = struct.pack("<HHII", 0x8769, 4, 1, 8 + 2 + 24 + 4)  # a whole directory of no entries
-    for entry, is_damaged in ((beyond, True), (text + b"abc\0", True), (empty, False)):
-        content = begin + struct.pack("<H", 2) + turned + entry + bytes(4 + 2)
-        save(folder.path / "a.jpg", exif=b"Exif\0\0" + content, dpi=(72, 72))
-        for format in ("png", "jpeg", "tiff", "webp"):
-            result, said = folder.restored("a.jpg", "--format", format)
-            loses = is_damaged and format in ("tiff", "webp")
-            assert ("written without a damaged part of EXIF (tag 34665)" in said) == loses
-            assert read_picture(result).notes.orientation == 6
-            with Image.open(result) as image:
-                assert image.getexif()[274] == 6
-            result.unlink()
-    save(folder.path / "a.jpg", exif=b"Exif\0\0no directory", dpi=(72, 72))
-    for format in ("tiff", "webp"):
-        result, said = folder.restored("a.jpg", "--format", format)
-        assert "written without damaged EXIF" in said
-        assert read_picture(result).notes.dpi == (72, 72)
-        result.unlink()
+    pointer = struct.pack("<HHII", 0x8769, 4, 1, 60000)  # beyond the end
+    turned = struct.pack("<HHIHH", 274, 3, 1, 6, 0)
+    content = b"Exif\0\0II*\0" + struct.pack("<IH", 8, 2) + turned + pointer + bytes(4)
+    save(folder.path / "a.jpg", exif=content)
+    result, said = folder.restored("a.jpg", "--format", "tiff")
+    assert "written without a damaged part of EXIF (tag 34665)" in said
+    assert read_picture(result).notes.orientation == 6
 
 
 @case(

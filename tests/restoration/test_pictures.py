@@ -16,7 +16,7 @@ from PIL import Image, ImageCms, ImageOps
 from jaxsr.data.picture_file import ENDINGS
 from jaxsr.restoration.encode import write_picture
 from jaxsr.restoration.encoding import Encoding
-from jaxsr.restoration.notes import Notes, with_size
+from jaxsr.restoration.notes import Notes, lost_in, with_size
 from jaxsr.restoration.pictures import (
     CHANNELS,
     PictureError,
@@ -365,6 +365,32 @@ def test_texts_stay_byte_for_byte(tmp_path, source, format, encoding):
     if format == "TIFF" and encoding == "utf-8":
         with tifffile.TiffFile(result) as file:
             assert {tag: file.pages.first.tags[tag].value for tag in texts} == texts
+
+
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "TIFF"])
+@pytest.mark.parametrize(
+    ("entry", "damage"),
+    [
+        (struct.pack("<HHII", 0x8769, 4, 1, 60000), "a damaged part of EXIF (tag 34665)"),
+        (struct.pack("<HHI4s", 0x8825, 2, 4, b"abc"), "a damaged part of EXIF (tag 34853)"),
+        (struct.pack("<HHII", 0x8769, 4, 1, 38), None),  # a directory of no entries
+        (None, "damaged EXIF"),
+    ],
+)
+def test_damaged_exif_is_kept_or_left_out_with_a_line(tmp_path, format, entry, damage):
+    """Its orientation stays, as Pillow reads it."""
+    turned = struct.pack("<HHIHH", 0x0112, 3, 1, 6, 0)
+    exif = struct.pack("<2sHIH", b"II", 42, 8, 2) + turned + (entry or b"") + bytes(4 + 2)
+    exif = exif if entry else b"no directory"
+    notes = Notes(format=format, exif=exif, dpi=(72.0, 72.0))
+    path = written(tmp_path / "a", noise(20, 30, 3), "rgb", notes)
+    lost = (damage,) if damage and format in ("TIFF", "WEBP") else ()
+    assert lost_in(notes, format) == lost and read_picture(path).notes.dpi == pytest.approx(
+        (72, 72), abs=0.02
+    )
+    if entry:
+        with Image.open(path) as image:
+            assert image.getexif()[0x0112] == 6
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "ascii"])

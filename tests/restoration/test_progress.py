@@ -12,7 +12,7 @@ LINE = r"(\S+)(?: of (\S+))? MP, (\S+) MP/s(?:, (\d+) s left)?\n"
 
 @pytest.fixture
 def said(monkeypatch, capsys):
-    """What is printed, with a line for each call."""
+    """Parts of the line printed last; there is one for each call."""
     monkeypatch.setattr(progress_lines, "_LINE_EVERY_S", -1.0)
     return lambda: re.fullmatch(LINE, capsys.readouterr().err)
 
