@@ -25,7 +25,7 @@ from jaxsr.data.picture_file import (
     UnreadablePicture,
     check_still,
     gray_key,
-    has_late_exif,
+    has_late_notes,
     is_tiff,
     is_white_zero,
     load_whole,
@@ -144,16 +144,26 @@ def is_deep(path: Path) -> bool:
 
 
 def orientation_of(path: Path) -> int:
-    """EXIF's orientation of an image that `decode_rgb` reads, which that applies."""
+    """The orientation, 1 to 8, of an image that `decode_rgb` reads, which that applies."""
     try:
-        with Image.open(path) as image:
-            return int(image.getexif().get(ORIENTATION, 1))
+        with path.open("rb") as file, Image.open(file) as image:
+            return _orientation(image, file)
     except UnidentifiedImageError:  # OpenCV's formats have no such tag
         return 1
 
 
+def _orientation(image: Image.Image, file: io.BufferedIOBase) -> int:
+    """EXIF's orientation, or XMP's where that has none, as Pillow finds it in the loaded image."""
+    if image.format == "PNG" and has_late_notes(file):
+        image.load()
+    # PNG's own method would decode the pixels wherever no EXIF precedes them.
+    read = Image.Image.getexif if image.format == "PNG" else type(image).getexif
+    value = read(image).get(ORIENTATION, 1)
+    return value if value in range(1, 9) else 1
+
+
 def picture_size(path: Path) -> tuple[int, int]:
-    """Height and width after EXIF orientation, from the header alone where Pillow knows the format.
+    """Height and width of the upright image, from the header alone where Pillow knows the format.
 
     Raises:
       UnreadablePicture: not an image. A truncated one passes, as only its header is read.
@@ -163,12 +173,10 @@ def picture_size(path: Path) -> tuple[int, int]:
         raise UnreadablePicture("zero bytes")
     try:
         with path.open("rb") as file, Image.open(file) as image:
-            # Asked for EXIF that does not precede a PNG's pixels, Pillow would decode them.
-            no_exif = image.format == "PNG" and "exif" not in image.info and not has_late_exif(file)
-            orientation = 1 if no_exif else image.getexif().get(ORIENTATION, 1)
             height, width = stored_size(image)
             _check_size((height, width))
             check_still(image)
+            orientation = _orientation(image, file)
     except UnreadablePicture:
         raise
     except UnidentifiedImageError:
@@ -180,7 +188,7 @@ def picture_size(path: Path) -> tuple[int, int]:
         raise UnreadablePicture(one_line(error)) from error
     except Exception as error:
         raise UnreadablePicture(one_line(error)) from error
-    return (width, height) if orientation in (5, 6, 7, 8) else (height, width)
+    return (width, height) if orientation >= 5 else (height, width)
 
 
 def _check_size(size: tuple[int, int]) -> None:

@@ -234,16 +234,20 @@ def _check_segments(tags: Mapping[int, Any], data: bytes | None = None) -> None:
         raise UnreadablePicture(f"truncated: it has {present} of {needed} {kind}")
 
 
-def has_late_exif(file: io.BufferedIOBase) -> bool:
-    """Whether a PNG has EXIF behind its pixels, where Pillow finds it after decoding them."""
+_NOTE_TEXTS = (b"Raw profile type exif", b"XML:com.adobe.xmp")
+"""Keywords of a PNG's texts that may state its orientation."""
+
+
+def has_late_notes(file: io.BufferedIOBase) -> bool:
+    """Whether EXIF or XMP of a PNG is behind its pixels, where Pillow finds it by decoding them."""
     late = False
     for name, at, length in png_chunks(file):
         late |= name == b"IDAT"
         if late and name == b"eXIf":
             return True
-        if late and name in (b"tEXt", b"zTXt") and length >= 21:
+        if late and name in (b"tEXt", b"zTXt", b"iTXt"):
             file.seek(at)
-            if file.read(21) == b"Raw profile type exif":
+            if file.read(min(length, 22)).partition(b"\0")[0] in _NOTE_TEXTS:
                 return True
     return False
 

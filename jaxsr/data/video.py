@@ -9,6 +9,7 @@ import heapq
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,19 @@ def video_size(path: Path, *, max_pixels: int = MAX_PIXELS) -> tuple[tuple[int, 
     with open_video(path, max_pixels=max_pixels) as reading:
         stream = main_stream(reading.container)
         return (stream.codec_context.height, stream.codec_context.width), stream.frames
+
+
+def frame_count(container: Any) -> int:
+    """Frames that a video's header states, or about as many as its length and rate make.
+
+    0 where the header tells neither, as in raw streams.
+    """
+    stream = main_stream(container)
+    if stream.duration:
+        length_s = stream.duration * stream.time_base
+    else:  # Matroska and WebM state that of the file alone
+        length_s = Fraction(container.duration or 0, 10**6)
+    return stream.frames or max(round(length_s * (stream.average_rate or 0)), 0)
 
 
 @contextlib.contextmanager

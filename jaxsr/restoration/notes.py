@@ -91,7 +91,7 @@ def read_notes(image: Any, data: bytes) -> Notes:
     format: str = "JPEG" if image.format == "MPO" else image.format
     exif = info.get("exif")
     if exif is None and (format == "TIFF" or "Raw profile type exif" in info):
-        exif = _descriptive(image).tobytes()
+        exif = _descriptive(image.getexif()).tobytes()
     if exif is not None:
         exif = exif.removeprefix(b"Exif\x00\x00") or None
     xmp = info.get("xmp") or info.get("XML:com.adobe.xmp")
@@ -104,11 +104,7 @@ def read_notes(image: Any, data: bytes) -> Notes:
     if image.format == "MPO":
         dropped += (f"{getattr(image, 'n_frames', 2) - 1} further images (depth, gain map)",)
     if format == "TIFF":
-        tags = dict(image.tag_v2)
-        samples = int(tags.get(277, 1))
-        dropped += extra_samples(samples - meant_channels(tags, samples)) + unknown_tags(tags)
-        if getattr(image, "n_frames", 1) > 1 or _PREVIEW in tags:
-            dropped += ("previews",)
+        dropped += _left_of_tiff(image.tag_v2, pages=getattr(image, "n_frames", 1))
     if format == "AVIF" and _is_deep_avif(data):
         dropped += ("the samples' bits below 8",)
     return Notes(
@@ -117,7 +113,7 @@ def read_notes(image: Any, data: bytes) -> Notes:
         exif=exif,
         icc=info.get("icc_profile") or None,
         xmp=xmp.encode() if isinstance(xmp, str) else xmp or None,
-        dpi=(float(dpi[0]), float(dpi[1])) if dpi and all(d > 0 for d in dpi) else None,
+        dpi=_positive(dpi),
         png_chunks=chunks,
         jpeg_segments=segments,
         comments=tuple(c.encode() if isinstance(c, str) else c for c in comments),
@@ -125,19 +121,44 @@ def read_notes(image: Any, data: bytes) -> Notes:
     )
 
 
-def extra_samples(count: int) -> tuple[str, ...]:
-    """Says so where a TIFF has samples of no stated kind, infrared for example."""
-    return (f"{count} samples a pixel of no stated kind",) if count > 0 else ()
+def read_tiff_notes(data: bytes) -> Notes:
+    """The notes of a TIFF of one page that Pillow has no mode for."""
+    stored = Image.Exif()
+    stored.load(data)  # EXIF is a TIFF's directory
+    return Notes(
+        format="TIFF",
+        exif=_descriptive(stored).tobytes().removeprefix(b"Exif\0\0") or None,
+        icc=_content(stored.get(34675)),
+        xmp=_content(stored.get(700)),
+        dpi=_positive(_exif_resolution(data)),
+        dropped=_left_of_tiff(stored, pages=1),
+    )
 
 
-def unknown_tags(tags: Mapping[int, Any]) -> tuple[str, ...]:
-    """Says which tags of a TIFF are not taken over."""
+def _content(value: Any) -> bytes | None:
+    """A tag's bytes, which some programs declare as text."""
+    value = value.encode("latin-1") if isinstance(value, str) else value
+    return value if isinstance(value, bytes) else None
+
+
+def _positive(dpi: Any) -> tuple[float, float] | None:
+    """A resolution, where the file states a possible one."""
+    return (float(dpi[0]), float(dpi[1])) if dpi and all(d > 0 for d in dpi) else None
+
+
+def _left_of_tiff(tags: Mapping[int, Any], *, pages: int) -> tuple[str, ...]:
+    """The parts of a TIFF that are not taken over."""
+    samples = int(tags.get(277, 1))
+    # Of no stated kind: infrared, for example.
+    extra = samples - meant_channels(tags, samples)
+    dropped = [f"{extra} samples a pixel of no stated kind"] if extra > 0 else []
     unknown = [str(tag) for tag in tags if tag not in TIFF_STORAGE and tag not in TIFF_NOTES]
-    return (f"the tags {first_of(unknown, 8)}",) if unknown else ()
+    dropped += [f"the tags {first_of(unknown, 8)}"] if unknown else []
+    return (*dropped, "previews") if pages > 1 or _PREVIEW in tags else tuple(dropped)
 
 
-def _descriptive(image: Image.Image) -> Image.Exif:
-    stored, exif = image.getexif(), Image.Exif()
+def _descriptive(stored: Image.Exif) -> Image.Exif:
+    exif = Image.Exif()
     for tag in TIFF_NOTES:
         value = stored.get_ifd(tag) or None if tag in _DIRECTORIES else stored.get(tag)
         if value is not None:
@@ -159,16 +180,35 @@ def as_stored(value: Any) -> Any:
     return _Text(value) if isinstance(value, str) else value
 
 
-def exif_tags(content: bytes | None) -> dict[int, Any]:
-    """All tags of EXIF, those of its directories as dictionaries; see `as_stored`."""
+def exif_tags(content: bytes | None) -> tuple[dict[int, Any], tuple[str, ...]]:
+    """The tags of EXIF that can be read, and a list of the parts that cannot.
+
+    Those of its directories are dictionaries; see `as_stored`.
+    """
     exif = Image.Exif()
-    if content:
+    if not content:
+        return {}, ()
+    try:
         exif.load(content)
-    tags = {tag: as_stored(value) for tag, value in exif.items()}
-    tags |= {tag: as_stored(inner) for tag in _DIRECTORIES if (inner := exif.get_ifd(tag))}
-    if _INTEROPERABILITY in (camera := tags.get(0x8769, {})):
-        camera[_INTEROPERABILITY] = as_stored(exif.get_ifd(_INTEROPERABILITY))
-    return tags
+        tags = {tag: as_stored(value) for tag, value in exif.items()}
+    except Exception:  # Pillow raises SyntaxError, struct.error, …
+        tags = {}
+    is_empty = content[8:10] == bytes(2)  # no tags where they begin
+    damaged = [] if tags or is_empty else ["damaged EXIF"]
+    for tag in (*_DIRECTORIES, _INTEROPERABILITY):
+        holder = tags.get(0x8769, {}) if tag == _INTEROPERABILITY else tags
+        if (pointer := holder.pop(tag, None)) is None:
+            continue
+        try:
+            inner = exif.get_ifd(tag)
+            is_empty = content[pointer : pointer + 2] == bytes(2)
+        except Exception:
+            inner, is_empty = None, False
+        if inner:
+            holder[tag] = as_stored(inner)
+        elif not is_empty:
+            damaged.append(f"a damaged part of EXIF (tag {tag})")
+    return tags, tuple(damaged)
 
 
 def _exif_resolution(exif: bytes | None) -> tuple[float, float] | None:
@@ -188,7 +228,7 @@ def with_resolution(notes: Notes) -> bytes:
     if notes.dpi is None or _exif_resolution(notes.exif) is not None:
         return notes.exif or b""
     exif = Image.Exif()
-    for tag, value in exif_tags(notes.exif).items():
+    for tag, value in exif_tags(notes.exif)[0].items():
         exif[tag] = value
     exif[282], exif[283], exif[296] = *notes.dpi, 2
     return exif.tobytes().removeprefix(b"Exif\0\0")
@@ -249,6 +289,8 @@ def lost_in(notes: Notes, format: str) -> tuple[str, ...]:
         lost.append("JPEG's application segments")
     if format != "PNG" and (texts := {name for name, _ in notes.png_chunks}):
         lost.append(f"the chunks {first_of(sorted(name.decode('latin-1') for name in texts), 8)}")
+    if format == "TIFF" or (format == "WEBP" and with_resolution(notes) != notes.exif):
+        lost += exif_tags(notes.exif)[1]
     if format in ("WEBP", "TIFF") and notes.comments:
         lost.append("the comment")
     if format == "JPEG":

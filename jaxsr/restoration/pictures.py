@@ -34,15 +34,7 @@ from jaxsr.data.picture_file import (
 )
 from jaxsr.data.picture_limits import MAX_PIXELS, too_large
 from jaxsr.errors import one_line
-from jaxsr.restoration.notes import (
-    TIFF_NOTES,
-    Notes,
-    as_stored,
-    entries,
-    extra_samples,
-    read_notes,
-    unknown_tags,
-)
+from jaxsr.restoration.notes import Notes, entries, read_notes, read_tiff_notes
 
 Kind = Literal["gray", "gray-alpha", "rgb", "rgb-alpha", "cmyk"]
 
@@ -242,31 +234,19 @@ def _unusual_tiff(data: bytes, max_pixels: int) -> Picture:
                 raise PictureError(f"{channels} channels on {len(file.pages)} pages")
             pixels = tifffile_samples(page, max_pixels=max_pixels)
             tags = {tag.code: tag.value for tag in page.tags}
-            kept = meant_channels(tags, channels)
-            pixels, extra, channels = pixels[..., :kept], channels - kept, kept
-            exif = Image.Exif()
-            for tag in TIFF_NOTES:
-                if (entry := page.tags.get(tag)) and isinstance(entry.value, str):
-                    text = data[entry.valueoffset :][: entry.valuebytecount].removesuffix(b"\0")
-                    exif[tag] = as_stored(text.decode("latin-1"))
-                elif entry and isinstance(entry.value, int):
-                    exif[tag] = entry.value
-            icc = page.tags.get(34675)
+            channels = meant_channels(tags, channels)
+            pixels = pixels[..., :channels]
+            notes = read_tiff_notes(data)
     except PictureError:
         raise
     except Exception as error:
         raise PictureError(one_line(error)) from error
-    notes = Notes(
-        format="TIFF",
-        exif=exif.tobytes().removeprefix(b"Exif\0\0") if len(exif) else None,
-        icc=bytes(icc.value) if icc is not None else None,
-        dropped=extra_samples(extra) + unknown_tags(tags),
-    )
     if pixels.dtype.newbyteorder("=") not in (np.uint8, np.uint16):
         raise PictureError(f"{pixels.dtype} samples; restore takes 8 or 16 bits")
     pixels = np.array(pixels, pixels.dtype.newbyteorder("="), order="C")
     if page.photometric == 0:  # white is zero
         pixels[..., :1] = np.iinfo(pixels.dtype).max - pixels[..., :1]
+    pixels = _straight(pixels, tags.get(338))
     return Picture(pixels=pixels, kind=_DEEP_KINDS[channels - 1], notes=notes)
 
 
@@ -293,9 +273,15 @@ def _deep_tiff(image: Image.Image, data: bytes, max_pixels: int) -> np.ndarray:
             pixels = tifffile_samples(file.pages.first, max_pixels=max_pixels)
     else:
         pixels = _by_opencv(_unturned(data))
-    if image.tag_v2.get(338) == (1,) and pixels.shape[-1] in (2, 4):  # premultiplied
-        alpha = np.maximum(pixels[..., -1:].astype(np.float64), 1)
-        peak = np.iinfo(pixels.dtype).max
-        colour = np.rint(pixels[..., :-1] * (peak / alpha)).clip(0, peak).astype(pixels.dtype)
-        pixels = np.concatenate([colour, pixels[..., -1:]], -1)
-    return pixels
+    return _straight(pixels, image.tag_v2.get(338))
+
+
+def _straight(pixels: np.ndarray, extra_samples: Any) -> np.ndarray:
+    """Samples of a TIFF whose colours are divided by alpha where they are multiplied by it."""
+    first = extra_samples[:1] if isinstance(extra_samples, tuple) else (extra_samples,)
+    if first != (1,) or pixels.shape[-1] not in (2, 4):
+        return pixels
+    alpha = np.maximum(pixels[..., -1:].astype(np.float64), 1)
+    peak = np.iinfo(pixels.dtype).max
+    colour = np.rint(pixels[..., :-1] * (peak / alpha)).clip(0, peak).astype(pixels.dtype)
+    return np.concatenate([colour, pixels[..., -1:]], -1)

@@ -18,7 +18,7 @@ class Progress:
     """Counts input pixels.
 
     Args:
-      total: pixels to come, as far as they are known.
+      total: pixels to come, as far as they are known; 0 where nothing is.
     """
 
     def __init__(self, total: int) -> None:
@@ -29,7 +29,12 @@ class Progress:
         self._began = self._printed = time.perf_counter()
         layout = "{l_bar}{bar}| {n_fmt}/{total_fmt} px [{elapsed}<{remaining}, {rate_fmt}]"
         self._bar = tqdm(
-            total=total, unit=" px", unit_scale=True, smoothing=0.1, bar_format=layout, disable=None
+            total=total,
+            unit=" px",
+            unit_scale=True,
+            smoothing=0.1,
+            bar_format=layout if total else "{n_fmt} px [{elapsed}, {rate_fmt}]",
+            disable=None,
         )
         redraw_bar(self._bar.refresh)
 
@@ -43,14 +48,15 @@ class Progress:
         self.pixels += pixels
         self._bar.update(pixels)
         clock = time.perf_counter()
-        if self._bar.disable and clock - self._printed > _LINE_EVERY_S and not is_quiet():
+        is_due = self._bar.disable and clock - self._printed > _LINE_EVERY_S
+        # An image that fails takes back all pixels that it had counted.
+        if is_due and self.pixels and not is_quiet():
             self._printed = clock
-            rate = self.pixels / self.seconds
-            left = max(self._total - self.pixels, 0) / rate
-            done, total = self.pixels / 1e6, self._total / 1e6
-            line = (
-                f"{short(done)} of {short(total)} MP, {short(rate / 1e6)} MP/s, {left:.0f} s left"
-            )
+            rate, left = self.pixels / self.seconds, self._total - self.pixels
+            line = f"{short(self.pixels / 1e6)} MP, {short(rate / 1e6)} MP/s"
+            if left >= 0:
+                line = line.replace(" MP,", f" of {short(self._total / 1e6)} MP,", 1)
+                line += f", {left / rate:.0f} s left"
             print(line, file=sys.stderr, flush=True)
 
     def leave_out(self, pixels: int) -> None:

@@ -59,7 +59,7 @@ def _tags(encoding: Encoding, strips: list[tuple[int, int]], strip_rows: int) ->
     (height, width, channels), notes = encoding.shape, encoding.notes
     tags: dict[int, Any] = {}
     if notes.exif:
-        read = exif_tags(notes.exif)
+        read, _ = exif_tags(notes.exif)
         tags |= {tag: value for tag, value in read.items() if tag not in TIFF_STORAGE}
     tags |= {
         256: width, 257: height, 258: (16 if encoding.deep else 8,) * channels,

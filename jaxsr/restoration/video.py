@@ -21,6 +21,7 @@ from jaxsr.data.video import (
     UnreadableVideo,
     add_encoder,
     copy_streams,
+    frame_count,
     keep_notes,
     main_stream,
     open_video,
@@ -63,34 +64,47 @@ def restore_videos(
     outcome = Outcome()
     for source in sources:
         target = target_path(source, config.out, suffix=config.suffix, format=None)
-        if is_source(source, target):
-            reason = f"the result would replace its source {target}; use --suffix or --out"
-            outcome.failed.append((str(source.path), reason))
-        elif (first := claimed.setdefault(target, source.path)) != source.path:
-            reason = f"its result would be {target}, as that of {first} is"
-            outcome.failed.append((str(source.path), reason))
-        elif target.exists() and not config.overwrite and made_by.covers(source, target):
-            if lack := made_by.lack(target):
-                outcome.failed.append((str(source.path), lack))
-            else:
+        try:
+            if _is_done(source, target, config, made_by, claimed):
                 outcome.skipped.append((source.path, target))
-        elif reason := link_reason(target):
-            outcome.failed.append((str(source.path), reason))
-        else:
-            try:
-                status = source.path.stat()
-                made_by.begin(status, target)
-                note = made_by.note(target)
-                remarks = restore_video(source.path, target, model, config, note)
-                outcome.restored.append((source.path, target))
-                outcome.remarks += [(str(source.path), remark) for remark in remarks]
-            except ShortVideo as error:
-                made_by.note_lack(target, one_line(error))
-                outcome.restored.append((source.path, target))
-                outcome.failed.append((str(source.path), one_line(error)))
-            except (ValueError, OSError) as error:
-                outcome.failed.append((str(source.path), one_line(error)))
+                continue
+            made_by.begin(source.path.stat(), target)
+            remarks = restore_video(source.path, target, model, config, made_by.note(target))
+            outcome.restored.append((source.path, target))
+            outcome.remarks += [(str(source.path), remark) for remark in remarks]
+        except ShortVideo as error:
+            made_by.note_lack(target, one_line(error))
+            outcome.restored.append((source.path, target))
+            outcome.failed.append((str(source.path), one_line(error)))
+        except (ValueError, OSError) as error:
+            outcome.failed.append((str(source.path), one_line(error)))
     return outcome
+
+
+def _is_done(
+    source: Source,
+    target: Path,
+    config: RestoreConfig,
+    made_by: MadeBy,
+    claimed: dict[Path, Path],
+) -> bool:
+    """Whether an earlier run made the result, whole.
+
+    Raises:
+      PictureError: the result may not be written, or the earlier run's is not whole.
+      OSError: no file can have the result's name.
+    """
+    if is_source(source, target):
+        raise PictureError(f"the result would replace its source {target}; use --suffix or --out")
+    if (first := claimed.setdefault(target, source.path)) != source.path:
+        raise PictureError(f"its result would be {target}, as that of {first} is")
+    if target.exists() and not config.overwrite and made_by.covers(source, target):
+        if lack := made_by.lack(target):
+            raise PictureError(lack)
+        return True
+    if reason := link_reason(target):
+        raise PictureError(reason)
+    return False
 
 
 class ShortVideo(PictureError):
@@ -158,7 +172,7 @@ def _transcode(
     encoder, remarks = add_encoder(out, stream, first, result_size(size, outscale))
     remarks += keep_notes(out, container, encoder, first)
     copied, dropped = copy_streams(out, container)
-    progress = Progress((stream.frames or 0) * size[0] * size[1])
+    progress = Progress(frame_count(container) * size[0] * size[1])
     restorer, _, _ = make_restorer(model, config, sizes=[size], progress=progress.add)
     per_frame = size[0] * size[1] * (1 if luma else 3) * (2 if deep else 1) * (1 + int(outscale**2))
     at_once = max(1, min(64, _FRAME_BYTES // per_frame))

@@ -7,9 +7,9 @@ import cv2
 import numpy as np
 import pytest
 import tifffile  # a dependency of scikit-image
-from PIL import Image
+from PIL import Image, ImageOps, PngImagePlugin
 
-from jaxsr.data.decode import claims_to_be_picture, decode_rgb, picture_size
+from jaxsr.data.decode import claims_to_be_picture, decode_rgb, orientation_of, picture_size
 from jaxsr.data.picture_file import UnreadablePicture
 
 
@@ -63,6 +63,40 @@ def test_exif_orientation_is_applied(tmp_path, orientation, ending):
     got = decode_rgb(path)
     assert got.shape == upright.shape == (*picture_size(path), 3)
     assert np.abs(got.astype(int) - upright).mean() < 2  # JPEG's loss around the squares' edges
+
+
+@pytest.mark.parametrize("form", ["attribute", "element"])
+@pytest.mark.parametrize("place", ["before", "behind"])
+@pytest.mark.parametrize("ending", ["png", "webp"])
+def test_orientation_in_xmp_is_that_of_pillow(tmp_path, rgb, ending, place, form):
+    stated = {
+        "attribute": b'<x tiff:Orientation="6"/>',
+        "element": b"<tiff:Orientation>6</tiff:Orientation>",
+    }[form]
+    path = tmp_path / f"a.{ending}"
+    if ending == "webp":
+        Image.fromarray(rgb).save(path, lossless=True, xmp=stated)
+    else:
+        Image.fromarray(rgb).save(path)
+        data, text = path.read_bytes(), b"iTXtXML:com.adobe.xmp\0\0\0\0\0" + stated
+        at = data.index(b"IDAT" if place == "before" else b"IEND") - 4
+        chunk = struct.pack(">I", len(text) - 4) + text + struct.pack(">I", zlib.crc32(text))
+        path.write_bytes(data[:at] + chunk + data[at:])
+    with Image.open(path) as image:
+        image.load()
+        want = np.asarray(ImageOps.exif_transpose(image))
+    assert want.shape == (30, 20, 3)
+    np.testing.assert_array_equal(decode_rgb(path), want)
+    assert picture_size(path) == (30, 20) and orientation_of(path) == 6
+
+
+def test_the_size_of_a_png_with_xmp_is_read_without_its_pixels(tmp_path, rgb):
+    xmp = PngImagePlugin.PngInfo()
+    xmp.add_itxt("XML:com.adobe.xmp", '<x tiff:Orientation="8"/>')
+    Image.fromarray(rgb).save(tmp_path / "a.png", pnginfo=xmp)
+    data = (tmp_path / "a.png").read_bytes()
+    (tmp_path / "a.png").write_bytes(data[: data.index(b"IDAT") + 40])
+    assert picture_size(tmp_path / "a.png") == (30, 20)
 
 
 @pytest.mark.parametrize("ending", ["png", "tif"])

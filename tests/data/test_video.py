@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from jaxsr.data.video import display_matrix, open_video, turned
+from jaxsr.data.video import display_matrix, frame_count, open_video, turned
 
 av = pytest.importorskip("av", reason="videos need PyAV")
 
@@ -139,6 +139,26 @@ def test_whole_files_of_any_times_are_whole(tmp_path, ending, times, sound_s):
         out.mux(sound.encode(None))
     with open_video(path) as reading:
         assert len([*reading.frames()]) == len(times) and reading.shortage() is None
+
+
+@pytest.mark.parametrize(("ending", "codec"), [
+    ("mp4", "libx264"), ("mkv", "libx264"), ("webm", "libvpx-vp9"), ("ts", "libx264"),
+    ("mpg", "mpeg2video"), ("h264", "libx264"),
+])  # fmt: skip
+def test_frames_to_come(tmp_path, ending, codec):
+    path = tmp_path / f"a.{ending}"
+    with av.open(str(path), "w") as out:
+        video = out.add_stream(codec, rate=25)
+        video.width, video.height, video.pix_fmt = 64, 48, "yuv420p"
+        for number in range(50):
+            pixels = np.random.default_rng(number).integers(0, 256, (48, 64, 3), np.uint8)
+            out.mux(video.encode(av.VideoFrame.from_ndarray(pixels)))
+        out.mux(video.encode(None))
+    with open_video(path) as reading:
+        told = frame_count(reading.container)
+        read = len([*reading.frames()])
+    # MPEG-TS and MPEG-PS have no length but that of the times present.
+    assert read == 50 and (told == 0 if ending == "h264" else abs(told - 50) <= 2)
 
 
 def test_joined_transport_streams_follow_on(tmp_path):

@@ -116,6 +116,21 @@ def late_chunks(folder):
 
 
 @case(
+    "PNG, JPEG, WebP",
+    "a damaged part of EXIF",
+    "kept in PNG and JPEG; dropped, with a line, in TIFF, and in WebP that has a resolution",
+)
+def damaged_exif(folder):
+    pointer = struct.pack("<HHII", 0x8769, 4, 1, 60000)  # beyond the end
+    turned = struct.pack("<HHIHH", 274, 3, 1, 6, 0)
+    content = b"Exif\0\0II*\0" + struct.pack("<IH", 8, 2) + turned + pointer + bytes(4)
+    save(folder.path / "a.jpg", exif=content)
+    result, said = folder.restored("a.jpg", "--format", "tiff")
+    assert "written without a damaged part of EXIF (tag 34665)" in said
+    assert read_picture(result).notes.orientation == 6
+
+
+@case(
     "PNG",
     "texts, times, colours (tEXt, zTXt, iTXt, tIME, gAMA, cHRM, sRGB, cICP, mDCV, cLLI)",
     "kept",

@@ -5,6 +5,7 @@ import io
 import struct
 import zlib
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -15,7 +16,7 @@ from PIL import Image, ImageCms, ImageOps
 from jaxsr.data.picture_file import ENDINGS
 from jaxsr.restoration.encode import write_picture
 from jaxsr.restoration.encoding import Encoding
-from jaxsr.restoration.notes import Notes, with_size
+from jaxsr.restoration.notes import Notes, lost_in, with_size
 from jaxsr.restoration.pictures import (
     CHANNELS,
     PictureError,
@@ -186,6 +187,34 @@ def test_tiff_layouts(tmp_path, options, dtype):
     np.testing.assert_array_equal(read_picture(tmp_path / "x.tif").pixels, pixels)
 
 
+@pytest.mark.parametrize("extra", ["assocalpha", "unassalpha"])
+def test_deep_gray_with_alpha_has_the_notes_of_8_bits(tmp_path, extra):
+    """Pillow reads the 8-bit form, and not the 16-bit one."""
+    alpha = noise(20, 30, 1, deep=True) | 0x4000
+    gray = (noise(20, 30, 1, deep=True) * (alpha / 65535)).astype(np.uint16)
+    xmp, deep = b"<x:xmpmeta/>", np.concatenate([gray, alpha], -1)
+    tags = [(700, 1, len(xmp), xmp, True), (0xC001, 4, 1, 99, True)]
+    options: dict[str, Any] = {"photometric": "minisblack", "planarconfig": "contig"}
+    options |= {"extrasamples": [extra], "extratags": tags, "metadata": None}
+    got = {}
+    for pixels in (deep, (deep >> 8).astype(np.uint8)):
+        data = _tiff(pixels, resolution=(300, 150), resolutionunit=2, **options)
+        # tifffile writes no pointer to EXIF.
+        pointer = struct.pack("<HHII", 0x8769, 4, 1, len(data))
+        data = data.replace(struct.pack("<HHII", 0xC001, 4, 1, 99), pointer)
+        # EXIF's directory, with one entry: ExposureProgram 2.
+        (tmp_path / "a").write_bytes(data + struct.pack("<HHHII4x", 1, 0x8822, 3, 1, 2))
+        got[pixels.dtype] = read_picture(tmp_path / "a")
+    picture, shallow = got.values()
+    assert picture.kind == shallow.kind == "gray-alpha" and picture.notes == shallow.notes
+    assert (picture.notes.dpi, picture.notes.xmp) == ((300, 150), xmp)
+    exif = Image.Exif()
+    exif.load(picture.notes.exif or b"")
+    assert exif.get_ifd(0x8769) == {0x8822: 2}
+    straight = np.rint(gray * (65535 / alpha)) if extra == "assocalpha" else gray
+    np.testing.assert_array_equal(picture.pixels, np.concatenate([straight, alpha], -1))
+
+
 @pytest.mark.parametrize("order", ["<", ">"])  # Pillow knows one of them
 def test_white_is_zero_and_float_tiffs(tmp_path, order):
     gray = noise(9, 8, deep=True)
@@ -336,6 +365,32 @@ def test_texts_stay_byte_for_byte(tmp_path, source, format, encoding):
     if format == "TIFF" and encoding == "utf-8":
         with tifffile.TiffFile(result) as file:
             assert {tag: file.pages.first.tags[tag].value for tag in texts} == texts
+
+
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "TIFF"])
+@pytest.mark.parametrize(
+    ("entry", "damage"),
+    [
+        (struct.pack("<HHII", 0x8769, 4, 1, 60000), "a damaged part of EXIF (tag 34665)"),
+        (struct.pack("<HHI4s", 0x8825, 2, 4, b"abc"), "a damaged part of EXIF (tag 34853)"),
+        (struct.pack("<HHII", 0x8769, 4, 1, 38), None),  # a directory of no entries
+        (None, "damaged EXIF"),
+    ],
+)
+def test_damaged_exif_is_kept_or_left_out_with_a_line(tmp_path, format, entry, damage):
+    """Its orientation stays, as Pillow reads it."""
+    turned = struct.pack("<HHIHH", 0x0112, 3, 1, 6, 0)
+    exif = struct.pack("<2sHIH", b"II", 42, 8, 2) + turned + (entry or b"") + bytes(4 + 2)
+    exif = exif if entry else b"no directory"
+    notes = Notes(format=format, exif=exif, dpi=(72.0, 72.0))
+    path = written(tmp_path / "a", noise(20, 30, 3), "rgb", notes)
+    lost = (damage,) if damage and format in ("TIFF", "WEBP") else ()
+    assert lost_in(notes, format) == lost and read_picture(path).notes.dpi == pytest.approx(
+        (72, 72), abs=0.02
+    )
+    if entry:
+        with Image.open(path) as image:
+            assert image.getexif()[0x0112] == 6
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "ascii"])

@@ -229,6 +229,19 @@ def test_films_of_one_name_do_not_replace_each_other(tmp_path, capsys):
     assert len(frames_of(out / "a.mp4")) == 2
 
 
+def test_a_name_too_long_for_the_result_is_one_line(tmp_path, capsys):
+    torch.manual_seed(0)
+    source = tmp_path / "in"
+    source.mkdir()
+    long = film(source / f"{'m' * 246}.mp4", frames=2)
+    film(source / "z.mp4", frames=2)  # the one after
+    assert run(source, tmp_path / "out", networks.Small(), "--suffix", "_restored") == 1
+    said = capsys.readouterr()
+    assert "not restored: 1\n" in said.err and "File name too long" in said.err.split(str(long))[1]
+    assert "restored 1 file" in said.out
+    assert len(frames_of(tmp_path / "out" / "z_restored.mp4")) == 2
+
+
 def test_a_film_that_is_cut_short_fails_again(tmp_path, capsys):
     """Its result stays, and a second command does not take it for the whole film."""
     torch.manual_seed(0)
