@@ -41,7 +41,7 @@ from jaxsr.interop.checkpoint_record import (
 from jaxsr.interop.errors import CheckpointError, DamagedFileError, first_line
 from jaxsr.interop.fields import whole_number
 from jaxsr.interop.lost_process import lost_process_error
-from jaxsr.interop.orbax_loops import lenient_loops, without_late_tracebacks
+from jaxsr.interop.orbax_loops import lenient_loops, without_late_tracebacks, without_save_warnings
 
 _OUTDATED = ".outdated"
 """Folder of discarded checkpoints, until they are deleted."""
@@ -152,9 +152,20 @@ class Checkpoints:
         return self._manager.best_step()
 
     def save(
-        self, step: SupportsIndex, state: PyTree, metrics: Mapping[str, Any] | None = None
+        self,
+        step: SupportsIndex,
+        state: PyTree,
+        metrics: Mapping[str, Any] | None = None,
+        *,
+        inherited: bool = False,
     ) -> None:
         """Copies the state off the devices and returns; writing goes on asynchronously.
+
+        Args:
+          step: its number.
+          state: a tree of arrays.
+          metrics: results of the step's validation.
+          inherited: the state is another run's, from which this one branches.
 
         Raises:
           CheckpointError: this or the previous save failed, on a full disk for example; a leaf is
@@ -166,7 +177,7 @@ class Checkpoints:
 
         self.wait()  # as Orbax would: its thread may still be moving an outdated one
         step, metrics = operator.index(step), checked_metrics(metrics, self._metric)
-        record = CheckpointRecord.of(step, state, metrics, self._notes)
+        record = CheckpointRecord.of(step, state, metrics, self._notes, inherited)
         if step in self._manager.all_steps():
             saved = read_record(self.folder / str(step))
             if saved.arrays == record.arrays and metrics in (None, saved.metrics):
@@ -181,7 +192,7 @@ class Checkpoints:
                 f"{self.folder} has a checkpoint of step {latest}, which comes after {step}; "
                 "restore it first, or use another folder"
             )
-        with _write_errors(self.folder), _without_metric_warnings():
+        with _write_errors(self.folder), without_save_warnings():
             self._manager.save(
                 step,
                 args=ocp.args.Composite(
@@ -240,6 +251,10 @@ class Checkpoints:
     def metrics(self, step: int) -> dict[str, float] | None:
         """The metrics that this step was saved with, if any; damage of its record raises."""
         return read_record(self.folder / str(step)).metrics
+
+    def is_inherited(self, step: int) -> bool:
+        """Whether the state of this step is another run's; damage of its record raises."""
+        return read_record(self.folder / str(step)).inherited
 
 
 def restore_newest(folder: Path, like: PyTree) -> tuple[int, PyTree] | None:
@@ -441,21 +456,6 @@ def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
     if isinstance(leaf, jax.Array):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
     return leaf
-
-
-@contextmanager
-def _without_metric_warnings() -> Generator[None]:
-    """Saves between validations have no metric, on purpose: Orbax need not warn of each."""
-
-    def without(record: logging.LogRecord) -> bool:
-        return "tracked_metric" not in record.getMessage()
-
-    logger = logging.getLogger("absl")
-    logger.addFilter(without)
-    try:
-        yield
-    finally:
-        logger.removeFilter(without)
 
 
 @contextmanager

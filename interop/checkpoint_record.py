@@ -88,10 +88,17 @@ class CheckpointRecord:
     """By the path of the leaf."""
     absent: list[str] | None = None
     """Paths of entries that are None; None in checkpoints before 0.4."""
+    inherited: bool = False
+    """Whether the state is another run's, from which this one branches."""
 
     @classmethod
     def of(
-        cls, step: int, state: PyTree, metrics: Mapping[str, float] | None, notes: Mapping[str, Any]
+        cls,
+        step: int,
+        state: PyTree,
+        metrics: Mapping[str, float] | None,
+        notes: Mapping[str, Any],
+        inherited: bool,
     ) -> Self:
         """The record of a state; every process of a job calls it at the same time.
 
@@ -113,6 +120,7 @@ class CheckpointRecord:
             notes=dict(notes),
             arrays={n: SavedArray(*_form(leaf), digests[n]) for n, leaf in leaves.items()},
             absent=_absent_of(state),
+            inherited=inherited,
         )
 
     def sealed(self) -> str:
@@ -130,7 +138,7 @@ class CheckpointRecord:
         arrays = {name: SavedArray(*saved) for name, saved in entries["arrays"].items()}
         return cls(
             step=entries["step"], metrics=entries["metrics"], notes=entries["notes"], arrays=arrays,
-            absent=entries.get("absent"),
+            absent=entries.get("absent"), inherited=entries.get("inherited", False),
         )  # fmt: skip
 
     def check_fits(self, target: PyTree, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Event loops of Orbax, whose coroutines fail late and print tracebacks then."""
+"""Quiet for Orbax: its coroutines fail late and print tracebacks, and it warns of each save."""
 
 import asyncio
 import gc
@@ -68,6 +68,21 @@ def lenient_loops() -> Generator[None]:
     finally:
         with _deprecated_policies():
             asyncio.set_event_loop_policy(policy)  # pyright: ignore[reportDeprecated]
+
+
+@contextmanager
+def without_save_warnings() -> Generator[None]:
+    """Saves between validations have no metric, on purpose: Orbax need not warn of each."""
+
+    def without(record: logging.LogRecord) -> bool:
+        return "tracked_metric" not in record.getMessage()
+
+    logger = logging.getLogger("absl")
+    logger.addFilter(without)
+    try:
+        yield
+    finally:
+        logger.removeFilter(without)
 
 
 @contextmanager

@@ -237,9 +237,9 @@ def _with_length(default: RunConfig, kind: str) -> RunConfig:
     """Returns the default run with its length in this unit; the option replaces the number."""
     if getattr(default, kind) is not None:
         return default
-    other = "epochs" if kind == "steps" else "steps"
-    placeholder = default.steps or default.epochs
-    return dataclasses.replace(default, **{kind: placeholder, other: None})
+    if kind == "epochs":
+        return dataclasses.replace(default, steps=None, epochs=1.0)
+    return dataclasses.replace(default, steps=2**31 - 1, epochs=None)  # beyond any --profile
 
 
 def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:

@@ -1,9 +1,10 @@
 """The options of a training run that every family shares, checked at construction."""
 
 import dataclasses
+import inspect
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self, TypeVar
+from typing import Any, Literal, Optional, Self, TypeVar
 
 from jaxsr.errors import InputError
 from jaxsr.interop.fields import number, whole_number
@@ -72,6 +73,13 @@ class RunConfig(LaneFoldingOptions, AotOptions, StepConfig, OptimizerConfig):
     """Also log to wandb or mlflow, or to your own class, module:Class."""
     profile: str | None = None
     """START:STOP: steps to record with the profiler, into out/profile."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # `steps: int = 6` of a task: it is None in a run whose length is given in epochs.
+        stated = inspect.get_annotations(cls)
+        lengths = {n: Optional[stated[n]] for n in ("steps", "epochs") if n in stated}  # noqa: UP045
+        cls.__annotations__ = stated | lengths
 
     def __post_init__(self) -> None:
         for part in (AotOptions, StepConfig, OptimizerConfig):

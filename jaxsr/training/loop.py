@@ -84,7 +84,8 @@ def train(
         if first_host:
             check_held(out)
         if origin.startswith("branched"):
-            checkpoints.save(start, engine.state())  # the other run may be deleted from now on
+            # The other run may be deleted from now on.
+            checkpoints.save(start, engine.state(), inherited=True)
         if first_host:
             if record is not None:
                 record.write()
@@ -134,7 +135,10 @@ def _restore(
     origin, checkpoint = "resumed", None
     if config.resume:
         checkpoint = checkpoints.restore(engine.state())
-        if checkpoint is not None and checkpoint[0] > total:
+        is_branch = checkpoint is not None and checkpoints.is_inherited(checkpoint[0])
+        if is_branch:
+            origin = "resumed the branch"  # none of its own steps is saved
+        if checkpoint is not None and checkpoint[0] + is_branch > total:
             raise TrainingError(
                 f"the run is at step {checkpoint[0]} already; give more than steps={total} with "
                 "--steps, or start another with --branch-from"

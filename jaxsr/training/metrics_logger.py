@@ -110,7 +110,7 @@ class Records:
         recorded = {
             s for line, s in zip(lines, steps, strict=True) if s is not None and b'"phase"' in line
         }
-        first = min(recorded, default=step) if branched else 1
+        first = min(recorded, default=step + 1) if branched else 1
         missing = [s for s in range(first, step + 1) if s not in recorded]
         if missing:
             log.warning("%s has no lines of steps %s", self._path, _ranges(missing))

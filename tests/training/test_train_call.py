@@ -19,7 +19,9 @@ import jaxsr
 from jaxsr.errors import FileAccessError, InputError, UserError
 from jaxsr.interop.errors import StateOfCallError
 from jaxsr.interop.out_of_memory import OutOfMemoryError
+from jaxsr.interop.weights import read_metadata
 from jaxsr.train import main
+from jaxsr.training.cli_options import parse_command_line
 from jaxsr.training.generators import generator_states
 from jaxsr.training.start import _one_run
 from jaxsr.training.train_call import _words
@@ -107,6 +109,57 @@ def test_a_resumed_run_does_not_read_the_weights_that_it_began_with(folder):
     shutil.rmtree("run/checkpoints")
     with pytest.raises(UserError, match="first"):
         jaxsr.train(Fit, out="run", resume=True, steps=2, **options)
+
+
+def test_a_branch_killed_before_its_first_step_ends_as_one_that_was_not(folder, caplog):
+    options = {"width": 4, "tensorboard": False, "validate_every": 2}
+    jaxsr.train(Fit, out="first", steps=4, **options)
+    branch = {**options, "branch_from": "first", "steps": 8, "lr": 3.0}
+    whole = jaxsr.train(Fit, out="whole", **branch)
+
+    def killed(run, *_):
+        run.checkpoints.wait()
+        raise RuntimeError("killed")
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(UserError, match="killed"):
+        patch.setattr("jaxsr.training.loop._Run.steps", killed)
+        jaxsr.train(Fit, out="run", **branch)
+    with pytest.raises(UserError, match="at step 4 already; give more than steps=4"):
+        jaxsr.train(Fit, out="run", resume=True, steps=4)
+    run = jaxsr.train(Fit, out="run", resume=True)
+    assert not caplog.messages
+    best, expected = (f"{each.folder}/network.best.safetensors" for each in (run, whole))
+    assert read_metadata(Path(best))["step"] == read_metadata(Path(expected))["step"]
+    np.testing.assert_equal(load_file(best), load_file(expected))
+    assert [line["step"] for line in run.metrics] == [line["step"] for line in whole.metrics]
+
+
+class ShortTypes(Fit):
+    class Config(jaxsr.TaskConfig):
+        batch = 8
+        steps: int = 1
+        width: int = 4
+        tensorboard = False
+
+
+class ShortTypesInEpochs(ShortTypes):
+    class Config(ShortTypes.Config):
+        steps = None  # pyright: ignore[reportAssignmentType]
+        epochs: "float" = 0.5
+
+
+@pytest.mark.parametrize("task", [ShortTypes, ShortTypesInEpochs])
+@pytest.mark.parametrize("length", [{"epochs": 0.5}, {"steps": 1}], ids=["epochs", "steps"])
+def test_a_run_whose_length_is_in_the_other_unit_goes_on(folder, task, length):
+    jaxsr.train(task, out="run", **length)
+    assert jaxsr.train(task, out="run", resume=True).finished
+    (unit,) = length
+    assert jaxsr.train(task, out="branch", branch_from="run", **{unit: 2}).finished
+    name = f"{task.__module__}:{task.__qualname__}"
+    Path("mine.yaml").write_text(f"family: {name}\n{unit}: 1\n")
+    _, _, config = parse_command_line([name, "--config", "mine.yaml"])
+    other = {"steps", "epochs"} - {unit}
+    assert (getattr(config, unit), getattr(config, other.pop())) == (1, None)
 
 
 class HalfPrecision(Fit):
