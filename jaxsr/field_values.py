@@ -7,6 +7,7 @@ import dataclasses
 import json
 import types
 from collections.abc import Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -112,6 +113,8 @@ def _converted(kind: Any, value: Any, name: str) -> Any:
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         is_group = isinstance(value, Mapping)
         return from_values(kind, value, prefix=f"{name}.") if is_group else _UNFIT
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return next((member for member in kind if value in (member, member.name)), _UNFIT)
     if kind in _SINGLE:
         return _SINGLE[kind](value, name)
     fits = not isinstance(origin or kind, type) or isinstance(value, origin or kind)

@@ -24,11 +24,12 @@ import shlex
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_type_hints
 
 from jaxsr.errors import DamagedFileError, InputError, MissingFileError, one_line, printable
-from jaxsr.field_values import from_values
+from jaxsr.field_values import checked, from_values
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.bounded_read import CONFIGURATION, read_bounded
 from jaxsr.interop.json_text import check_once, parse_json
@@ -129,8 +130,35 @@ class ConfigFile:
 
 def to_json(family: str, config: RunConfig, **facts: Any) -> JsonObject:
     """Returns the content of `config.json`; `facts` are further fields of `ConfigFile`."""
-    options = json.loads(json.dumps(dataclasses.asdict(config), default=str))
+    options = json.loads(json.dumps(dataclasses.asdict(config), default=_as_json))
     return {"family": family, "model": options.get("model"), "options": options, **facts}
+
+
+def _as_json(value: Any) -> str:
+    return value.name if isinstance(value, Enum) else str(value)
+
+
+def check_kept(config: RunConfig, options: Mapping[str, Any]) -> None:
+    """Refuses options that could not be read from a run's `config.json`.
+
+    Args:
+      config: has them.
+      options: as `to_json` returns them.
+
+    Raises:
+      InputError: there is one.
+    """
+    declared = get_type_hints(type(config))
+    for name in (field.name for field in dataclasses.fields(config) if field.init):
+        try:
+            checked(declared[name], options[name], name)
+        except InputError as error:
+            kind = getattr(declared[name], "__name__", declared[name])
+            raise InputError(
+                f"{name} is {printable(getattr(config, name), 80)}, which config.json cannot hold "
+                f"as {kind}: no resume could read it; declare numbers, texts, bool, Path, an Enum, "
+                "Literal or None, or a list, tuple or dict[str, ...] of them"
+            ) from error
 
 
 def describe_data(files: Mapping[str, str]) -> JsonObject:
@@ -316,7 +344,7 @@ def _flat(prefix: str, values: Mapping[str, Any]) -> list[tuple[str, str]]:
         if isinstance(value, Mapping):
             pairs += _flat(f"{prefix}{name}.", value)
         else:
-            pairs.append((prefix + name, _as_text(value)))
+            pairs.append((f"{prefix}{name}", _as_text(value)))
     return pairs
 
 

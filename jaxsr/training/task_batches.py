@@ -46,10 +46,10 @@ class StepBatches:
         if self.data.kind == "steps" or self.data.collate is not None:
             batch: HostBatch = {}
             return batch, lambda rows: batch.update(self[step])
-        indices = self._numbers(first, count)[:, 0]
+        numbers = self._numbers(first, count)
         if self.data.resident:
-            return {"index": indices.astype(np.int32)}, None
-        return self.data.fixed(indices)
+            return {"index": numbers[:, 0].astype(np.int32)}, None
+        return self.data.fixed(numbers)
 
     def _numbers(self, first: int, count: int) -> np.ndarray:
         data = self.data

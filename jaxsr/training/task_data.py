@@ -269,29 +269,33 @@ class TaskData:
             )
         return needed <= resident_gb
 
-    def fixed(self, indices: np.ndarray) -> tuple[HostBatch, Fill]:
-        """Returns arrays for the items of these numbers, and a function that fills rows of them.
+    def fixed(self, numbers: np.ndarray) -> tuple[HostBatch, Fill]:
+        """Returns arrays for items, and a function that fills rows of them.
 
         Any thread may call the function.
+
+        Args:
+          numbers: index and epoch of each, int (n, 2). Items that a cache keeps are those of the
+            first epoch.
         """
-        shapes = {n: ((len(indices), *a.shape[1:]), a.dtype) for n, a in self.form.items()}
+        shapes = {n: ((len(numbers), *a.shape[1:]), a.dtype) for n, a in self.form.items()}
         batch = {name: np.empty(*shape) for name, shape in shapes.items()}
 
         def fill(rows: np.ndarray) -> None:
             for row in rows:
-                for name, array in self._read(int(indices[row])).items():
+                for name, array in self._read(*numbers[row].tolist()).items():
                     batch[name][row] = array
 
         return batch, fill
 
-    def _read(self, index: int) -> HostBatch:
+    def _read(self, index: int, epoch: int) -> HostBatch:
         """Reads an item's arrays, from memory or else from the source."""
         cache = self.cache
         if cache is not None:
             kept = {name: cache.get((index, name)) for name in self.form}
             if all(array is not None for array in kept.values()):
                 return kept  # type: ignore[return-value]
-        fields = self.fields(self.item(index), index)
+        fields = self.fields(self.item(index, 0 if cache is not None else epoch), index)
         self._check_alike({n: a[0] for n, a in self.form.items()}, fields, 0, index)
         if cache is not None:
             fields = {n: cache.keep((index, n), np.array(a)) for n, a in fields.items()}
@@ -300,7 +304,8 @@ class TaskData:
     def columns(self) -> HostBatch:
         """Returns all items as arrays, with the items along the first axis."""
         assert self.length is not None
-        batch, fill = self.fixed(np.arange(self.length))
+        indices = np.arange(self.length)
+        batch, fill = self.fixed(np.stack([indices, np.zeros_like(indices)], axis=1))
         parts = np.array_split(np.arange(self.length), min(self.length, 8 * self.threads))
         with ThreadPoolExecutor(self.threads, "resident-items") as pool:
             list(pool.map(fill, parts))

@@ -1,7 +1,6 @@
 """One run of a task: the interface of `Task` for the engines and the loop."""
 
 import contextlib
-import dataclasses
 import json
 import warnings
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ from jaxsr.interop.train.optimizers import OptimizerConfig
 from jaxsr.models.build import check_parameters
 from jaxsr.models.own_network import stated_uses
 from jaxsr.training.config import RunConfig
+from jaxsr.training.config_file import to_json
 from jaxsr.training.fine_tuning import learning_rate_factors
 from jaxsr.training.generators import preserved_generators
 from jaxsr.training.phases import check_phases, phases_in_words
@@ -442,7 +442,7 @@ class TaskRun:
                 json.dumps(notes)
                 "".join(notes)
             return notes
-        options = json.loads(json.dumps(dataclasses.asdict(self.config), default=str))
+        options = to_json("", self.config)["options"]
         return {
             "family": self.family,
             "network": self.exported,

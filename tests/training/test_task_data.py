@@ -191,6 +191,8 @@ def test_grains_own_datasets():
     first, second = take(open_data(drawn), 2, batch=6)
     assert sorted(first["v"].tolist()) == sorted(second["v"].tolist()) == list(range(6))
     assert len(np.unique([first["noise"], second["noise"]])) == 12  # another epoch, other noise
+    ahead = take(open_data(drawn, threads=2), 2, batch=6)
+    assert_equal(ahead, [first, second])
     with pytest.raises(InputError, match="leave repeat"):
         open_data(source.repeat())
 
