@@ -77,15 +77,17 @@ def _write_jpeg(stream: BinaryIO, bands: Bands, encoding: Encoding) -> None:
     if after > 2 and notes.dpi:
         across, down = (min(65535, round(d)) for d in notes.dpi)
         head = head[:13] + struct.pack(">BHH", 1, across, down) + head[18:]
-    for part in (head, _jpeg_segments(notes), encoded[after:]):
+    # Encoders write no such segment for CMYK: EXIF says it then.
+    exif = notes.exif if after > 2 else with_resolution(notes)
+    for part in (head, _jpeg_segments(notes, exif), encoded[after:]):
         stream.write(part)
 
 
-def _jpeg_segments(notes: Notes) -> bytes:
+def _jpeg_segments(notes: Notes, exif: bytes | None) -> bytes:
     """Notes as segments; EXIF or XMP too long for one stays out, see `notes.lost_in`."""
     segments = []
-    if notes.exif and len(notes.exif) < JPEG_SEGMENT:
-        segments.append((0xE1, b"Exif\0\0" + notes.exif))
+    if exif and len(exif) < JPEG_SEGMENT:
+        segments.append((0xE1, b"Exif\0\0" + exif))
     if notes.xmp and len(notes.xmp) < JPEG_SEGMENT:
         segments.append((0xE1, b"http://ns.adobe.com/xap/1.0/\0" + notes.xmp))
     icc = notes.icc or b""

@@ -154,6 +154,9 @@ def _left_of_tiff(tags: Mapping[int, Any], *, pages: int) -> tuple[str, ...]:
     dropped = [f"{extra} samples a pixel of no stated kind"] if extra > 0 else []
     unknown = [str(tag) for tag in tags if tag not in TIFF_STORAGE and tag not in TIFF_NOTES]
     dropped += [f"the tags {first_of(unknown, 8)}"] if unknown else []
+    # ImageJ's size of a pixel; 1 is what tifffile writes where there is none.
+    if tags.get(296, 2) == 1 and (tags.get(282, 1), tags.get(283, 1)) != (1, 1):
+        dropped.append("the resolution without a unit")
     return (*dropped, "previews") if pages > 1 or _PREVIEW in tags else tuple(dropped)
 
 

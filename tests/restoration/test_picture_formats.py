@@ -104,6 +104,25 @@ def usual_notes(folder):
         result.unlink()
 
 
+@case("CMYK TIFF, JPEG", "resolution", "kept; in EXIF where the result is JPEG")
+def resolution_of_cmyk(folder):
+    Image.fromarray(PIXELS).convert("CMYK").save(folder.path / "a.tif", dpi=(300, 300))
+    for format in ("tiff", "jpeg"):
+        result, said = folder.restored("a.tif", "--format", format)
+        with Image.open(result) as image:
+            assert image.mode == "CMYK"
+            assert image.info["dpi"] == (300, 300)
+        assert "note:" not in said
+        result.unlink()
+
+
+@case("TIFF", "resolution without a unit, as ImageJ's", "dropped, with a line")
+def resolution_without_a_unit(folder):
+    path = folder.path / "a.tif"
+    tifffile.imwrite(path, PIXELS, imagej=True, resolution=(2.5, 2.5), metadata={"unit": "um"})
+    assert "written without the resolution without a unit" in folder.restored("a.tif")[1]
+
+
 @case("PNG", "EXIF and XMP behind the samples", "kept")
 def late_chunks(folder):
     notes = ((b"eXIf", exif().removeprefix(b"Exif\0\0")),
