@@ -9,7 +9,6 @@ out.
 import glob
 import json
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from jaxsr.data.sources import Source
 from jaxsr.errors import InputError, one_line, printable_text
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.atomic_write import atomic_path, atomic_write
+from jaxsr.metrics.means import mean_figures
 from jaxsr.metrics.perceptual import LPIPS_CONVENTION, lpips_if_installed
 from jaxsr.restoration.batch import named_result
 from jaxsr.restoration.config import RestoreConfig
@@ -109,7 +109,8 @@ def write_report(
         "bicubic": "the source enlarged with Pillow's bicubic (a = -0.5)",
         "lpips": LPIPS_CONVENTION if measure_lpips else None,
     }
-    means = _means(rows)
+    figures = ("psnr", "ssim", "bicubic_psnr", "lpips")
+    means = mean_figures([{name: getattr(row, name) for name in figures} for row in rows])
     content = {
         "model": "; ".join(models),
         "engine": config.engine,
@@ -199,15 +200,6 @@ def _figures(
     )
 
 
-def _means(rows: Sequence[ImageQuality]) -> dict[str, float]:
-    means = {}
-    for name in ("psnr", "ssim", "bicubic_psnr", "lpips"):
-        values = [value for row in rows if (value := getattr(row, name)) is not None]
-        if values:
-            means[name] = statistics.fmean(values)
-    return means
-
-
 def _finite(row: Mapping[str, Any]) -> JsonObject:
     """JSON has no infinity: null stands for it."""
     infinite = (math.inf, -math.inf)
@@ -229,6 +221,8 @@ def _table(rows: Sequence[ImageQuality], means: dict, convention: dict) -> str:
     lines.append(
         f"PSNR and SSIM: {convention['psnr_ssim']}. LPIPS: {convention['lpips'] or 'no weights'}."
     )
+    if any(math.inf in (row.psnr, row.bicubic_psnr) for row in rows):
+        lines.append("Means of PSNR leave out images without any error.")
     return "\n".join(lines) + "\n"
 
 

@@ -23,6 +23,7 @@ from jaxsr.errors import counted
 from jaxsr.interop.annotations import JsonObject, PyTree
 from jaxsr.interop.out_of_memory import check_fits
 from jaxsr.interop.train.objective import Objective
+from jaxsr.metrics.means import mean_figures
 from jaxsr.metrics.perceptual import LPIPS_SMALLEST, lpips_if_installed
 from jaxsr.models.picture_objective import PictureObjective
 from jaxsr.training.phases import phases_in_words
@@ -146,7 +147,7 @@ class PhotoTask(Task):
                     figures[-1][name] = self._lpips(*(_channels_last(x) for x in (image, high)))
             if len(rows) < _GRID_ROWS:
                 rows.append(_grid_row((low, bicubic, output, high), scale))
-        metrics = {name: float(np.mean([f[name] for f in figures])) for name in figures[0]}
+        metrics = mean_figures(figures)
         metrics["gain_db"] = metrics["psnr_y"] - metrics["bicubic_psnr_y"]
         return ValidationResult(metrics, _stack(rows))
 
