@@ -112,6 +112,13 @@ def find_inputs(config: RestoreConfig) -> Inputs:
         raise InputError(
             f"no images found ({inputs.why_empty()}); name images, videos, folders or globs"
         )
+    places = {source.path.resolve(): source for source in inputs.sources}
+    for source in [*inputs.sources] if config.overwrite else ():
+        other = places.get(named_result(source, config).resolve(), source)
+        if other is not source:
+            inputs.sources.remove(source)
+            reason = f"the result would replace the source {other.path}; use --suffix or --out"
+            inputs.problems.append((str(source.path), reason))
     return inputs
 
 

@@ -163,6 +163,14 @@ def test_a_name_by_which_the_format_is_not_known(pictures, capsys):
     assert [path.read_bytes() for path in (pictures / "out").glob("a.*")] == before
 
 
+def test_no_source_is_replaced_by_the_result_of_another(pictures, capsys):
+    Image.new("RGB", (12, 14)).save("in/a.bmp")
+    before = (pictures / "in/a.png").read_bytes()
+    assert run("--overwrite", "--out", "in") == 1
+    assert (pictures / "in/a.png").read_bytes() == before
+    assert "a.bmp: the result would replace the source in/a.png" in capsys.readouterr().err
+
+
 def test_a_report_has_no_figures_of_results_that_failed(pictures, monkeypatch):
     """An image that is there already is another model's."""
     os.mkdir("truth")
