@@ -33,9 +33,11 @@ def differing(buffers: Arrays, module: "torch.nn.Module") -> Arrays:
       buffers: those that forward writes, on one device.
       module: has them.
     """
-    from torch.nn.modules import batchnorm
+    from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivateUsage]
 
-    norm = cast("type[torch.nn.Module]", vars(batchnorm)["_NormBase"])
+    if jax.lax.axis_size(meshes.DATA_AXES) == 1:
+        return {}
+    norm = cast("type[torch.nn.Module]", _NormBase)
     layers = cast("Iterable[tuple[str, torch.nn.Module]]", module.named_modules())
     exchanged = {
         f"{owner}.{name}".lstrip(".")
@@ -48,8 +50,6 @@ def differing(buffers: Arrays, module: "torch.nn.Module") -> Arrays:
         for name, buffer in buffers.items()
         if name not in exchanged and name.rpartition(".")[2] not in _OF_WEIGHTS
     }
-    if jax.lax.axis_size(meshes.DATA_AXES) == 1:
-        return {}
     if written:
         log.warning(
             "forward writes %s from each device's rows: floats become the devices' mean, which is "

@@ -91,8 +91,7 @@ def find_sources(
         try:
             kind = special_kind(path)
         except OSError:
-            found = sorted(glob.glob(text, recursive=True)) if glob.has_magic(text) else []
-            matches = [Path(name) for name in found]
+            matches = [*map(Path, sorted(glob.glob(text, recursive=True)))]
             files = [path for path in matches if path.is_file()]
             inputs.sources += [Source(path, Path(path.name)) for path in files]
             # `**` matches the files of its folders, too.

@@ -53,10 +53,10 @@ class Progress:
         if is_due and self.pixels and not is_quiet():
             self._printed = clock
             rate, left = self.pixels / self.seconds, self._total - self.pixels
-            line = f"{short(self.pixels / 1e6)} MP, {short(rate / 1e6)} MP/s"
+            total, ending = "", ""
             if left >= 0:
-                line = line.replace(" MP,", f" of {short(self._total / 1e6)} MP,", 1)
-                line += f", {left / rate:.0f} s left"
+                total, ending = f" of {short(self._total / 1e6)}", f", {left / rate:.0f} s left"
+            line = f"{short(self.pixels / 1e6)}{total} MP, {short(rate / 1e6)} MP/s{ending}"
             print(line, file=sys.stderr, flush=True)
 
     def leave_out(self, pixels: int) -> None:

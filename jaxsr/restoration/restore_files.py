@@ -112,14 +112,20 @@ def find_inputs(config: RestoreConfig) -> Inputs:
         raise InputError(
             f"no images found ({inputs.why_empty()}); name images, videos, folders or globs"
         )
-    places = {source.path.resolve(): source for source in inputs.sources}
-    for source in [*inputs.sources] if config.overwrite else ():
-        other = places.get(named_result(source, config).resolve(), source)
+    if config.overwrite:
+        _keep_other_sources(inputs, config)
+    return inputs
+
+
+def _keep_other_sources(inputs: Inputs, config: RestoreConfig) -> None:
+    """Removes sources whose results would replace other sources: `a.bmp` beside `a.png`."""
+    by_place = {source.path.resolve(): source for source in inputs.sources}
+    for source in [*inputs.sources]:
+        other = by_place.get(named_result(source, config).resolve(), source)
         if other is not source:
             inputs.sources.remove(source)
             reason = f"the result would replace the source {other.path}; use --suffix or --out"
             inputs.problems.append((str(source.path), reason))
-    return inputs
 
 
 def group_sources(config: RestoreConfig, inputs: Inputs) -> dict[str, list[Source]]:

@@ -138,7 +138,7 @@ def _as_json(value: Any) -> str:
     return value.name if isinstance(value, Enum) else str(value)
 
 
-def check_kept(config: RunConfig, options: Mapping[str, Any]) -> None:
+def check_json_options(config: RunConfig, options: Mapping[str, Any]) -> None:
     """Refuses options that could not be read from a run's `config.json`.
 
     Args:

@@ -30,7 +30,7 @@ from jaxsr.training.config_file import (
     OF_COMMAND,
     PER_RUN,
     ConfigFile,
-    check_kept,
+    check_json_options,
     describe_data,
     flat_options,
     read_config,
@@ -373,7 +373,7 @@ def claim_folder(
                 f"--resume found no run in {out}; leave --resume out, or name its folder"
             )
         _check_no_results(out, exported, is_new=run is None)
-        check_kept(config, content["options"])
+        check_json_options(config, content["options"])
         record = RunRecord(out=out, content=content, remarks=_begins(out) if config.resume else ())
         record.write()
         return record

@@ -155,10 +155,10 @@ def test_frames_to_come(tmp_path, ending, codec):
             out.mux(video.encode(av.VideoFrame.from_ndarray(pixels)))
         out.mux(video.encode(None))
     with open_video(path) as reading:
-        told = frame_count(reading.container)
-        read = len([*reading.frames()])
+        stated = frame_count(reading.container)
+        decoded = len([*reading.frames()])
     # MPEG-TS and MPEG-PS have no length but that of the times present.
-    assert read == 50 and (told == 0 if ending == "h264" else abs(told - 50) <= 2)
+    assert decoded == 50 and (stated == 0 if ending == "h264" else abs(stated - 50) <= 2)
 
 
 def test_joined_transport_streams_follow_on(tmp_path):

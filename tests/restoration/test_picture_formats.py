@@ -108,11 +108,11 @@ def usual_notes(folder):
 def resolution_of_cmyk(folder):
     Image.fromarray(PIXELS).convert("CMYK").save(folder.path / "a.tif", dpi=(300, 300))
     for format in ("tiff", "jpeg"):
-        result, said = folder.restored("a.tif", "--format", format)
+        result, printed = folder.restored("a.tif", "--format", format)
         with Image.open(result) as image:
             assert image.mode == "CMYK"
             assert image.info["dpi"] == (300, 300)
-        assert "note:" not in said
+        assert "note:" not in printed
         result.unlink()
 
 
@@ -144,8 +144,8 @@ def damaged_exif(folder):
     turned = struct.pack("<HHIHH", 274, 3, 1, 6, 0)
     content = b"Exif\0\0II*\0" + struct.pack("<IH", 8, 2) + turned + pointer + bytes(4)
     save(folder.path / "a.jpg", exif=content)
-    result, said = folder.restored("a.jpg", "--format", "tiff")
-    assert "written without a damaged part of EXIF (tag 34665)" in said
+    result, printed = folder.restored("a.jpg", "--format", "tiff")
+    assert "written without a damaged part of EXIF (tag 34665)" in printed
     assert read_picture(result).notes.orientation == 6
 
 

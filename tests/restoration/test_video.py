@@ -236,9 +236,10 @@ def test_a_name_too_long_for_the_result_is_one_line(tmp_path, capsys):
     long = film(source / f"{'m' * 246}.mp4", frames=2)
     film(source / "z.mp4", frames=2)  # the one after
     assert run(source, tmp_path / "out", networks.Small(), "--suffix", "_restored") == 1
-    said = capsys.readouterr()
-    assert "not restored: 1\n" in said.err and "File name too long" in said.err.split(str(long))[1]
-    assert "restored 1 file" in said.out
+    printed = capsys.readouterr()
+    assert "not restored: 1\n" in printed.err
+    assert "File name too long" in printed.err.split(str(long))[1]
+    assert "restored 1 file" in printed.out
     assert len(frames_of(tmp_path / "out" / "z_restored.mp4")) == 2
 
 

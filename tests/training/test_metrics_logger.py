@@ -39,8 +39,8 @@ def test_a_resume_names_the_steps_that_metrics_lack(tmp_path, caplog, lost, word
     open_records(8).close()
     assert caplog.messages == ([f"{path} has no lines of steps {words}"] if words else [])
     caplog.clear()
-    for kept in lines[4:], []:  # none: killed before its first step
-        path.write_bytes(b"".join(kept))
+    for own_lines in lines[4:], []:  # none: killed before its first step
+        path.write_bytes(b"".join(own_lines))
         open_records(8, branched=True).close()
         assert not caplog.messages
 

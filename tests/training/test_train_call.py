@@ -115,7 +115,7 @@ def test_a_branch_killed_before_its_first_step_ends_as_one_that_was_not(folder, 
     options = {"width": 4, "tensorboard": False, "validate_every": 2}
     jaxsr.train(Fit, out="first", steps=4, **options)
     branch = {**options, "branch_from": "first", "steps": 8, "lr": 3.0}
-    whole = jaxsr.train(Fit, out="whole", **branch)
+    uninterrupted = jaxsr.train(Fit, out="uninterrupted", **branch)
 
     def killed(run, *_):
         run.checkpoints.wait()
@@ -128,10 +128,12 @@ def test_a_branch_killed_before_its_first_step_ends_as_one_that_was_not(folder, 
         jaxsr.train(Fit, out="run", resume=True, steps=4)
     run = jaxsr.train(Fit, out="run", resume=True)
     assert not caplog.messages
-    best, expected = (f"{each.folder}/network.best.safetensors" for each in (run, whole))
+    best, expected = (f"{each.folder}/network.best.safetensors" for each in (run, uninterrupted))
     assert read_metadata(Path(best))["step"] == read_metadata(Path(expected))["step"]
     np.testing.assert_equal(load_file(best), load_file(expected))
-    assert [line["step"] for line in run.metrics] == [line["step"] for line in whole.metrics]
+    assert [line["step"] for line in run.metrics] == [
+        line["step"] for line in uninterrupted.metrics
+    ]
 
 
 class ShortTypes(Fit):

@@ -67,5 +67,5 @@ def test_more_integers_than_jax_draws_are_refused(high):
 
 
 def test_more_draws_than_categories_need_replacement():
-    with pytest.raises(Exception, match="draws 6 of 5 categories"):
+    with pytest.raises(RuntimeError, match="draws 6 of 5 categories"):
         drawn(lambda x: torch.multinomial(x + 1, 6), np.zeros(5, np.float32))

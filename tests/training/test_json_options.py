@@ -7,7 +7,7 @@ import pytest
 
 from jaxsr.errors import InputError
 from jaxsr.field_values import from_values
-from jaxsr.training.config_file import check_kept, flat_options, to_json
+from jaxsr.training.config_file import check_json_options, flat_options, to_json
 from jaxsr.training.task_config import TaskConfig
 
 
@@ -22,11 +22,11 @@ class WithMode(TaskConfig):
 
 def test_members_of_an_enum_are_read_back():
     options = to_json("own", WithMode())["options"]
-    check_kept(WithMode(), options)
+    check_json_options(WithMode(), options)
     assert from_values(WithMode, options) == WithMode()
 
 
-class NotKept(TaskConfig):
+class SetOfNumbers(TaskConfig):
     parts: frozenset[int] = frozenset({1})
 
 
@@ -40,10 +40,10 @@ class NumbersAsNames(TaskConfig):
 
 @pytest.mark.parametrize(
     ("config", "name"),
-    [(NotKept(), "parts"), (NoneAsText(), "label"), (NumbersAsNames(), "weights")],
+    [(SetOfNumbers(), "parts"), (NoneAsText(), "label"), (NumbersAsNames(), "weights")],
 )
 def test_options_that_no_resume_could_read_are_refused(config, name):
     options = to_json("own", config)["options"]
     with pytest.raises(InputError, match=f"{name} is .* config.json cannot hold"):
-        check_kept(config, options)
+        check_json_options(config, options)
     assert flat_options(config)
