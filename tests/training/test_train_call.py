@@ -164,6 +164,17 @@ def test_a_run_whose_length_is_in_the_other_unit_goes_on(folder, task, length):
     assert (getattr(config, unit), getattr(config, other.pop())) == (1, None)
 
 
+class WithSet(Fit):
+    class Config(Fit.Config):
+        parts: frozenset[int] = frozenset({1})
+
+
+def test_an_option_that_no_resume_could_read_is_refused_before_the_run(folder):
+    with pytest.raises(UserError, match=r"parts is .*, which config.json cannot hold"):
+        jaxsr.train(WithSet, out="run", steps=1)
+    assert not Path("run/config.json").exists()
+
+
 class HalfPrecision(Fit):
     """With a buffer of bfloat16, which NumPy lacks."""
 
