@@ -29,7 +29,7 @@ def run(config: CheckConfig) -> int:
     configure_jax(config.compile_cache)  # no cache by default: compiling is timed
     select_platform(config.platform, simulated_devices=config.devices)
     warnings.simplefilter("ignore")  # of the user's libraries; the page stays one screen
-    loaded, (args, kwargs) = load(config)
+    loaded, (args, kwargs) = load(config, varied=True)
     set_status(f"running {config.model} in torch, float32 and float64, and in JAX")
     with jax.default_matmul_precision("highest"):
         result = check(
@@ -54,12 +54,18 @@ def run(config: CheckConfig) -> int:
     return result.exit_status
 
 
-def load(config: CheckConfig | ExportConfig) -> tuple[LoadedModel, Example]:
+def load(config: CheckConfig | ExportConfig, *, varied: bool) -> tuple[LoadedModel, Example]:
     """The model and its inputs.
+
+    Args:
+      config: names them.
+      varied: of weights that no file has; see `jaxsr.models.load.load_model`.
 
     Raises:
       FileNotFoundError, InputError: the model cannot be loaded or built, or has no inputs.
     """
-    loaded = load_model(config.model, **config.loading(), random_weights=True, untrained=True)
+    loaded = load_model(
+        config.model, **config.loading(), random_weights=True, untrained=True, varied=varied
+    )
     settle(loaded.network)
     return loaded, parse_inputs(config.input) if config.input else example_inputs(loaded)

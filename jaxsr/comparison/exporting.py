@@ -39,6 +39,8 @@ from jaxsr.interop.atomic_write import atomic_write, check_file
 from jaxsr.interop.install import install_extra
 from jaxsr.interop.isolated import isolated_command
 from jaxsr.interop.torch_evaluation import evaluated, in_mode
+from jaxsr.models.build import is_class_name, is_configuration
+from jaxsr.models.registry import FAMILIES
 from jaxsr.runtime.activity import set_status
 from jaxsr.runtime.exit_status import ExitStatus
 from jaxsr.xla_calls.calls import xla_only
@@ -193,7 +195,8 @@ def run(config: ExportConfig) -> int:
     warnings.simplefilter("ignore")  # of the user's libraries and of torch's exporter
     check_file(config.out)
     set_status(f"loading {config.model}")
-    loaded, (args, kwargs) = load(config)
+    _check_weights(config)
+    loaded, (args, kwargs) = load(config, varied=False)
     arguments = Arguments.of(args, kwargs)
     batches = [arguments] if config.fixed_batch else [arguments, _one_row(arguments)]
     references = [_reference(loaded.network, batch, config) for batch in batches]
@@ -225,6 +228,22 @@ def run(config: ExportConfig) -> int:
         f"output's largest value; torch in float32 by {worst.torch_error:.1e}"
     )
     return ExitStatus.OK
+
+
+def _check_weights(config: ExportConfig) -> None:
+    """Refuses a folder whose weights would be left out; says where a file gives none."""
+    model = str(config.model)
+    if config.weights is not None:
+        return
+    if is_configuration(model):
+        raise InputError(
+            f"--model {model} alone has random weights; add --weights with its file of weights"
+        )
+    if is_class_name(model) or model in FAMILIES:
+        print(
+            f"note: {model}: the weights are those that its own code makes, random ones in most "
+            "cases; --weights FILE has others"
+        )
 
 
 def _reference(module: nn.Module, arguments: Arguments, config: ExportConfig) -> TorchRuns:

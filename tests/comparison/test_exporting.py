@@ -3,6 +3,7 @@
 import os
 import sys
 import venv
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -77,6 +78,12 @@ class Half(nn.Module):
 class Rows(nn.Module):
     def forward(self, ids, scale):
         return nn.functional.one_hot(ids, 5).float() * scale
+
+
+def trained():
+    layer = nn.Linear(2, 1)
+    layer.load_state_dict({"weight": torch.tensor([[3.0, 2.0]]), "bias": torch.tensor([1.0])})
+    return layer
 """
 
 
@@ -99,6 +106,32 @@ def test_a_file_takes_any_batch(tmp_path, capfd):
         "logits": (5, 4), "features[0]": (5, 64, 8), "features[1]": (5, 64, 8),
     }  # fmt: skip
     assert os.listdir(tmp_path).count("net.stablehlo") == 1
+
+
+def test_weights_of_a_function_are_its_own(capfd):
+    words = ["--model", "exported_nets:trained", "--input", "1,2", "--out", "net.stablehlo"]
+    assert main(words) == 0
+    assert "the weights are those that its own code makes" in capfd.readouterr().out
+    program = export.deserialize(Path("net.stablehlo").read_bytes())
+    assert program.call(jnp.ones((1, 2))) == 6
+
+
+def test_a_hugging_face_folder_needs_its_weights(tmp_path, capfd):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.BertConfig(vocab_size=50, intermediate_size=16, **sizes)
+    net = transformers.BertForMaskedLM(config).eval()
+    net.save_pretrained("bert")
+    words = ["--model", "bert", "--input", "input_ids=int64:2,4:50", "--out", "bert.stablehlo"]
+    assert main(words) == 2
+    assert "--model bert alone has random weights; add --weights" in capfd.readouterr().err
+    assert main([*words, "--weights", "bert"]) == 0
+    ids = torch.arange(8).reshape(2, 4)
+    program = export.deserialize(Path("bert.stablehlo").read_bytes())
+    with torch.no_grad():
+        expected = net(ids).logits.numpy()
+    outputs = program.call(ids.int().numpy())
+    np.testing.assert_allclose(outputs["logits"], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_the_function_equals_torch():
