@@ -6,6 +6,7 @@ from typing import Any, overload
 import numpy as np
 import torch
 
+from jaxsr.interop.host_arrays import to_numpy, to_torch
 from jaxsr.ops.records import FIELDS, Transform, transform_record
 
 
@@ -33,14 +34,13 @@ class TensorTransform:
         """The changed tensor, or the dictionary with changed tensors, on the CPU."""
         image = self._fields["images"]
         record = {image: sample} if isinstance(sample, torch.Tensor) else sample
-        arrays = {
-            name: value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value
-            for name, value in record.items()
+        tensors = {
+            name: record[name]
+            for name in self._fields.values()
+            if isinstance(record.get(name), torch.Tensor)
         }
+        arrays = {**record, **{name: to_numpy(tensor) for name, tensor in tensors.items()}}
         seed = int(torch.randint(1 << 32, ()))
         out = transform_record(arrays, self._transform, seed, self._fields, axes=(-2, -1))
-        changed = {
-            name: torch.from_numpy(np.array(value)) if name in self._fields.values() else value
-            for name, value in out.items()
-        }
-        return changed[image] if isinstance(sample, torch.Tensor) else {**record, **changed}
+        out |= {name: to_torch(np.array(out[name])) for name in tensors}
+        return out[image] if isinstance(sample, torch.Tensor) else out

@@ -62,8 +62,9 @@ def transform_record(
     arguments = {
         argument: np.asarray(record[name])[None] if single else np.asarray(record[name])
         for argument, name in names.items()
+        if record.get(name) is not None
         # Numbers of classes are none of their shares.
-        if name in record and (argument != "labels" or np.ndim(record[name]) == 2 - single)
+        and (argument != "labels" or np.ndim(record[name]) == 2 - single)
     }
     images = arguments.pop("images")
     out = augment(jax.random.key(seed), images, cast(Any, transform), axes=axes, **arguments)

@@ -41,7 +41,15 @@ from jaxsr.interop._core.recipes import (
 )
 from jaxsr.interop._core.registry import Entry, Kind, is_overload
 from jaxsr.interop._core.repeated_code import RepeatedCode
-from jaxsr.interop._core.schema import Schema, fit, fitting_scalars, in_order_of, name_of, schema_of
+from jaxsr.interop._core.schema import (
+    Schema,
+    fit,
+    fitting_scalars,
+    in_order_of,
+    name_of,
+    promoted_scalars,
+    schema_of,
+)
 from jaxsr.interop._core.stored_tensors import mark_whole, separate_constants, store_decided
 from jaxsr.interop._core.tensor import JaxTensor, straight_through
 from jaxsr.interop._core.torch_modes import TraceDispatchMode, TraceFunctionMode
@@ -313,6 +321,7 @@ class Dispatcher(Trace):
                 to_jax_dtype(meta.dtype)  # or an error that names it
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, JaxTensor)]
         jargs, jkwargs = wide_integers.arrays_of(func, args, kwargs)
+        jargs, jkwargs = promoted_scalars(func, (args, kwargs), (jargs, jkwargs), metas)
         jargs, constants = separate_constants(func, args, kwargs, jargs)
         jkwargs = {k: v for k, v in jkwargs.items() if k not in PLACEMENT_OPTIONS}
         jargs = widen_arguments(func, args, jargs, metas)

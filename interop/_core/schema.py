@@ -12,12 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from jax.typing import ArrayLike
+from torch.utils import _pytree as pytree
 
 from jaxsr.interop._core.dtypes import cast, check_range, to_jax_dtype
+from jaxsr.interop._core.operators import aten
 from jaxsr.interop.errors import UnsupportedTorchError
 
 Call = dict[str, Any]
 """An operator's arguments by name."""
+_ELEMENTWISE = (aten.floor_divide, aten.rsub)
+"""Operators that torch does not mark as elementwise."""
+_UNROUNDED = (aten.mul, aten.div)
+"""Operators whose second argument torch reads before it is rounded to half precision."""
 
 
 class Schema:
@@ -119,6 +125,41 @@ def fit(func: Callable, value: ArrayLike, meta: torch.Tensor) -> jax.Array:
     if value.dtype == jnp.int64 and meta.dtype == torch.int64:
         return value  # may leave 32 bits (`wide_integers.py`)
     return cast(value, dtype)
+
+
+def promoted_scalars(
+    func: torch._ops.OpOverload, tensors: tuple, arrays: tuple, result: Any
+) -> tuple:
+    """Arrays of an elementwise operator; those without axes get the dtype of the others' kind.
+
+    torch promotes in this way, except for the second argument of `_UNROUNDED`, and integers of
+    which it makes floats.
+    """
+    if torch.Tag.pointwise not in func.tags and func.overloadpacket not in _ELEMENTWISE:
+        return arrays
+    values = [t for t in pytree.tree_leaves(tensors) if isinstance(t, torch.Tensor)]
+    dtypes = {t.dtype for t in values if t.ndim}
+    if not dtypes or all(t.ndim for t in values):
+        return arrays
+    common = functools.reduce(torch.promote_types, dtypes)
+    is_float = common.is_floating_point or common.is_complex
+    if not is_float and isinstance(result, torch.Tensor) and result.is_floating_point():
+        return arrays
+    unrounded = tensors[0][1] if is_float and func.overloadpacket in _UNROUNDED else None
+
+    def promoted(tensor: object, array: Any) -> Any:
+        if not isinstance(tensor, torch.Tensor) or tensor.ndim or tensor.dtype == common:
+            return array
+        is_kept = tensor is unrounded or not _of_kind(tensor, common)
+        return array if is_kept else array.astype(to_jax_dtype(common))
+
+    return pytree.tree_map(promoted, tensors, arrays)
+
+
+def _of_kind(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether both are booleans, integers, floats, or complex."""
+    kinds = [(d == torch.bool, d.is_floating_point, d.is_complex) for d in (tensor.dtype, dtype)]
+    return kinds[0] == kinds[1]
 
 
 def fitting_scalars(func: Callable, args: tuple) -> tuple:

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 from jax import lax
 from jax.typing import ArrayLike
@@ -67,11 +68,13 @@ def clamp(x: jax.Array, low: ArrayLike | None = None, high: ArrayLike | None = N
     out = _nan_is_constant(x.astype(dtype))
     if any(math.isnan(bound) for bound in (low, high) if isinstance(bound, float)):
         return jnp.full_like(out, jnp.nan)
+    # Integers of another range wrap, as in torch.
+    low, high = (b if b is None else np.asarray(b).astype(dtype) for b in (low, high))
     if low is not None:
-        out = jnp.where(out < low, jnp.asarray(low, dtype), out)
+        out = jnp.where(out < low, low, out)
     if high is not None:
         # torch: where both bounds cross, the upper one wins; NaN stays.
-        out = jnp.where(out > high, jnp.asarray(high, dtype), out)
+        out = jnp.where(out > high, high, out)
     return out
 
 

@@ -9,7 +9,7 @@ import torch
 from jax import lax
 from jax.interpreters import ad, batching
 
-from jaxsr.interop._core.dtypes import to_jax_dtype, widened
+from jaxsr.interop._core.dtypes import is_nan, to_jax_dtype, widened
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import handles, lowers
 from jaxsr.interop._core.tensor import JaxTensor
@@ -99,12 +99,14 @@ def embedding_bag(
     if per_sample_weights is not None:
         rows = rows * per_sample_weights[:, None]
     if mode == _MAX:
-        inside = (bag == jnp.arange(bags)[:, None]) & counted
-        values = jnp.where(inside[..., None], rows, -jnp.inf)
+        values = jnp.where(counted[:, None], rows, -jnp.inf)
+        largest = jax.ops.segment_max(lax.stop_gradient(values), bag, bags)
         # torch's gradient goes to the first of equal maxima.
-        first = values.argmax(1, keepdims=True)
-        largest = jnp.take_along_axis(values, first, 1)[:, 0]
-        return jnp.where(inside.any(1)[:, None], largest, 0)
+        is_largest = counted[:, None] & ((values == largest[bag]) | is_nan(values))
+        places = jnp.where(is_largest, jnp.arange(len(values))[:, None], len(values))
+        first = jax.ops.segment_min(places, bag, bags)
+        padded = jnp.pad(values, ((0, 1), (0, 0)))  # an empty bag's zeros
+        return jnp.take_along_axis(padded, jnp.minimum(first, len(values)), 0)
     sums = jax.ops.segment_sum(jnp.where(counted[:, None], rows, 0), bag, bags)
     if mode == _SUM:
         return sums

@@ -138,8 +138,20 @@ def einsum(equation: str, *operands: Any) -> jax.Array:
 
 lowers_function(F.linear, linear, is_product=True)
 lowers_function(torch.einsum, einsum)
-for _matmul in (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.bmm, torch.mm):
-    lowers_function(_matmul, jnp.matmul, is_product=True)
+
+
+def _matmul(input: jax.Array, other: jax.Array) -> jax.Array:
+    return jnp.matmul(input, other)
+
+
+def _mm(input: jax.Array, mat2: jax.Array) -> jax.Array:
+    return jnp.matmul(input, mat2)
+
+
+for _function in (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__):
+    lowers_function(_function, _matmul, is_product=True)
+for _function in (torch.bmm, torch.mm):
+    lowers_function(_function, _mm, is_product=True)
 
 
 # ---- factorisations

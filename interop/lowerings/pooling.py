@@ -33,7 +33,8 @@ def _max_pool(
     """The first largest element of each window, and its flat position in the image.
 
     Built from shifted strided slices of the window: dilation has a gradient then, and ties go to
-    the first element, as in torch.
+    the first element, as in torch. A large window is reduced one axis after the other, in slices
+    whose number grows with the logarithm of its length.
     """
     kernel = per_axis(kernel, ndim)
     stride = per_axis(stride, ndim) if stride not in ((), [], None) else kernel
@@ -54,23 +55,50 @@ def _max_pool(
     padded = jnp.pad(x, (*((0, 0),) * (x.ndim - ndim), *sides), constant_values=low)
     positions = np.arange(math.prod(spatial), dtype=np.int32).reshape(spatial)
     positions = np.pad(positions, sides, constant_values=-1)
-    best = index = None
-    for offset in itertools.product(*(range(k) for k in kernel)):
-        window = tuple(
-            slice(o * d, o * d + (n - 1) * s + 1, s)
-            for o, d, n, s in zip(offset, dilation, counts, stride, strict=True)
-        )
-        value = padded[(..., *window)]
-        place = jnp.asarray(positions[window])
-        if best is None or index is None:
-            best, index = value, jnp.broadcast_to(place, value.shape)
-            continue
-        # NaN wins, as in torch; padding never does, even against a window of -inf.
-        wins = (value > best) | jnp.isnan(value) & ~jnp.isnan(best) | (index < 0)
-        best = jnp.where(wins, value, best)
-        index = jnp.where(wins, place, index)
-    assert best is not None and index is not None
-    return best, index
+    best: _Placed = padded, positions
+    axes = range(x.ndim - ndim, x.ndim)
+    if math.prod(kernel) <= _FEW_TAPS:
+        taps = itertools.product(*(range(k) for k in kernel))
+        parts = (_part(best, axes, tap, counts, stride, dilation) for tap in taps)
+        value, index = functools.reduce(_first_largest, parts)
+        return value, jnp.broadcast_to(jnp.asarray(index), value.shape)
+    for axis, k, n, s, d in reversed([*zip(axes, kernel, counts, stride, dilation, strict=True)]):
+        reach = 1  # elements of the window that `best` is of, at every place
+        while reach < k:
+            step = min(reach, k - reach)
+            count = best[0].shape[axis] - step * d
+            parts = (_part(best, [axis], [tap], [count], [1], [d]) for tap in (0, step))
+            reach, best = reach + step, functools.reduce(_first_largest, parts)
+        best = _part(best, [axis], [0], [n], [s], [d])
+    return best
+
+
+_FEW_TAPS = 32
+_Placed = tuple[jax.Array, Any]
+"""Elements, and their flat positions in the image; -1 in the padding. Positions may lack axes."""
+
+
+def _part(
+    placed: _Placed,
+    axes: Sequence[int],
+    offsets: Sequence[int],
+    counts: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+) -> _Placed:
+    """One tap of each window."""
+    window = [slice(None)] * placed[0].ndim
+    for axis, o, n, s, d in zip(axes, offsets, counts, stride, dilation, strict=True):
+        window[axis] = slice(o * d, o * d + (n - 1) * s + 1, s)
+    value, place = placed
+    return value[(*window,)], place[(*window[value.ndim - place.ndim :],)]
+
+
+def _first_largest(first: _Placed, second: _Placed) -> _Placed:
+    (best, index), (value, place) = first, second
+    # NaN wins, as in torch; padding never does, even against a window of -inf.
+    wins = (value > best) | jnp.isnan(value) & ~jnp.isnan(best) | (index < 0)
+    return jnp.where(wins, value, best), jnp.where(wins, place, index)
 
 
 def _windows(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil: bool) -> int:

@@ -34,3 +34,14 @@ def test_torchs_seed_decides():
     first, second = erase(IMAGE), erase(IMAGE)
     torch.manual_seed(0)
     assert torch.equal(erase(IMAGE), first) and not torch.equal(first, second)
+
+
+def test_fields_that_are_not_tensors_stay():
+    flip = TensorTransform((ops.RandomFlip(horizontal=1.0),))
+    sample = {"image": IMAGE, "label": "cat", "mask": None, "name": 3}
+    assert {**flip(sample), "image": 0} == {**sample, "image": 0}
+
+
+def test_bfloat16_images():
+    image = (IMAGE / 255).bfloat16()
+    assert torch.equal(TensorTransform((ops.RandomFlip(horizontal=1.0),))(image), image.flip(-1))

@@ -76,3 +76,22 @@ def test_autocast_casts_the_operands_of_products(function):
     for one, other in zip(jm.apply({}, {}, x, y)[0], expected, strict=True):
         assert str(one.dtype) == str(other.dtype).removeprefix("torch.")
         np.testing.assert_allclose(np.float32(one), other.float(), rtol=2**-7, atol=2**-6)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: torch.matmul(input=x, other=y),
+        lambda x, y: x.matmul(other=y),
+        lambda x, y: torch.bmm(x, mat2=y),
+        lambda x, y: torch.mm(input=x[0], mat2=y[0]),
+    ],
+)
+def test_products_take_keywords(function):
+    class Keywords(nn.Module):
+        def forward(self, x, y):
+            return function(x, y)
+
+    x, y = np.random.default_rng(0).standard_normal((2, 3, 4, 4)).astype(np.float32)
+    expected = function(torch.from_numpy(x), torch.from_numpy(y))
+    np.testing.assert_allclose(to_jax(Keywords()).apply({}, {}, x, y)[0], expected, atol=1e-5)
