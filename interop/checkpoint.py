@@ -92,7 +92,7 @@ class Checkpoints:
             # Without the last argument every checkpoint saved between validations is kept for ever.
             policies.append(
                 preservation.BestN(
-                    get_metric_fn=lambda metrics: metric_rank(metrics[metric], best),
+                    get_metric_fn=lambda metrics: metric_rank(metrics.get(metric, math.nan), best),
                     n=1,
                     keep_checkpoints_without_metrics=False,
                 )
@@ -109,7 +109,9 @@ class Checkpoints:
                     RECORD_ITEM: ocp.JsonCheckpointHandler(filename=RECORD_ITEM),
                 },
                 options=ocp.CheckpointManagerOptions(
-                    best_fn=(lambda m: metric_rank(m[metric], best)) if metric else None,
+                    best_fn=(lambda m: metric_rank(m.get(metric, math.nan), best))
+                    if metric
+                    else None,
                     preservation_policy=preservation.AnyPreservationPolicy(policies),
                     enable_async_checkpointing=True,
                     async_options=ocp.AsyncOptions(barrier_sync_fn=_wait_unless_failed),

@@ -52,7 +52,7 @@ def checked_metrics(
     if ranking is not None and ranking not in metrics:
         raise CheckpointError(
             f"the metrics ({', '.join(map(str, metrics))}) lack {ranking!r}, which ranks the "
-            "checkpoints; add it, or leave the metrics out"
+            "checkpoints; add it, or let `metric` name another"
         )
     numbers = dict[str, float]()
     for name, value in metrics.items():

@@ -29,6 +29,8 @@ Batch = Mapping[str, Tensor]
 
 STEP_METRICS = ("loss", "grad_norm", "param_norm", "update_norm", "lr")
 """Metrics that a step reports of each player, in addition to its loss's."""
+DECISIVE = STEP_METRICS[:2]
+"""Those that fail a step where they are not finite."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,7 +37,7 @@ from jaxsr.interop.module import JaxModule
 from jaxsr.interop.module_copy import copy_module
 from jaxsr.interop.train.device_buffers import differing
 from jaxsr.interop.train.gradients import Arrays, PhaseGradients, select_network
-from jaxsr.interop.train.objective import Objective, Phase
+from jaxsr.interop.train.objective import DECISIVE, Objective, Phase
 from jaxsr.interop.train.optimizers import (
     Elementwise,
     has_own_average,
@@ -414,11 +414,11 @@ def index_rule(metric: str) -> str | None:
 
 
 def decides_failure(metric: str) -> bool:
-    """Whether a step fails where this metric (`network/name`) is not finite.
+    """Whether a step fails where this metric (`network/name`) is not sound, see `_is_sound`.
 
-    The squares of these two norms overflow long before the values do.
+    Others may be NaN or infinite: a recall without positives, a norm whose squares overflow.
     """
-    return metric.rpartition("/")[2] not in ("param_norm", "update_norm")
+    return index_rule(metric) is not None or metric.rpartition("/")[2] in DECISIVE
 
 
 def _is_sound(metric: str, value: jax.Array) -> jax.Array:

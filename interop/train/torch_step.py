@@ -21,7 +21,7 @@ from jaxsr.interop.eager_control_flow import eager_control_flow
 from jaxsr.interop.errors import InputError, RefusedValueError, UserError
 from jaxsr.interop.host_arrays import to_numpy, to_torch
 from jaxsr.interop.torch_evaluation import evaluated
-from jaxsr.interop.train.objective import check_slices, checked_loss, refuse_write
+from jaxsr.interop.train.objective import DECISIVE, check_slices, checked_loss, refuse_write
 from jaxsr.interop.train.optimizers import make_schedule
 from jaxsr.interop.train.options import OPTIMIZERS, OptimizerConfig, StepConfig
 
@@ -294,8 +294,8 @@ class TorchStep:
         self._begun.add(phase)
 
     def _refuse_not_finite(self, network: str, metrics: Mapping[str, Tensor]) -> None:
-        for name, value in metrics.items():
-            if not torch.isfinite(value):
+        for name in DECISIVE:
+            if not torch.isfinite(value := metrics[name]):
                 raise NonFiniteError(f"{network}/{name} is {value.item()} at step {self.step + 1}")
 
     def place(self, rows: np.ndarray | Tensor) -> Tensor:

@@ -13,13 +13,12 @@ from typing import Any, NoReturn, Self
 
 import jax
 
-from jaxsr.data.picture_file import ChangedFileError
 from jaxsr.data.prefetch import generators_may_move
 from jaxsr.errors import FileAccessError, InputError, UserError, counted, one_line
 from jaxsr.interop.agreement import ending_with_others
 from jaxsr.interop.atomic_write import atomic_write, set_aside
 from jaxsr.interop.checkpoint import Checkpoints, restore_newest
-from jaxsr.interop.checkpoint_record import metric_rank
+from jaxsr.interop.checkpoint_record import checked_metrics, metric_rank
 from jaxsr.interop.errors import IndexOutsideError, RefusedValueError
 from jaxsr.interop.train.step import decides_failure, index_rule
 from jaxsr.interop.train.torch_step import NonFiniteError
@@ -34,7 +33,7 @@ from jaxsr.training.metrics_logger import NoRecords, Records
 from jaxsr.training.phases import phase_at
 from jaxsr.training.run_folder import RunRecord
 from jaxsr.training.run_lock import check_held
-from jaxsr.training.stop_signals import Stalled, StopRequest
+from jaxsr.training.stop_signals import StopRequest
 from jaxsr.training.task_run import TaskRun
 
 log = logging.getLogger(__name__)
@@ -194,7 +193,7 @@ class _Run:
                         with stopping.limited(f"the data of step {engine.step + 1} do not come"):
                             batch = next(batches)
                             stack.enter_context(generators_may_move())
-                    except (ChangedFileError, InputError, Stalled):
+                    except Exception:  # whatever code of the user's raises
                         self._keep_steps(engine.step, phase)
                         raise
                     try:
@@ -247,7 +246,7 @@ class _Run:
         """Saves before an error ends the run, if this process can do so alone."""
         if self.waiting:
             self._report(done, phase)
-        if done and jax.process_count() == 1:
+        if done and done not in self.checkpoints.steps and jax.process_count() == 1:
             self._save(done, self.engine.state())
             self.checkpoints.wait()
             self.records.warn(f"the state of step {done} is saved")
@@ -302,13 +301,14 @@ class _Run:
                 generators_may_move(),
             ):
                 validation = self.task.validate(self.engine.network(phase))
+                figures = checked_metrics(validation.metrics or None, self.task.metric)
         except RefusedValueError as error:
             self._keep_steps(done, phase)
             raise type(error)(f"{error} in the validation of step {done}") from error
-        except (ChangedFileError, InputError, Stalled):
+        except Exception:  # whatever code of the user's raises
             self._keep_steps(done, phase)
             raise
-        self.figures = dict(validation.metrics)
+        self.figures = figures or {}
         self._check_folder()
         if jax.process_index() == 0:
             if self.figures:
@@ -362,7 +362,10 @@ class _Run:
         assert metric is not None
         try:
             notes, inputs = read_metadata(path), self.task.task.inputs
-            best, earlier = float(notes["validation"][metric]), str(notes.get("phase", phase))
+            figures, earlier = notes["validation"], str(notes.get("phase", phase))
+            if metric not in figures:  # the task ranked by another
+                return True
+            best = float(figures[metric])
         except (InputError, KeyError, TypeError) as error:
             self.records.warn(
                 f"{path} is damaged ({one_line(error)}); renamed to {set_aside(path)}, and the "
