@@ -6,7 +6,7 @@ if `Player.through_shared` says so. The protocol is `jaxsr.interop.train.objecti
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
@@ -205,11 +205,13 @@ class PhaseGradients:
         batch: Arrays,
         key: jax.Array,
         slices: int,
+        uncut: Collection[str] = (),
     ) -> PlayerGradients:
         """Gradients of player number `index`, averaged over slices with one in memory at a time.
 
         Slice j takes rows j, j + slices, …: each then holds rows of every device, and nothing moves
-        between devices. `share` runs for every slice and player; its buffers count once.
+        between devices. `share` runs for every slice and player; its buffers count once. Arrays of
+        the names `uncut` are in each slice.
 
         Raises:
           ValueError: the rows cannot be cut into so many slices.
@@ -219,7 +221,10 @@ class PhaseGradients:
             check_slices(rows.shape[0], slices)
             return rows.reshape(rows.shape[0] // slices, slices, *rows.shape[1:]).swapaxes(0, 1)
 
+        whole = {name: batch[name] for name in uncut}
+
         def slice_gradients(buffers: Arrays, rows: Arrays, key: jax.Array) -> PlayerGradients:
+            rows = {**rows, **whole}
             shared = self.share(params, buffers, rows, key)
             return self.of_player(
                 index, params, shared.buffers if index == 0 else buffers, rows, key, shared
@@ -243,7 +248,7 @@ class PhaseGradients:
         def averaged(total: jax.Array) -> jax.Array:
             return total / slices
 
-        pieces = jax.tree.map(cut, batch)
+        pieces = jax.tree.map(cut, {n: rows for n, rows in batch.items() if n not in uncut})
         shapes = jax.eval_shape(slice_gradients, buffers, jax.tree.map(first_of, pieces), key)
         zeros, no_indices = jax.tree.map(zeros_of, ((shapes.grads, shapes.metrics), shapes.indices))
         (buffers, total, indices), _ = jax.lax.scan(

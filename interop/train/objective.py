@@ -17,7 +17,7 @@ by the data pipeline, so that both engines see the same numbers.
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -127,6 +127,52 @@ def refuse_write(objective: object, method: str, name: str | None) -> None:
             f"{method} of {type(objective).__name__} changes {name} of its arguments, which a "
             "later loss of the step reads; make a new tensor, and return it from share"
         )
+
+
+INDEX = "index: "
+
+
+def index_rule(metric: str) -> str | None:
+    """The rule that an operation's indices break, from its metric (`network/index: …`); else None.
+
+    The step fails where such a metric is not 0: it is an index that is out of range.
+    """
+    _, separator, rule = metric.partition(f"/{INDEX}")
+    return rule if separator else None
+
+
+def decides_failure(metric: str) -> bool:
+    """Whether a step fails where this metric (`network/name`) is not sound.
+
+    Others may be NaN or infinite: a recall without positives, a norm whose squares overflow.
+    """
+    return index_rule(metric) is not None or metric.rpartition("/")[2] in DECISIVE
+
+
+def uncut_names(batch: Mapping[str, Any], constants: Iterable[Any]) -> set[str]:
+    """The arrays of an objective's batch that slices and devices see whole.
+
+    Args:
+      batch: of the objective.
+      constants: arrays that are not of the data. Those that the batch has as they are count, and so
+        do scalars.
+
+    Raises:
+      InputError: the other arrays differ in their number of rows.
+    """
+    known = {id(array) for array in constants}
+    arrays = {name: value for name, value in batch.items() if hasattr(value, "shape")}
+    uncut = {n for n, array in arrays.items() if id(array) in known or not array.shape}
+    rows = {name: array.shape[0] for name, array in arrays.items() if name not in uncut}
+    first = next(iter(rows), "")
+    for name, number in rows.items():
+        if number != rows[first]:
+            raise InputError(
+                f"the objective's batch has {rows[first]} rows of {first} and {number} of {name}, "
+                "and this run cuts the rows into parts; hand on arrays of `constants` as they are, "
+                "or leave --accumulate and --batch-norm out"
+            )
+    return uncut
 
 
 def check_slices(rows: int, slices: int) -> None:

@@ -19,7 +19,8 @@ sums in bfloat16, as it does with those split over `tensor`.
 """
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -37,7 +38,14 @@ from jaxsr.interop.module import JaxModule
 from jaxsr.interop.module_copy import copy_module
 from jaxsr.interop.train.device_buffers import differing
 from jaxsr.interop.train.gradients import Arrays, PhaseGradients, select_network
-from jaxsr.interop.train.objective import DECISIVE, Objective, Phase
+from jaxsr.interop.train.objective import (
+    INDEX,
+    Objective,
+    Phase,
+    decides_failure,
+    index_rule,
+    uncut_names,
+)
 from jaxsr.interop.train.optimizers import (
     Elementwise,
     has_own_average,
@@ -65,8 +73,7 @@ class TrainState(flax.struct.PyTreeNode):
       ema: moving average of the exported network's parameters; empty if there is none.
       key: root random key of the run; never advanced, only folded with the step.
       failed_step: 0, or the number of the first step whose loss or gradient was not finite, or
-        that met an index out of range.
-        From that step on the state stays as it was before it.
+        that met an index out of range. From it on the state stays as it was before.
     """
 
     step: jax.Array
@@ -280,6 +287,8 @@ class TrainStep:
     """Accumulation, BatchNorm mode, moving average, compute dtype."""
     schedules: Mapping[str, optax.Schedule] = field(default_factory=dict[str, optax.Schedule])
     """Learning rate by network, as a function of its updates; for the metrics alone."""
+    constants: Collection[str] = ()
+    """Names of arrays in the host's batch that slices and devices see whole."""
 
     def __post_init__(self) -> None:
         self.config.check_fits(self.mesh.shape)
@@ -289,10 +298,17 @@ class TrainStep:
         prepared = dict(self.prepare(batch, root))
         key = jax.random.key_data(jax.random.fold_in(root, state.step))
 
-        update = self._update_players
-        if self.config.per_device(model_devices=meshes.model_devices(self.mesh)):
+        is_per_device = self.config.per_device(model_devices=meshes.model_devices(self.mesh))
+        uncut = set[str]()
+        if is_per_device or self.config.accumulate > 1:
+            uncut = uncut_names(prepared, jax.tree.leaves([batch[n] for n in self.constants]))
+        update: Callable[..., Any] = functools.partial(self._update_players, uncut=uncut)
+        if is_per_device:
             update = _per_device(
-                update, self.mesh, local_statistics=self.config.batch_norm == "local"
+                update,
+                self.mesh,
+                whole={name: name in uncut for name in prepared},
+                local_statistics=self.config.batch_norm == "local",
             )
         params, buffers, opt_states, metrics = update(
             state.params, state.buffers, state.optimizers, prepared, key
@@ -317,6 +333,8 @@ class TrainStep:
         average: Callable[[PyTree], PyTree] = lambda tree: tree,
         worst: Callable[[Arrays], Arrays] = lambda indices: indices,
         apart: "Callable[[Arrays, torch.nn.Module], Arrays]" = lambda buffers, module: {},
+        *,
+        uncut: Collection[str] = (),
     ) -> tuple[Arrays, Arrays, dict[str, optax.OptState], Arrays]:
         """Every player in turn: gradients, update, metrics; the last three are over the devices."""
         key = _wrap_key(key_data)
@@ -335,7 +353,7 @@ class TrainStep:
             gradients.reached.clear()
             with jax.named_scope(network):
                 if shared is None:
-                    result = gradients.accumulate(index, params, buffers, batch, key, slices)
+                    result = gradients.accumulate(index, params, buffers, batch, key, slices, uncut)
                 else:
                     before = shared.buffers if index == 0 else buffers
                     result = gradients.of_player(index, params, before, batch, key, shared)
@@ -362,7 +380,7 @@ class TrainStep:
                 scalars["update_norm"] = norm(updates)
                 scalars["param_norm"] = norm(old)
                 for rule, outside in broken.items():
-                    scalars[f"{_INDEX}{rule}"] = outside
+                    scalars[f"{INDEX}{rule}"] = outside
                 if network in self.schedules:
                     scalars["lr"] = self.schedules[network](updates_done(opt_state))
             metrics |= {f"{network}/{name}": value for name, value in scalars.items()}
@@ -401,38 +419,23 @@ def _without(unused: set[str], new: PyTree, old: PyTree) -> PyTree:
     return jax.tree_util.tree_map_with_path(chosen, new, old)
 
 
-_INDEX = "index: "
-
-
-def index_rule(metric: str) -> str | None:
-    """The rule that an operation's indices break, from its metric (`network/index: …`); else None.
-
-    The step fails where such a metric is not 0: it is an index that is out of range.
-    """
-    _, separator, rule = metric.partition(f"/{_INDEX}")
-    return rule if separator else None
-
-
-def decides_failure(metric: str) -> bool:
-    """Whether a step fails where this metric (`network/name`) is not sound, see `_is_sound`.
-
-    Others may be NaN or infinite: a recall without positives, a norm whose squares overflow.
-    """
-    return index_rule(metric) is not None or metric.rpartition("/")[2] in DECISIVE
-
-
 def _is_sound(metric: str, value: jax.Array) -> jax.Array:
     return jnp.isfinite(value) if index_rule(metric) is None else value == 0
 
 
 def _per_device(
-    update: Callable[..., Any], mesh: Mesh, *, local_statistics: bool
+    update: Callable[..., Any],
+    mesh: Mesh,
+    *,
+    whole: Mapping[str, bool],
+    local_statistics: bool,
 ) -> Callable[..., Any]:
     """Runs `update` on each device's rows, with collectives that join the devices' results.
 
     Args:
       update: takes the state's parts, the batch, the key, `average`, `worst` and `apart`.
       mesh: where.
+      whole: for each array of the batch, whether every device sees all of it.
       local_statistics: whether statistics may be those of one device's rows; otherwise BatchNorm
         must exchange them.
     """
@@ -476,10 +479,11 @@ def _per_device(
     from jaxsr.interop.lowerings.batch_norm import whole_batch_statistics
 
     replicated, rows = PartitionSpec(), PartitionSpec(meshes.DATA_AXES)
+    specs = {name: replicated if is_whole else rows for name, is_whole in whole.items()}
     return jax.shard_map(
         local,
         mesh=mesh,
-        in_specs=(replicated, replicated, replicated, rows, replicated),
+        in_specs=(replicated, replicated, replicated, specs, replicated),
         out_specs=replicated,
         # The averages make the outputs equal on every device; the checker cannot see that
         # through the torch module's operations.

@@ -7,7 +7,7 @@ It takes the objective, the phases, the optimiser configuration and the prepared
 
 import contextlib
 import copy
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -165,19 +165,28 @@ class TorchStep:
             )
 
     def train_step(
-        self, phase_name: str, batch: Mapping[str, np.ndarray | Tensor]
+        self,
+        phase_name: str,
+        batch: Mapping[str, np.ndarray | Tensor],
+        *,
+        uncut: Collection[str] = (),
     ) -> dict[str, Tensor]:
         """One step of the phase on a prepared batch; returns metrics by `network/name`.
+
+        Args:
+          phase_name: of the objective.
+          batch: prepared.
+          uncut: names of arrays that every slice of `accumulate` sees whole.
 
         Raises:
           NonFiniteError: a loss or gradient is not finite; the state is as it was before.
           RefusedValueError: torch refuses a value, as an index out of range; likewise.
         """
         if not self._check_finite:
-            return self._train_step(phase_name, batch)
+            return self._train_step(phase_name, batch, uncut)
         undo = self._snapshot(phase_name)
         try:
-            return self._train_step(phase_name, batch)
+            return self._train_step(phase_name, batch, uncut)
         except NonFiniteError:
             undo()
             raise
@@ -229,14 +238,17 @@ class TorchStep:
         return undo
 
     def _train_step(
-        self, phase_name: str, batch: Mapping[str, np.ndarray | Tensor]
+        self,
+        phase_name: str,
+        batch: Mapping[str, np.ndarray | Tensor],
+        uncut: Collection[str],
     ) -> dict[str, Tensor]:
         phase = self.objective.phase(phase_name)
         tensors = {name: self.place(rows) for name, rows in batch.items()}
         metrics: dict[str, Tensor] = {}
         slices = self.config.accumulate
-        for value in tensors.values():
-            check_slices(value.shape[0], slices)
+        for name in tensors.keys() - uncut if slices > 1 else ():
+            check_slices(len(tensors[name]), slices)
         shared = self._computed(phase.share, tensors) if slices == 1 else None
         for turn, player in enumerate(phase.players):
             # A player that sees the shared tensors detached leaves their graph alone.
@@ -246,7 +258,9 @@ class TorchStep:
             self._optimizers[player.network].zero_grad(set_to_none=True)
             sums: dict[str, Tensor] = {}
             for index in range(slices):
-                rows = {name: value[index::slices] for name, value in tensors.items()}
+                rows = tensors
+                if slices > 1:
+                    rows = {n: x if n in uncut else x[index::slices] for n, x in tensors.items()}
                 common = shared
                 if common is None:
                     common = self._shared(phase.share, rows, keep_buffers=turn == 0)

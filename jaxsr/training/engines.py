@@ -24,6 +24,7 @@ from jaxsr.interop.out_of_memory import check_program_fits
 from jaxsr.interop.sealed_json import short_digest
 from jaxsr.interop.sharding_rules import check_rules
 from jaxsr.interop.train.gradients import Arrays, select_network
+from jaxsr.interop.train.objective import uncut_names
 from jaxsr.interop.train.optimizers import (
     OptimizerConfig,
     make_optimizer,
@@ -125,6 +126,8 @@ class StepPrograms:
     def jit(self, phase: str) -> jax.stages.Wrapped:
         """Returns a phase's step, `(state, batch) -> (state, metrics)`, which donates its state."""
 
+        constants = [*self._task.task.constants()]
+
         def step(
             state: TrainState, batch: Mapping[str, Any]
         ) -> tuple[TrainState, Arrays]:  # The name appears in profiles and caches.
@@ -139,6 +142,7 @@ class StepPrograms:
                 mesh=self.mesh,
                 config=self._config,
                 schedules=self._schedules,
+                constants=constants,
             )
             return train_step(state, batch)
 
@@ -305,8 +309,13 @@ class TorchEngine:
         self._constants = dict(task.constants(None))
 
         def prepare(batch: Mapping[str, Any], step: jax.Array) -> Mapping[str, Any]:
-            return task.prepare(batch, preparation_key(self._key, step))
+            prepared = task.prepare(batch, preparation_key(self._key, step))
+            if config.step_config.accumulate > 1:
+                constants = [batch[name] for name in task.task.constants()]
+                self._uncut = uncut_names(prepared, jax.tree.leaves(constants))
+            return prepared
 
+        self._uncut = set[str]()
         self._prepare = jax.jit(prepare)
 
     @property
@@ -322,7 +331,7 @@ class TorchEngine:
         torch.manual_seed(seed << 32 | self.step)
         random.seed(seed << 32 | self.step)
         np.random.seed(np.random.SeedSequence([seed, self.step]).generate_state(4))
-        return self._runner.train_step(phase, jax.device_get(prepared))
+        return self._runner.train_step(phase, jax.device_get(prepared), uncut=self._uncut)
 
     def fetch(self, metrics: list[Metrics]) -> list[dict[str, float]]:
         return [{n: float(v) for n, v in m.items()} for m in metrics]

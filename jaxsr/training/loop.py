@@ -20,7 +20,7 @@ from jaxsr.interop.atomic_write import atomic_write, set_aside
 from jaxsr.interop.checkpoint import Checkpoints, restore_newest
 from jaxsr.interop.checkpoint_record import checked_metrics, metric_rank
 from jaxsr.interop.errors import IndexOutsideError, RefusedValueError
-from jaxsr.interop.train.step import decides_failure, index_rule
+from jaxsr.interop.train.objective import decides_failure, index_rule
 from jaxsr.interop.train.torch_step import NonFiniteError
 from jaxsr.interop.weights import export_weights, read_metadata
 from jaxsr.runtime.activity import set_status

@@ -258,6 +258,8 @@ class TaskRun:
         batch = {name: np.repeat(array, rows, axis=0) for name, array in first.items()}
         if batch and self.task.defines("prepare"):
             batch = self._tried_preparation(batch)
+        elif batch:
+            batch |= jax.tree.map(np.asarray, dict(self.task.constants()))
         for name, _ in phases if batch else ():
             with located_in_users_files():
                 phase = self.objective.phase(name)

@@ -16,9 +16,9 @@ from torch.nn import functional as F
 from jaxsr.interop.aot.hlo import collectives
 from jaxsr.interop.errors import InputError, UnsupportedTorchError, UserError
 from jaxsr.interop.mesh import make_mesh, place, place_batch, replicated
-from jaxsr.interop.train.objective import Objective, Phase, Player
+from jaxsr.interop.train.objective import Objective, Phase, Player, index_rule
 from jaxsr.interop.train.optimizers import OptimizerConfig, make_optimizer, make_schedule
-from jaxsr.interop.train.step import StepConfig, TrainStep, convert, index_rule, init_state
+from jaxsr.interop.train.step import StepConfig, TrainStep, convert, init_state
 from jaxsr.interop.train.torch_step import TorchStep
 
 

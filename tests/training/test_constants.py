@@ -1,0 +1,85 @@
+"""Arrays of a task's `constants`: whole in every slice and on every device."""
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from torch import nn
+
+import jaxsr
+from jaxsr.errors import InputError
+
+NUMBERS = np.random.default_rng(0)
+ROWS = NUMBERS.normal(size=(16, 4)).astype(np.float32)
+CODES = NUMBERS.normal(size=(8, 3)).astype(np.float32)
+
+
+class Nearest(jaxsr.Task):
+    """Moves results to the nearest of eight codes."""
+
+    class Config(jaxsr.TaskConfig):
+        batch = 16
+        steps = 1
+        lr = 1.0
+        shuffle = False
+        tensorboard = False
+
+    def network(self):
+        return nn.Linear(4, 3)
+
+    def constants(self):
+        return {"codes": CODES}
+
+    def prepare(self, batch, key):
+        return {"x": batch["x"] * 1.0, "codes": batch["codes"], "factor": np.float32(1)}
+
+    def loss(self, network, batch):
+        distances = (network(batch["x"])[:, None] - batch["codes"]).square().sum(-1)
+        return distances.min(1).values.mean() * batch.get("factor", 1)
+
+    def train_data(self):
+        return {"x": ROWS}
+
+
+class Unprepared(Nearest):
+    prepare = jaxsr.Task.prepare
+
+
+class Doubled(Nearest):
+    def prepare(self, batch, key):
+        return {"x": batch["x"], "codes": batch["codes"] * 2}
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """Weights after a step of float64 torch."""
+    torch.manual_seed(0)
+    network = nn.Linear(4, 3).double()
+    rows, codes = (torch.from_numpy(array).double() for array in (ROWS, CODES))
+    distances = (network(rows)[:, None] - codes).square().sum(-1)
+    distances.min(1).values.mean().backward()
+    return (network.weight - network.weight.grad).detach().numpy()
+
+
+CASES = {
+    "whole": {},
+    "slices": {"accumulate": 2},
+    "more slices": {"accumulate": 4},
+    "devices": {"mesh": "2", "batch_norm": "local"},
+    "slices on devices": {"mesh": "2", "batch_norm": "local", "accumulate": 2},
+    "torch": {"engine": "torch"},
+    "torch in slices": {"engine": "torch", "accumulate": 2},
+}
+
+
+@pytest.mark.parametrize("task", [Nearest, Unprepared])
+@pytest.mark.parametrize("case", CASES)
+def test_the_loss_sees_all_of_them(case, task, expected, tmp_path):
+    run = jaxsr.train(task, out=tmp_path / "run", optimizer="sgd", **CASES[case])
+    np.testing.assert_allclose(load_file(run.weights)["weight"], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("engine", ["jax", "torch"])
+def test_others_need_as_many_rows_as_the_data(tmp_path, engine):
+    with pytest.raises(InputError, match=r"16 rows of x and 8 of codes, .* hand on"):
+        jaxsr.train(Doubled, out=tmp_path / "run", engine=engine, accumulate=2)
