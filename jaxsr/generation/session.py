@@ -4,7 +4,7 @@ import hashlib
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -261,11 +261,15 @@ class Session:
         )
         self.last = (run, texts)
 
-    def printer(self, batch_size: int) -> StreamPrinter | None:
+    def printer(
+        self, batch_size: int, show_prompt: Callable[[], None], first: int
+    ) -> StreamPrinter | None:
         """Prints tokens as they come, if asked for."""
         if not self.config.streams(batch_size):
             return None
-        return StreamPrinter(self.texts, stop_ids=self.stop_ids)
+        return StreamPrinter(
+            self.texts, stop_ids=self.stop_ids, show_prompt=show_prompt, first=first
+        )
 
     def add(self, row: dict[str, Any], batch_size: int) -> None:
         """Notes an output that has ended; prints it unless it was streamed."""
@@ -402,12 +406,10 @@ class _InOrder:
         self._session, self._prompts = session, prompts
         self._batch_size, self._next = batch_size, skip
         self._early = early
-        self.printer = session.printer(batch_size)
+        self.printer = session.printer(batch_size, self._show_prompt, skip)
         self._hand_on()
 
     def __call__(self, done: Completion) -> None:
-        if self.printer is not None:
-            self.printer.end()
         place = done.index
         row = self._session.row(done, self._prompts[place], self._batch_size)
         self._early[place] = row
@@ -417,12 +419,17 @@ class _InOrder:
 
     def _hand_on(self) -> None:
         while (row := self._early.pop(self._next, None)) is not None:
-            self._show_prompt()
+            if self.printer is not None:
+                self.printer.end(row["output"])
+            else:
+                self._show_prompt()
             self._session.add(row, self._batch_size)
             self._next += 1
+            if self.printer is not None:
+                self.printer.show_waiting()
 
     def _show_prompt(self) -> None:
         several = len(self._prompts) > 1 or len(self._session.config.batch_size) > 1
-        if several and self.printer is None:
+        if several:
             text = for_output(self._prompts[self._next].text)
             print(f"[{self._next}, batch size {self._batch_size}] {text}")

@@ -64,6 +64,32 @@ def test_streaming_prints_the_same_text(capsys, model_folder):
 
 
 @pytest.mark.parametrize(
+    "options", [(), ("--deterministic",), ("--deterministic", "--batch-size", 2)]
+)
+def test_several_outputs_stream_in_the_order_of_the_prompts(capsys, model_folder, options):
+    prompts = ["one", "a second prompt, longer than the first", "three", "the fourth is " * 9]
+    common = (*prompts, "--model", model_folder("llama"), "--raw", "--ignore-eos", *options)
+    _, whole, _ = run(capsys, *common, "--max-new-tokens", 12)
+    status, streamed, stderr = run(capsys, *common, "--max-new-tokens", 12, "--stream", "on")
+    assert status == 0, stderr
+    assert streamed == whole
+
+
+@pytest.mark.parametrize("options", [(), ("--deterministic",)])
+def test_a_prompt_with_its_own_seed_draws_as_alone(capsys, model_folder, tmp_path, options):
+    lines = [json.dumps({"prompt": "alpha beta", "seed": seed}) for seed in (1, 2)]
+    outputs = []
+    for number, content in enumerate([lines, lines[1:]]):
+        prompts, rows = tmp_path / f"prompts{number}.jsonl", tmp_path / f"rows{number}.jsonl"
+        prompts.write_text("\n".join(content))
+        common = ("--prompts", prompts, "--model", model_folder("llama"), "--raw", "--out", rows)
+        status, _, stderr = run(capsys, *common, "--temperature", 1, "--ignore-eos", *options)
+        assert status == 0, stderr
+        outputs.append(json.loads(rows.read_text().splitlines()[-1])["output_ids"])
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize(
     "options",
     [
         ("--engine", "torch"),

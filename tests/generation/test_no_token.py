@@ -141,7 +141,7 @@ def test_streamed_text_is_the_final_text(capsys, text, chunk):
         shown = capsys.readouterr().out
         assert "\ufffd" not in shown
         printed += shown
-    printer.end()
+    printer.end(text)
     assert printed + capsys.readouterr().out == text + "\n\n"
 
 
@@ -160,5 +160,25 @@ def test_text_that_a_decoder_changes_later_is_printed_whole(capsys):
 
     printer = StreamPrinter(cast(StopText, Changing()), stop_ids=())
     printer(0, list(b"ab"))
-    printer.end()
+    printer.end("Ab")
     assert capsys.readouterr().out == "ab\nAb\n\n"
+
+
+def test_outputs_stream_in_the_order_of_the_prompts(capsys):
+    headers = iter(["[0]\n", "[1]\n", "[2]\n"])
+
+    def show_prompt():
+        print(next(headers), end="")
+
+    printer = StreamPrinter(cast(StopText, Texts()), stop_ids=(), show_prompt=show_prompt)
+    printer(1, list(b"later"))
+    assert capsys.readouterr().out == ""
+    printer(0, list(b"first"))
+    printer(1, list(b" on"))
+    assert capsys.readouterr().out == "[0]\nfirst"
+    printer.end("first.")
+    printer.show_waiting()
+    assert capsys.readouterr().out == ".\n\n[1]\nlater on"
+    printer.end("later on")
+    printer.end("")
+    assert capsys.readouterr().out == "\n\n[2]\n\n\n"
