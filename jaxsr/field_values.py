@@ -145,6 +145,12 @@ def _text(value: Any, name: str) -> Any:
     return value if isinstance(value, str) else _UNFIT if number is _UNFIT else str(number)
 
 
+def _truth(value: Any, _: str) -> Any:
+    words = {"on": True, "yes": True, "off": False, "no": False}  # of YAML 1.1
+    value = words.get(value.lower(), value) if isinstance(value, str) else value
+    return value if isinstance(value, bool) else _UNFIT
+
+
 def _whole(value: Any, _: str) -> Any:
     """A whole number, which may be written as one of a float, `1e3`."""
     if type(value) is float and value.is_integer() and abs(value) < 2**53:
@@ -160,7 +166,7 @@ def _number(value: Any, _: str) -> Any:
 
 
 _SINGLE = {
-    bool: lambda value, _: value if isinstance(value, bool) else _UNFIT,
+    bool: _truth,
     int: _whole,
     float: _number,
     str: _text,

@@ -182,7 +182,10 @@ def open_training(
         return train, validation_images
     _check_targets(train, mask_threshold)
     validation_images = open_split(folder, validation, cache=cache, **options)
-    for other, what in ((set(train.names), "the training list"), (tested, "the test list")):
+    others = [(set(train.names), "the training list")]
+    if not _is_list_of("test", folder, validation, lists):  # as val.txt is where there is no other
+        others.append((tested, "the test list"))
+    for other, what in others:
         shared = sorted(set(validation_images.names) & other)
         if shared:
             raise InputError(
@@ -191,6 +194,13 @@ def open_training(
                 "hold out"
             )
     return train, validation_images
+
+
+def _is_list_of(split: SplitName, folder: Path, file: Path, lists: str | None) -> bool:
+    try:
+        return find_list(folder, split, lists).samefile(find_list(folder, file, lists))
+    except (FileNotFoundError, ValueError):
+        return False
 
 
 def open_split(
@@ -407,7 +417,8 @@ def _index(
       suffixes: of names, "" for none.
       full_names: names that end in a suffix and are taken as they are.
     """
-    files = sorted(p for p in folder.iterdir() if p.suffix.lower() in PICTURE_ENDINGS)
+    shown = (path for path in folder.iterdir() if not path.name.startswith("."))
+    files = sorted(path for path in shown if path.suffix.lower() in PICTURE_ENDINGS)
     index: dict[str, list[Path]] = {}
     for suffix in suffixes:
         for file in files:

@@ -251,12 +251,13 @@ def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> JsonObject:
 
 
 _YAML_INT = "tag:yaml.org,2002:int"
-_YAML_NUMBERS = {
+_YAML_FORMS = {
     _YAML_INT: r"[-+]?\d+(_\d+)*|0x[\da-fA-F]+",
     "tag:yaml.org,2002:float": r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?"
     r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+    "tag:yaml.org,2002:bool": "true|True|TRUE|false|False|FALSE",
 }
-"""Forms of numbers by their tag in YAML 1.2; 1_000 is one as in YAML 1.1."""
+"""Forms of numbers and truth values by their tag in YAML 1.2; 1_000 is one as in YAML 1.1."""
 
 
 _BY_HAND = 2**18
@@ -267,13 +268,13 @@ def _parse_yaml(text: str) -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Reads numbers as YAML 1.2 does, and refuses keys that appear twice.
+        """Reads numbers and truth values as YAML 1.2 does, and refuses keys that appear twice.
 
-        5e-4 is a number, 010 is ten, and 1:30 is text.
+        5e-4 is a number, 010 is ten, and 1:30, yes and off are texts.
         """
 
         yaml_implicit_resolvers: ClassVar = {
-            first: [(tag, form) for tag, form in resolvers if tag not in _YAML_NUMBERS]
+            first: [(tag, form) for tag, form in resolvers if tag not in _YAML_FORMS]
             for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
         }
 
@@ -290,8 +291,8 @@ def _parse_yaml(text: str) -> Any:
                 raise ValueError(f"the name {others[0]} is not a text; write it in quotes")
             return values
 
-    for tag, form in _YAML_NUMBERS.items():
-        Loader.add_implicit_resolver(tag, re.compile(f"(?:{form})$"), list("-+.0123456789"))
+    for tag, form in _YAML_FORMS.items():
+        Loader.add_implicit_resolver(tag, re.compile(f"(?:{form})$"), list("-+.0123456789tTfF"))
     Loader.add_constructor(
         _YAML_INT, lambda _, node: int(node.value, 0 if "x" in node.value else 10)
     )

@@ -1,6 +1,7 @@
 """Infrared splits: the layouts people have, everything wrong found before training, the order."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -320,6 +321,21 @@ def test_validation_never_comes_from_the_test_list(data_set, caplog):
     _write(data_set / "trainval.txt", range(10))
     open_training(data_set)
     assert "share 1 image, such as" in caplog.text and "Misc_9" in caplog.text
+
+
+def test_a_validation_list_may_be_the_data_sets_own(data_set):
+    _write(data_set / "trainval.txt", range(7))
+    (data_set / "test.txt").unlink()
+    _write(data_set / "val.txt", [7, 8])
+    for name in ("val.txt", data_set / "val.txt"):
+        train, validation = open_training(data_set, validation=Path(name))
+        assert validation.names == ("Misc_7", "Misc_8") and len(train) == 7
+
+
+def test_hidden_files_are_no_images(data_set):
+    for image in sorted((data_set / "images").iterdir()):
+        image.with_name(f"._{image.name}").write_bytes(b"of a Mac")
+    assert len(open_split(data_set, "test"))
 
 
 def test_held_out_names_stay_when_others_are_added(data_set):

@@ -232,13 +232,22 @@ def test_a_file_written_by_hand_changes_a_preset(name, text, tmp_path):
         ("2.", 2.0),
         ("-.inf", -math.inf),
         ("'010'", "010"),
-        ("yes", True),
+        ("true", True),
+        ("off", "off"),
     ],
 )
 def test_numbers_are_those_of_yaml_1_2(text, value, tmp_path):
     (tmp_path / "a.yaml").write_text(f"family: span\nlr: {text}")
     read = read_config(tmp_path / "a.yaml").options["lr"]
     assert read == value and type(read) is type(value)
+
+
+def test_on_and_off_are_truth_values_where_the_option_is_one(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text("family: span\ncache: off\nlane_folding: on\nshuffle: off\ntensorboard: Yes")
+    config = parse_command_line(["span", "--config", str(path)])[2]
+    assert (config.cache, config.lane_folding) == ("off", "on")
+    assert (config.shuffle, config.tensorboard) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -258,7 +267,7 @@ def test_numbers_are_those_of_yaml_1_2(text, value, tmp_path):
         ("a.yaml", "family: span\nbatchs: 3", r"batchs of this task \(did you mean batch\?\)"),
         ("a.yaml", "# nothing yet", "it is empty"),
         ("a.yaml", "family: span\n1: 2", "the name 1 is not a text; write it in quotes"),
-        ("a.yaml", "family: span\nmodel: {on: 2}", "the name True is not a text"),
+        ("a.yaml", "family: span\nmodel: {true: 2}", "the name True is not a text"),
         ("a.yaml", "family: span\nnetwork_args: [{~: {}}]", "the name None is not a text"),
         ("a.yaml", "family: span\nvalidation_px: 1", "validation_px=1 must be at least 4 with"),
         ("a.yaml", "family: span\npreset: huge", "no preset 'huge'; there are"),
