@@ -317,12 +317,13 @@ def with_size(notes: Notes, *, height: int, width: int) -> Notes:
     try:
         order = {b"II": "<", b"MM": ">"}[bytes(exif[:2])]
         (first,) = struct.unpack_from(order + "I", exif, 4)
-        for _, at in entries(exif, order, first, (0x8769,)):
-            (inner,) = struct.unpack_from(order + "I", exif, at + 8)
-            for tag, entry in entries(exif, order, inner, (0xA002, 0xA003)):
-                value = width if tag == 0xA002 else height
+        pointers = [at for _, at in entries(exif, order, first, (0x8769,))]
+        inner = [struct.unpack_from(order + "I", exif, at + 8)[0] for at in pointers]
+        sizes = {0x0100: width, 0x0101: height, 0xA002: width, 0xA003: height}
+        for directory in (first, *inner):
+            for tag, entry in entries(exif, order, directory, tuple(sizes)):
                 # Type LONG: SHORT may be too narrow for the new size, and the field holds both.
-                struct.pack_into(order + "HII", exif, entry + 2, 4, 1, value)
+                struct.pack_into(order + "HII", exif, entry + 2, 4, 1, sizes[tag])
     except (KeyError, struct.error):  # damaged EXIF is handed on as it came
         return notes
     return replace(notes, exif=bytes(exif))

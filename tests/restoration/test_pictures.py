@@ -63,6 +63,7 @@ def exif_with(orientation: int, size: tuple[int, int] | None = None) -> bytes:
     exif[0x0112], exif[0x010F] = orientation, "A camera"
     exif[0x8769] = {0x9003: "2024:01:02 03:04:05"}
     if size:
+        exif[0x0100], exif[0x0101] = size
         exif[0x8769] |= {0xA002: size[0], 0xA003: size[1]}
     return exif.tobytes().removeprefix(b"Exif\0\0")
 
@@ -277,6 +278,7 @@ def test_exif_size_follows_the_picture():
     exif = Image.Exif()
     assert notes.exif is not None
     exif.load(notes.exif)
+    assert (exif[0x0100], exif[0x0101]) == (120, 80)
     inner = exif.get_ifd(0x8769)
     assert (inner[0xA002], inner[0xA003]) == (120, 80)
     assert inner[0x9003] == "2024:01:02 03:04:05"
