@@ -95,7 +95,7 @@ class EnginesOptions(WorkloadOptions):
     @property
     def is_stored(self) -> bool:
         """Whether the first side is a trace."""
-        return Path(self.a).is_dir()
+        return Path(self.a).is_dir() and self.a not in ("jax", "torch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,5 +325,7 @@ def _report(comparison: "Comparison", out: Path) -> int:
     if suspects:
         atomic_write(out / "suspects.safetensors", save(suspects))
         written.append("suspects.safetensors")
+    else:  # an earlier comparison's
+        (out / "suspects.safetensors").unlink(missing_ok=True)
     print(f"wrote {out}: {', '.join(written)}")
     return ExitStatus.OK if comparison.agree else ExitStatus.FAILED

@@ -160,10 +160,10 @@ def _words(workload: Workload, tokens: list[int], outputs: list[np.ndarray]) -> 
 def _difference(workload: Workload, plain: PyTree, recorded: PyTree) -> float:
     """Largest change that recording made to the compared outputs; 0 if bit-identical."""
     pairs = zip(_compared(workload, plain), _compared(workload, recorded), strict=True)
-    return max(
-        0.0 if np.array_equal(a, b, equal_nan=True) else float(np.nanmax(np.abs(a - b)))
-        for a, b in pairs
-    )
+    changes = [
+        0.0 if np.array_equal(a, b, equal_nan=True) else np.max(np.abs(a - b)) for a, b in pairs
+    ]
+    return float(np.max(changes))
 
 
 def _compared(workload: Workload, outputs: PyTree) -> list[np.ndarray]:

@@ -75,6 +75,9 @@ def read_prompts(path: Path, *, system: str | None = None) -> list[Prompt]:
     path = Path(path)
     if not path.is_file():
         raise MissingFileError(f"no prompt file at {path}")
+    ending = path.suffix.lower()
+    if ending == ".json":
+        raise InputError(f"{path} is JSON; give a .jsonl file, with one object or text a line")
     prompts = []
     for number, raw in enumerate(path.read_bytes().splitlines(), 1):
         try:
@@ -86,7 +89,7 @@ def read_prompts(path: Path, *, system: str | None = None) -> list[Prompt]:
             ) from error
         if not line.strip():
             continue
-        if path.suffix == ".jsonl":
+        if ending in (".jsonl", ".ndjson"):
             prompts.append(_from_json(line, f"{path} line {number}", system))
         else:
             prompts.append(Prompt.of(line, system=system))
@@ -108,7 +111,10 @@ def _from_json(line: str, where: str, system: str | None) -> Prompt:
     seed = value.get("seed")
     if seed is not None and (type(seed) is not int or not -(2**31) <= seed < 2**31):
         raise InputError(f"{where} must have a whole number of 32 bits as seed, got {seed!r}")
-    name = next((name for name in _PROMPTS if name in value), None)
+    named = [name for name in _PROMPTS if name in value]
+    if named[1:]:
+        raise InputError(f"{where} has {' and '.join(named)}; leave all but one out")
+    name = named[0] if named else None
     if name is None:
         raise InputError(f"{where} has none of prompt, text, messages; it has {', '.join(value)}")
     if unknown := [key for key in value if key not in (*_PROMPTS, *_OTHERS)]:

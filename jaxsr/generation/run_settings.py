@@ -102,13 +102,13 @@ def prompt_ids(
     Raises:
       InputError: a prompt is a chat of several messages, and the model has no template for it.
     """
-    if not config.raw and tokenizer.template is None:
-        for index, prompt in enumerate(prompts):
-            if len(prompt.messages) > 1:
-                raise InputError(
-                    f"prompt {index} has {len(prompt.messages)} messages, for which this model has "
-                    "no chat template; leave --system out, and give one text, or --raw"
-                )
+    for index, prompt in enumerate(prompts):
+        if len(prompt.messages) > 1 and (config.raw or tokenizer.template is None):
+            reason = "this model has no chat template" if tokenizer.template is None else "--raw"
+            raise InputError(
+                f"prompt {index} has {len(prompt.messages)} messages, which only a chat template "
+                f"joins ({reason}); leave --system and --raw out, or give one text"
+            )
     if config.raw or tokenizer.template is None:
         return [tokenizer.encode(prompt.text) for prompt in prompts]
     chats = [

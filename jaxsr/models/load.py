@@ -45,7 +45,7 @@ from jaxsr.models.registry import (
 )
 from jaxsr.models.spandrel_weights import freeze_merged, load_by_spandrel
 from jaxsr.models.weight_files import READERS, exported_weights, load_weights, read_weights
-from jaxsr.models.weight_sources import SHIPPED, shipped_weights, weights_file
+from jaxsr.models.weight_sources import SHIPPED, check_unambiguous, shipped_weights, weights_file
 
 _DEFAULTS = {"detector": "targets"}
 """The word that stands for no model, by the kind asked for; `clean` for others."""
@@ -95,6 +95,8 @@ def load_model(
     if model is not None and not isinstance(model, nn.Module) and is_hub_name(name):
         name = str(fetched(name))
     path = Path(name)
+    if model is not None and (name in SHIPPED or (random_weights and name in FAMILIES)):
+        check_unambiguous(path, option="--model")
     if random_weights and name in FAMILIES:
         family = find_family(name)
         return LoadedModel(

@@ -38,15 +38,24 @@ def weights_file(source: Path, *, network: str | None, option: str) -> Path:
     if name == PRETRAINED and not source.exists():
         path = pretrained_weights(network or "not one of timm's", option=option)
     elif name in SHIPPED:
-        if source.exists():
-            raise InputError(
-                f"{option} {name} names jaxsr's own weights, and {source.absolute()} here; give "
-                "that path whole, or call it from another folder"
-            )
+        check_unambiguous(source, option=option)
         path = shipped_weights(name)
     else:
         path = fetched(name)
     return exported_weights(path) if path.is_dir() else path
+
+
+def check_unambiguous(word: Path, *, option: str) -> None:
+    """Refuses a word for jaxsr's own weights or networks that is also a path.
+
+    Raises:
+      InputError: it is.
+    """
+    if word.exists():
+        raise InputError(
+            f"{option} {word} names jaxsr's own weights, and {word.absolute()} here; give "
+            "that path whole, or call it from another folder"
+        )
 
 
 def shipped_weights(word: str) -> Path:

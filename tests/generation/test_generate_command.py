@@ -75,6 +75,16 @@ def test_several_outputs_stream_in_the_order_of_the_prompts(capsys, model_folder
     assert streamed == whole
 
 
+def test_raw_refuses_chats_of_several_messages(capsys, model_folder, tmp_path):
+    path = tmp_path / "chat.jsonl"
+    messages = [{"role": role, "content": "hi"} for role in ("user", "assistant", "user")]
+    path.write_text(json.dumps({"messages": messages}))
+    common = ("--prompts", path, "--model", model_folder("llama"))
+    status, _, stderr = run(capsys, *common, "--raw")
+    assert status == 2
+    assert "prompt 0 has 3 messages, which only a chat template joins" in stderr
+
+
 @pytest.mark.parametrize("options", [(), ("--deterministic",)])
 def test_a_prompt_with_its_own_seed_draws_as_alone(capsys, model_folder, tmp_path, options):
     lines = [json.dumps({"prompt": "alpha beta", "seed": seed}) for seed in (1, 2)]
@@ -341,7 +351,7 @@ def test_a_chat_without_a_template_is_refused(capsys, model_folder, tmp_path):
     assert run(capsys, *common)[0] == 0
     status, stdout, stderr = run(capsys, *common, "--system", "Be kind.")
     assert (status, stdout, stderr.count("\n")) == (2, "", 1)
-    assert "prompt 0 has 2 messages, for which this model has no chat template" in stderr
+    assert "prompt 0 has 2 messages, which only a chat template joins (this model has no chat template)" in stderr
 
 
 def _no_config(folder):

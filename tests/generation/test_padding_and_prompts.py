@@ -68,6 +68,18 @@ def test_a_prompt_of_other_bytes_is_refused():
         Prompt.of("\udcff")
 
 
+def test_files_of_prompts_are_known_by_their_names(tmp_path):
+    for name in ("p.JSONL", "p.ndjson"):
+        (tmp_path / name).write_text('{"prompt": "alpha"}')
+        assert read_prompts(tmp_path / name)[0].text == "alpha"
+    (tmp_path / "p.json").write_text('["alpha"]')
+    with pytest.raises(InputError, match=r"is JSON; give a \.jsonl file"):
+        read_prompts(tmp_path / "p.json")
+    (tmp_path / "p.jsonl").write_text('{"prompt": "alpha", "messages": []}')
+    with pytest.raises(InputError, match="has prompt and messages; leave all but one out"):
+        read_prompts(tmp_path / "p.jsonl")
+
+
 def test_jsonl_takes_prompts_and_chats(tmp_path):
     path = tmp_path / "p.jsonl"
     lines = [

@@ -244,10 +244,10 @@ def test_numbers_are_those_of_yaml_1_2(text, value, tmp_path):
 
 def test_on_and_off_are_truth_values_where_the_option_is_one(tmp_path):
     path = tmp_path / "a.yaml"
-    path.write_text("family: span\nlane_folding: off\nshuffle: off\ntensorboard: Yes")
+    path.write_text("family: span\nlane_folding: off\ntensorboard: Yes")
     config = parse_command_line(["span", "--config", str(path)])[2]
     assert config.lane_folding == "off"
-    assert (config.shuffle, config.tensorboard) == (False, True)
+    assert config.tensorboard
 
 
 @pytest.mark.parametrize(

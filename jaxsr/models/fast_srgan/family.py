@@ -1,5 +1,6 @@
 """Fast-SRGAN among the model families."""
 
+from jaxsr.errors import InputError
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.models.fast_srgan.config import FastSRGANConfig
 from jaxsr.models.fast_srgan.generator import Generator
@@ -17,6 +18,12 @@ def recognise(weights: Weights) -> JsonObject | None:
     norm = "batch" if "stem.0.bn1.weight" in weights else "instance"
     if "stem.0.conv1.bias" in weights:
         norm = "none"
+    if norm != "instance":  # the published network's, which predicts the image
+        raise InputError(
+            f"Fast-SRGAN's weights (norm {norm}) do not say whether they predict the image or its "
+            "difference to bicubic; give the .safetensors file of their run, or export them with "
+            "its metadata (jaxsr.interop.weights.export_weights)"
+        )
     return {
         "scale": 2 ** len(doublings),
         "channels": neck.shape[1],

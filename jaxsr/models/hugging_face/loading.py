@@ -59,7 +59,7 @@ def load_folder(
         quantised, or does not fit the weights.
     """
     fields, files = _with_plain_ropes(read_json(folder / "config.json")), weight_files(folder)
-    if "quantization_config" in fields:
+    if fields.get("quantization_config") is not None:
         return _load_quantized(folder, fields, dtype=dtype, scheme=scheme)
     skeleton = _on_meta(fields, dtype)
     parameters = sum(p.numel() for p in skeleton.parameters())
