@@ -112,7 +112,7 @@ def test_weights_of_a_function_are_its_own(capfd):
     words = ["--model", "exported_nets:trained", "--input", "1,2", "--out", "net.stablehlo"]
     assert main(words) == 0
     assert "the weights are those that its own code makes" in capfd.readouterr().out
-    program = export.deserialize(Path("net.stablehlo").read_bytes())
+    program = export.deserialize(bytearray(Path("net.stablehlo").read_bytes()))
     assert program.call(jnp.ones((1, 2))) == 6
 
 
@@ -127,7 +127,7 @@ def test_a_hugging_face_folder_needs_its_weights(tmp_path, capfd):
     assert "--model bert alone has random weights; add --weights" in capfd.readouterr().err
     assert main([*words, "--weights", "bert"]) == 0
     ids = torch.arange(8).reshape(2, 4)
-    program = export.deserialize(Path("bert.stablehlo").read_bytes())
+    program = export.deserialize(bytearray(Path("bert.stablehlo").read_bytes()))
     with torch.no_grad():
         expected = net(ids).logits.numpy()
     outputs = program.call(ids.int().numpy())

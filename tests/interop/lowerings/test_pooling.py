@@ -49,6 +49,7 @@ def test_large_windows(shape, options):
     def loss(x):
         return (model.apply(model.params, model.buffers, x)[0][0] * weights).sum()
 
+    assert leaf.grad is not None
     np.testing.assert_allclose(jax.grad(loss)(x), leaf.grad, rtol=1e-5, atol=1e-6)
 
 
