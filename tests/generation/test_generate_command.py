@@ -351,10 +351,7 @@ def test_a_chat_without_a_template_is_refused(capsys, model_folder, tmp_path):
     assert run(capsys, *common)[0] == 0
     status, stdout, stderr = run(capsys, *common, "--system", "Be kind.")
     assert (status, stdout, stderr.count("\n")) == (2, "", 1)
-    assert (
-        "prompt 0 has 2 messages, which only a chat template joins (this model has no chat template)"
-        in stderr
-    )
+    assert "prompt 0 has 2 messages, which only a chat template joins (this model has" in stderr
 
 
 def _no_config(folder):
