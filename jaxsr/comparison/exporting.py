@@ -236,9 +236,8 @@ def _check_weights(config: ExportConfig) -> None:
     if config.weights is not None:
         return
     if is_configuration(model):
-        raise InputError(
-            f"--model {model} alone has random weights; add --weights with its file of weights"
-        )
+        folder = Path(model).parent if Path(model).is_file() else model
+        raise InputError(f"--model {model} alone has random weights; add --weights {folder}")
     if is_class_name(model) or model in FAMILIES:
         print(
             f"note: {model}: the weights are those that its own code makes, random ones in most "

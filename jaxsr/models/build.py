@@ -32,7 +32,7 @@ from jaxsr.models.claims import check_claims
 from jaxsr.models.hub import fetched, is_hub_name
 from jaxsr.models.libraries import import_beside_torch, import_library
 from jaxsr.models.registry import perturb
-from jaxsr.models.transformers_files import config_of, model_of, transformers_library
+from jaxsr.models.transformers_files import architecture, config_of, model_of, transformers_library
 from jaxsr.models.user_files import place_of
 
 _SEED = 20261121
@@ -356,9 +356,7 @@ def _transformers(path: Path, options: Mapping[str, Any]) -> nn.Module:
     fields = read_config(path) | dict(options)
     check_claims(fields, tensors=0, size=None, source=path)
     config = config_of(fields)
-    name = next(iter(getattr(config, "architectures", None) or []), None)
-    library = transformers_library()
-    kind = getattr(library, name, None) if isinstance(name, str) else None
-    if isinstance(kind, type) and issubclass(kind, library.PreTrainedModel):
-        return kind(config)
-    return model_of("AutoModel", config)
+    name = architecture(config)
+    if name != "AutoModel":
+        return getattr(transformers_library(), name)(config)
+    return model_of(name, config)

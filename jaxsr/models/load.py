@@ -111,6 +111,10 @@ def load_model(
         if isinstance(model, nn.Module):
             is_copied = weights is not None or not is_placed(model, torch.device("cpu"))
             network = copy_module(model) if is_copied else model
+        elif weights is not None and _is_transformers_folder(name, weights):
+            from jaxsr.models.hugging_face.loading import load_module
+
+            network, weights = load_module(weights, options or {}), None
         elif weights is not None:
             network = build_network(name, options)
         elif untrained:
@@ -149,6 +153,11 @@ def load_model(
     elif path.suffix not in READERS:
         raise InputError(f"{path} is not a model: {_accepted(random_weights)}")
     return _from_weights(path, str(model), kind, trust_builder)
+
+
+def _is_transformers_folder(name: str, weights: Path) -> bool:
+    """Whether a configuration's weights are those of such a folder, maybe under earlier names."""
+    return is_configuration(name) and weights.is_dir() and is_configuration(str(weights))
 
 
 def _class_hint(name: str) -> str:

@@ -161,6 +161,15 @@ def check_config(fields: JsonObject) -> None:
         ) from error
 
 
+def architecture(config: Any) -> str:
+    """The class in transformers that a configuration names; `AutoModel` where it names none."""
+    name = next(iter(getattr(config, "architectures", None) or []), None)
+    library = transformers_library()
+    kind = getattr(library, name, None) if isinstance(name, str) else None
+    is_model = isinstance(kind, type) and issubclass(kind, library.PreTrainedModel)
+    return str(name) if is_model else "AutoModel"
+
+
 def model_of(kind: str, config: Any, **options: Any) -> Any:
     """A model with the weights that its own code gives it.
 

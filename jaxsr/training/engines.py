@@ -7,10 +7,11 @@ import contextlib
 import dataclasses
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.typing import ArrayLike
@@ -220,6 +221,32 @@ class JaxEngine:
         self._state = state
         self._step = int(jax.device_get(state.step))
 
+    def state_of(self, names: Collection[str]) -> PyTree:
+        """The state as a run saves it whose options give optimisers other links, or no average.
+
+        Args:
+          names: of the arrays in its checkpoint.
+        """
+        state = self._state
+        optimizers = {
+            network: _with_links_at(_links(names, network), chain)
+            for network, chain in state.optimizers.items()
+        }
+        averaged = select_network(state.params, self._task.exported)
+        has_average = any(name.startswith("ema/") for name in names)
+        return state.replace(optimizers=optimizers, ema=averaged if has_average else {})
+
+    def adopted(self, state: PyTree) -> PyTree:
+        """A state of `state_of` as this run has it; an average begins at the parameters."""
+        optimizers = {
+            network: jax.tree.unflatten(
+                jax.tree.structure(chain), jax.tree.leaves(state.optimizers[network])
+            )
+            for network, chain in self._state.optimizers.items()
+        }
+        ema = {n: state.ema.get(n, jnp.copy(state.params[n])) for n in self._state.ema}
+        return state.replace(optimizers=optimizers, ema=ema)
+
     def _exported(self, prefix: str = "") -> tuple[Arrays, Arrays]:
         """Returns the exported network's parameters, averaged or not, and its buffers, on the mesh.
 
@@ -275,13 +302,25 @@ class JaxEngine:
         prefix = self._task.exported + "."
         left_out = {n.removeprefix(prefix) for n in self._programs.non_persistent}
         arrays = params | {n: array for n, array in buffers.items() if n not in left_out}
-        others = {
-            other: arrays[name]
-            for name, names in names_of_tensors(self._task.network).items()
-            if name in arrays
-            for other in names  # of a shared tensor
-        }
-        return arrays | others
+        return _under_all_names(arrays, self._task.network)
+
+
+def _links(names: Collection[str], network: str) -> list[int]:
+    """The places of the links of an optimiser that have a state."""
+    prefix = f"optimizers/{network}/"
+    places = {n.removeprefix(prefix).partition("/")[0] for n in names if n.startswith(prefix)}
+    return sorted(int(place) for place in places if place.isdecimal())
+
+
+def _with_links_at(places: Sequence[int], chain: Any) -> Any:
+    """A chain whose links with a state are at other places; as it is where their number differs."""
+    links = [link for link in chain if jax.tree.leaves(link)] if isinstance(chain, tuple) else []
+    if len(links) != len(places) or not links:
+        return chain
+    moved: list[Any] = [optax.EmptyState()] * (places[-1] + 1)
+    for place, link in zip(places, links, strict=True):
+        moved[place] = link
+    return tuple(moved)
 
 
 class TorchEngine:
@@ -342,6 +381,13 @@ class TorchEngine:
     def sound_state(self) -> PyTree:
         return self.state()
 
+    def state_of(self, names: Collection[str]) -> PyTree:
+        del names
+        return self.state()
+
+    def adopted(self, state: PyTree) -> PyTree:
+        return state
+
     def load(self, state: PyTree) -> None:
         self._runner.load(state)
 
@@ -370,7 +416,7 @@ class TorchEngine:
 
     def weights(self) -> dict[str, np.ndarray]:
         module = self._task.network
-        tensors = module.state_dict() | dict(self._average())
+        tensors = module.state_dict() | _under_all_names(dict(self._average()), module)
         # A module's extra state, `get_extra_state`, is left out: safetensors have arrays alone.
         arrays = {n: t for n, t in tensors.items() if hasattr(t, "detach")}
         return {n: to_numpy(t) for n, t in arrays.items()}
@@ -378,6 +424,17 @@ class TorchEngine:
     def _average(self) -> "list[tuple[str, Tensor]]":
         prefix = self._task.exported + "."
         return [(n.removeprefix(prefix), t) for n, t in self._runner.ema.items()]
+
+
+def _under_all_names(arrays: Mapping[str, Any], network: "nn.Module") -> dict[str, Any]:
+    """The arrays, those of shared tensors under each of their names."""
+    others = {
+        other: arrays[name]
+        for name, names in names_of_tensors(network).items()
+        if name in arrays
+        for other in names
+    }
+    return {**arrays, **others}
 
 
 TrainingEngine = JaxEngine | TorchEngine

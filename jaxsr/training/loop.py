@@ -7,18 +7,23 @@ validates and saves. It stops cleanly at the end, on a signal, or on a number th
 import logging
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
 import jax
 
 from jaxsr.data.prefetch import generators_may_move
-from jaxsr.errors import FileAccessError, InputError, UserError, counted, one_line
+from jaxsr.errors import DamagedFileError, FileAccessError, InputError, UserError, counted, one_line
 from jaxsr.interop.agreement import ending_with_others
 from jaxsr.interop.atomic_write import atomic_write, set_aside
-from jaxsr.interop.checkpoint import Checkpoints, restore_newest
-from jaxsr.interop.checkpoint_record import checked_metrics, metric_rank
+from jaxsr.interop.checkpoint import Checkpoints, restore_newest, steps_of
+from jaxsr.interop.checkpoint_record import (
+    NoDigestsError,
+    checked_metrics,
+    metric_rank,
+    read_record,
+)
 from jaxsr.interop.errors import IndexOutsideError, RefusedValueError
 from jaxsr.interop.train.objective import decides_failure, index_rule
 from jaxsr.interop.train.torch_step import NonFiniteError
@@ -144,9 +149,11 @@ def _restore(
             )
     if checkpoint is None and config.branch_from is not None:
         origin = f"branched from {config.branch_from}"
-        checkpoint = restore_newest(config.branch_from / "checkpoints", engine.state())
+        folder = config.branch_from / "checkpoints"
+        checkpoint = restore_newest(folder, engine.state_of(_saved_names(folder)))
         if checkpoint is None:
             raise TrainingError(f"{config.branch_from} has no checkpoint to branch from yet")
+        checkpoint = checkpoint[0], engine.adopted(checkpoint[1])
         if checkpoint[0] >= total:
             raise TrainingError(
                 f"{config.branch_from} is at step {checkpoint[0]} already; give the branch more "
@@ -156,6 +163,14 @@ def _restore(
         return ""
     engine.load(checkpoint[1])
     return origin
+
+
+def _saved_names(folder: Path) -> set[str]:
+    """The names of the arrays in the newest checkpoint of a folder whose record is sound."""
+    for step in reversed(steps_of(folder)):
+        with suppress(DamagedFileError, NoDigestsError):
+            return {*read_record(folder / str(step)).arrays}
+    return set()
 
 
 class _Run:

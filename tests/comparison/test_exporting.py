@@ -121,7 +121,7 @@ def test_a_hugging_face_folder_needs_its_weights(tmp_path, capfd):
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.BertConfig(vocab_size=50, intermediate_size=16, **sizes)
     net = transformers.BertForMaskedLM(config).eval()
-    net.save_pretrained("bert")
+    net.save_pretrained("bert", max_shard_size="5KB")
     words = ["--model", "bert", "--input", "input_ids=int64:2,4:50", "--out", "bert.stablehlo"]
     assert main(words) == 2
     assert "--model bert alone has random weights; add --weights" in capfd.readouterr().err
@@ -132,6 +132,24 @@ def test_a_hugging_face_folder_needs_its_weights(tmp_path, capfd):
         expected = net(ids).logits.numpy()
     outputs = program.call(ids.int().numpy())
     np.testing.assert_allclose(outputs["logits"], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_hugging_face_folder_of_earlier_names(capfd):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 8}
+    config = transformers.ViTConfig(intermediate_size=16, patch_size=4, num_labels=3, **sizes)
+    net = transformers.ViTForImageClassification(config).eval()
+    net.save_pretrained("vit")
+    words = ["--model", "vit", "--weights", "vit", "--input", "2,3,8,8", "--out", "vit.stablehlo"]
+    assert main(words) == 0, capfd.readouterr().err
+    program = export.deserialize(bytearray(Path("vit.stablehlo").read_bytes()))
+    x = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        expected = net(x).logits.numpy()
+    np.testing.assert_allclose(program.call(x.numpy())["logits"], expected, rtol=1e-4, atol=1e-5)
+    Path("vit/model.safetensors").write_bytes(b"")
+    assert main(words) == 2
+    assert "vit cannot be loaded" in capfd.readouterr().err
 
 
 def test_the_function_equals_torch():

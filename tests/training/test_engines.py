@@ -5,7 +5,11 @@ import functools
 
 import numpy as np
 import pytest
+import torch
+from safetensors.numpy import load_file
+from torch import nn
 
+import jaxsr
 from jaxsr.models.fast_srgan.config import FastSRGANConfig
 from jaxsr.training.fast_srgan import FastSRGANTask
 from jaxsr.training.presets.fast_srgan import FastSRGANRun
@@ -122,3 +126,38 @@ def test_remat_changes_nothing_but_memory():
     plain, _ = losses(SMALL)
     again, _ = losses(dataclasses.replace(SMALL, remat=True))
     assert_close(again, plain, 1e-5)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(16, 8), nn.Linear(8, 16, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.embed(x)))
+
+
+class Language(jaxsr.Task):
+    class Config(jaxsr.TaskConfig):
+        batch = 8
+        steps = 6
+        lr = 0.1
+        ema = 0.99
+        tensorboard = False
+
+    def network(self):
+        return Tied()
+
+    def loss(self, network, batch):
+        return nn.functional.cross_entropy(network(batch["x"]).flatten(0, 1), batch["x"].flatten())
+
+    def train_data(self):
+        return {"x": np.random.default_rng(0).integers(0, 16, (32, 6))}
+
+
+@pytest.mark.parametrize("engine", ["jax", "torch"])
+def test_shared_weights_are_averaged_under_each_name(engine, tmp_path):
+    run = jaxsr.train(Language, out=tmp_path / "run", engine=engine)
+    arrays = load_file(run.weights)
+    np.testing.assert_array_equal(arrays["embed.weight"], arrays["head.weight"])

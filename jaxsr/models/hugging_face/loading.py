@@ -3,7 +3,7 @@
 Only safetensors are read, and no code of the folder is run.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from jaxsr.models.llama.filling import fill, is_tied, packable
 from jaxsr.models.llama.gguf_file import GGUFFile
 from jaxsr.models.llama.gguf_tensors import read_tensors
 from jaxsr.models.llama.gguf_tokenizer import stop_ids
-from jaxsr.models.llama.hf_folder import read_json, weight_files
+from jaxsr.models.llama.hf_folder import read_config, read_json, weight_files
 from jaxsr.models.llama.hf_folder import read_tensors as read_folder
 from jaxsr.models.llama.loading import (
     LanguageModel,
@@ -31,6 +31,7 @@ from jaxsr.models.llama.quantized import Scheme, quantize
 from jaxsr.models.llama.quantized_folder import swap_quantized
 from jaxsr.models.thread_patch import one_at_a_time, patched
 from jaxsr.models.transformers_files import (
+    architecture,
     check_field,
     config_of,
     model_from_folder,
@@ -69,10 +70,36 @@ def load_folder(
             f"{folder / 'config.json'} describes {parameters:,} parameters, but the weights are "
             f"{stored:,} bytes; get the folder again"
         )
+    inner = _whole_model("AutoModelForCausalLM", folder, fields, stored, dtype=dtype)
+    return _from_folder(folder, fields, inner, scheme)
+
+
+def load_module(folder: Path, options: Mapping[str, Any]) -> nn.Module:
+    """The model that a folder describes, of its own architecture, with the folder's weights.
+
+    transformers gives tensors the names of today's classes where the files have earlier ones.
+
+    Args:
+      folder: with `config.json` and safetensors.
+      options: values of the configuration.
+
+    Raises:
+      FileNotFoundError: a file is missing.
+      InputError: transformers does not know the architecture, or the weights do not fit it.
+    """
+    fields = read_config(folder / "config.json") | dict(options)
+    stored = sum(path.stat().st_size for path in weight_files(folder))
+    network = _whole_model(architecture(config_of(fields)), folder, fields, stored)
+    check_finite(network)
+    return network
+
+
+def _whole_model(kind: str, folder: Path, fields: JsonObject, stored: int, **options: Any) -> Any:
+    """A model with a folder's weights, none missing and none left over."""
     try:
         with bounded_build(folder / "config.json", size=2 * stored):
-            inner, report = model_from_folder(
-                "AutoModelForCausalLM", folder, fields, dtype=dtype, output_loading_info=True
+            model, report = model_from_folder(
+                kind, folder, fields, output_loading_info=True, **options
             )
     except UserError:
         raise
@@ -81,10 +108,10 @@ def load_folder(
             f"{folder} cannot be loaded by transformers ({type(error).__name__}: "
             f"{one_line(error)}); get the folder again"
         ) from error
-    for kind, problem in (("missing_keys", "lacks"), ("unexpected_keys", "has surplus")):
-        if names := sorted(report.get(kind) or ()):
+    for keys, problem in (("missing_keys", "lacks"), ("unexpected_keys", "has surplus")):
+        if names := sorted(report.get(keys) or ()):
             raise InputError(f"the checkpoint {problem} {first_of(names)}; get the folder again")
-    return _from_folder(folder, fields, inner, scheme)
+    return model
 
 
 def _load_quantized(
