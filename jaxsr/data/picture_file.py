@@ -186,7 +186,7 @@ def _check_png(image: Any, data: bytes) -> None:
 
 def _check_jpeg(image: Any, data: bytes) -> None:
     corner = np.asarray(image.crop((image.width - 1, image.height - 1, image.width, image.height)))
-    if np.isin(corner, (127, 128)).all() and (end := _jpeg_end(data)) is not None:
+    if np.isin(corner, (127, 128)).all() and (end := jpeg_end(data)) is not None:
         # Blocks that are missing are mid-gray. Bytes in front of the end marker are passed over if
         # the blocks are complete, and else decoded in their place.
         codes = b"\x5a\xa5\x3c" * 40
@@ -199,7 +199,7 @@ def _check_jpeg(image: Any, data: bytes) -> None:
 _JPEG_MARKER = re.compile(rb"\xff+([^\x00\xd0-\xd7\xff])")
 
 
-def _jpeg_end(data: bytes) -> int | None:
+def jpeg_end(data: bytes) -> int | None:
     """Offset of the marker that ends a file's first JPEG image."""
     at = 2
     while marker := _JPEG_MARKER.search(data, at):

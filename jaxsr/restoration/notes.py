@@ -12,7 +12,7 @@ from typing import Any
 
 from PIL import Image
 
-from jaxsr.data.picture_file import ORIENTATION, meant_channels, png_chunks
+from jaxsr.data.picture_file import ORIENTATION, jpeg_end, meant_channels, png_chunks
 from jaxsr.errors import first_of
 
 # Chunks about the meaning of a PNG's samples or about the image, not about its encoding.
@@ -101,6 +101,9 @@ def read_notes(image: Any, data: bytes) -> Notes:
     segments, comments = (), (comment,) if comment else ()
     if format == "JPEG":  # Pillow gives the last comment alone
         segments, comments = _jpeg_segments(data)
+    if image.format == "JPEG" and (end := jpeg_end(data)) is not None:
+        behind = data[end + 2 :].strip(b"\0")  # padding is nothing
+        dropped += (f"{len(behind):,} bytes behind the image",) if behind else ()
     if image.format == "MPO":
         dropped += (f"{getattr(image, 'n_frames', 2) - 1} further images (depth, gain map)",)
     if format == "TIFF":

@@ -285,6 +285,18 @@ def further_pictures(folder):
     assert "without 1 further images (depth, gain map)" in folder.restored("a.jpg")[1]
 
 
+@case("JPEG", "data behind the image (a motion photo's video)", "dropped, with a line")
+def data_behind_the_picture(folder):
+    save(folder.path / "a.jpg")
+    data = (folder.path / "a.jpg").read_bytes()
+    (folder.path / "a.jpg").write_bytes(data + bytes(99))
+    result, said = folder.restored("a.jpg")
+    assert "note:" not in said
+    result.unlink()
+    (folder.path / "a.jpg").write_bytes(data + b"\x18ftypmp42" + bytes(9) + b"end")
+    assert "without 21 bytes behind the image" in folder.restored("a.jpg")[1]
+
+
 def _tiff(path: Path, pixels: np.ndarray, **options: Any) -> None:
     tifffile.imwrite(path, pixels, **{"photometric": "rgb", **options})
 
