@@ -149,7 +149,7 @@ def open_training(
     validation: float | Path = 0.1,
     lists: str | None = None,
     mask_threshold: int | None = None,
-    cache_bytes: int | None = None,
+    cache: PixelCache | None = None,
 ) -> tuple[Infrared, Infrared]:
     """The images to train on and those to validate on, all checked.
 
@@ -159,14 +159,14 @@ def open_training(
         (looked for among the data set's lists if there is no such path).
       lists: folder of the split lists within the data set, where it has several.
       mask_threshold: see `read_mask`.
-      cache_bytes: bound on decoded images kept in host memory. Default: a quarter of free memory.
+      cache: keeps decoded images. Default: one of a quarter of the free memory.
 
     Raises:
       FileNotFoundError, ValueError: as `open_split`, or the validation list shares images with the
         training list or the test list.
     """
     options = {"lists": lists, "mask_threshold": mask_threshold}
-    cache = PixelCache(cache_bytes)
+    cache = cache if cache is not None else PixelCache(None)
     train = open_split(folder, "train", cache=cache, **options)
     tested = names_if_any(folder, "test", lists)
     leaked = sorted(set(train.names) & tested)

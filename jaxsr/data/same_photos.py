@@ -1,7 +1,7 @@
 """Files that hold one photo: the same bytes, or one name with several endings and like pixels."""
 
 import hashlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -17,6 +17,8 @@ from jaxsr.data.processors import available_cpus
 
 _SIDE = 16
 """Pixels of the small copies that are compared."""
+_LARGER_SIDE = 32
+"""Pixels of those of photos that are then alike: pages of text have one layout."""
 _LEVELS = 8.0
 """Root mean square difference in levels up to which small copies may show one photo."""
 _SHARE = 0.2
@@ -47,12 +49,21 @@ def same_photos(paths: Mapping[str, Path], cache: PixelCache) -> dict[str, str]:
         for stem in by_stem.values():
             if len(stem) == 1:
                 continue
-            made = pool.map(lambda name: _small(paths[name], cache), stem)
-            small = {name: copy for name, copy in zip(stem, made, strict=True) if copy is not None}
-            names = list(small)
-            firsts = [names[index] for index in _first_alike([*small.values()])]
-            copies |= {n: first for n, first in zip(names, firsts, strict=True) if n != first}
+            firsts = dict.fromkeys(stem, "")
+            for side in (_SIDE, _LARGER_SIDE):
+                made = pool.map(lambda n, side=side: _small(paths[n], cache, side), firsts)
+                firsts = _first_names(dict(zip(firsts, made, strict=True)))
+            copies |= {name: first for name, first in firsts.items() if name != first}
     return {name: copies.get(original, original) for name, original in copies.items()}
+
+
+def _first_names(small: Mapping[str, Float[np.ndarray, "s s 3"] | None]) -> dict[str, str]:
+    """The names of alike photos, each with the first one's; photos without another are left out."""
+    known = {name: copy for name, copy in small.items() if copy is not None}
+    names, firsts = [*known], _first_alike([*known.values()]).tolist() if known else []
+    counts = Counter(firsts)
+    pairs = zip(names, firsts, strict=True)
+    return {name: names[first] for name, first in pairs if counts[first] > 1}
 
 
 def _same_bytes(paths: Mapping[str, Path], pool: ThreadPoolExecutor) -> dict[str, str]:
@@ -70,7 +81,7 @@ def _same_bytes(paths: Mapping[str, Path], pool: ThreadPoolExecutor) -> dict[str
     return {name: original for name, original in originals.items() if name != original}
 
 
-def _small(path: Path, cache: PixelCache) -> Float[np.ndarray, "s s 3"] | None:
+def _small(path: Path, cache: PixelCache, side: int) -> Float[np.ndarray, "s s 3"] | None:
     """Means over equal parts of a photo, in parts of levels; None if it cannot be read."""
     pixels = cache.get(path)
     if pixels is None:
@@ -79,21 +90,21 @@ def _small(path: Path, cache: PixelCache) -> Float[np.ndarray, "s s 3"] | None:
         except (OSError, UnreadablePicture):  # a run that skips bad files says so itself
             return None
     height, width, channels = pixels.shape
-    down, across = _means(height), _means(width)
+    down, across = _means(height, side), _means(width, side)
     rows = max(1, _VALUES // (width * channels))
-    strips = np.zeros((_SIDE, width * channels), np.float32)
+    strips = np.zeros((side, width * channels), np.float32)
     for top in range(0, height, rows):
         part = pixels[top : top + rows]
         strips += down[:, top : top + rows] @ part.reshape(len(part), -1).astype(np.float32)
-    return np.einsum("xw,swc->sxc", across, strips.reshape(_SIDE, width, channels))
+    return np.einsum("xw,swc->sxc", across, strips.reshape(side, width, channels))
 
 
 @lru_cache(8)
-def _means(length: int) -> Float[np.ndarray, "s length"]:
+def _means(length: int, side: int) -> Float[np.ndarray, "s length"]:
     """The matrix that gives the means over equal parts."""
-    edges, start = np.linspace(0, length, _SIDE + 1)[:, None], np.arange(length)
+    edges, start = np.linspace(0, length, side + 1)[:, None], np.arange(length)
     shared = np.minimum(edges[1:], start + 1) - np.maximum(edges[:-1], start)
-    return (shared.clip(0) * (_SIDE / length)).astype(np.float32)
+    return (shared.clip(0) * (side / length)).astype(np.float32)
 
 
 def _first_alike(small: Sequence[Float[np.ndarray, "s s 3"]]) -> Int[np.ndarray, " n"]:
@@ -104,7 +115,7 @@ def _first_alike(small: Sequence[Float[np.ndarray, "s s 3"]]) -> Int[np.ndarray,
     """
     count = len(small)
     order = np.argsort([copy.mean() for copy in small], kind="stable")
-    detail = np.array([small[index] for index in order], np.float32).reshape(count, _SIDE**2, 3)
+    detail = np.array([small[index] for index in order], np.float32).reshape(count, -1, 3)
     level = detail.mean(1)
     detail -= level[:, None]
     detail = detail.reshape(count, -1)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxsr.data.host_cache import PixelCache
 from jaxsr.data.infrared import Infrared, Pair
 from jaxsr.errors import InputError
 
@@ -79,19 +80,39 @@ def scene(seed: int, number: int, *, side: int = 256) -> Pair:
     return np.repeat(image[..., None], 3, axis=-1), mask
 
 
-def open_scenes(count: int, *, seed: int = 0, side: int = 256, split: str = "train") -> Infrared:
-    """`count` scenes as a split; "train", "validation" and "test" have no scene in common."""
+def open_scenes(
+    count: int,
+    *,
+    seed: int = 0,
+    side: int = 256,
+    split: str = "train",
+    cache: PixelCache | None = None,
+) -> Infrared:
+    """`count` scenes as a split; "train", "validation" and "test" have no scene in common.
+
+    Args:
+      count: scenes.
+      seed, side: see `scene`.
+      split: "train", "validation" or "test".
+      cache: keeps drawn scenes; others are drawn at each use. Default: one of a quarter of the free
+        memory.
+    """
     offsets = {"train": 0, "validation": 1 << 40, "test": 1 << 41}
     if split not in offsets:
         raise InputError(f"split must be one of {', '.join(offsets)}, got {split!r}")
     if count < 1:
         raise InputError(f"count must be at least 1 scene, got {count}")
-    made: dict[str, Pair] = {}
+    cache = cache if cache is not None else PixelCache(None)
 
     def load(name: str) -> Pair:
-        if name not in made:
-            made[name] = scene(seed, offsets[split] + int(name.rsplit("_", 1)[-1]), side=side)
-        return made[name]
+        key = (seed, side, name)
+        gray_and_mask = cache.get(key)
+        if gray_and_mask is None:
+            number = offsets[split] + int(name.rsplit("_", 1)[-1])
+            image, mask = scene(seed, number, side=side)
+            gray_and_mask = cache.keep(key, np.stack([image[..., 0], mask]))
+        gray, mask = gray_and_mask
+        return np.repeat(gray[..., None], 3, axis=-1), mask
 
     names = tuple(f"{split}_{number:05}" for number in range(count))
     return Infrared(

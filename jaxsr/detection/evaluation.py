@@ -56,7 +56,8 @@ def _draw_curves(evaluation: Evaluation) -> bytes:
     figures = evaluation.figures
     figure = new_figure(11.0, 5.0)
     pixels, targets = figure.subplots(1, 2)
-    figure.suptitle(f"{evaluation.source}, {evaluation.split}: {evaluation.images} images")
+    title = f"{evaluation.source}, {evaluation.split}: {evaluation.images} images"
+    figure.suptitle(title, parse_math=False)  # a path may have $
 
     lowest = 1 / max(sum(row.pixels for row in figures.per_image), 1)
     false_rate = [max(rate, lowest) for rate in figures.roc.false_positive_rate]

@@ -1,6 +1,7 @@
 """Figures drawn with matplotlib: no windows, no global state, the same bytes on every run."""
 
 import io
+import warnings
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,7 +21,9 @@ def as_png(figure: "Figure", *, dpi: int = 120) -> bytes:
 
     FigureCanvasAgg(figure)
     content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=dpi, metadata={"Software": None})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # names in any script
+        figure.savefig(content, format="png", dpi=dpi, metadata={"Software": None})
     return content.getvalue()
 
 

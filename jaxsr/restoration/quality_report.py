@@ -94,7 +94,7 @@ def write_report(
             problems.append((name, one_line(error)))
             continue
         if len(sheet) < _MOST_ON_SHEET:
-            sheet.append((name, images))
+            sheet.append((name, _cells(*images)))
     left_out = [*problems, *videos.items()]
     if not rows:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out[:3])
@@ -226,20 +226,26 @@ def _table(rows: Sequence[ImageQuality], means: dict, convention: dict) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _contact_sheet(entries: Sequence[tuple[str, tuple[np.ndarray, ...]]]) -> Image.Image:
-    """A row for each image: source enlarged, result, truth, cut to the same middle part."""
+def _cells(result: np.ndarray, truth: np.ndarray, source: np.ndarray) -> list[Image.Image]:
+    """The middle of the enlarged source, the result and the truth, for the contact sheet."""
+    enlarged = Image.fromarray(source).resize(truth.shape[1::-1], Image.Resampling.BICUBIC)
+    cells: list[Image.Image] = []
+    for image in (enlarged, Image.fromarray(result), Image.fromarray(truth)):
+        x, y = (max((side - _CELL) // 2, 0) for side in image.size)
+        cells.append(image.crop((x, y, min(x + _CELL, image.width), min(y + _CELL, image.height))))
+    return cells
+
+
+def _contact_sheet(entries: Sequence[tuple[str, Sequence[Image.Image]]]) -> Image.Image:
+    """A row of cells for each image."""
     gap, head = 4, 16
     across, down = _CELL + gap, _CELL + head + gap
     sheet = Image.new("RGB", (3 * across, max(down * len(entries), 1)), "white")
     draw = ImageDraw.Draw(sheet)
-    for index, (name, (result, truth, source)) in enumerate(entries):
+    for index, (name, cells) in enumerate(entries):
         labels = (f"{name}: source, bicubic", "restored", "truth")
-        enlarged = Image.fromarray(source).resize(truth.shape[1::-1], Image.Resampling.BICUBIC)
-        images = (enlarged, Image.fromarray(result), Image.fromarray(truth))
-        for column, (label, image) in enumerate(zip(labels, images, strict=True)):
+        for column, (label, cell) in enumerate(zip(labels, cells, strict=True)):
             left, top = column * across, index * down
             draw.text((left + 2, top + 2), label[:40], fill="black")
-            x, y = (max((side - _CELL) // 2, 0) for side in image.size)
-            box = (x, y, min(x + _CELL, image.width), min(y + _CELL, image.height))
-            sheet.paste(image.crop(box), (left, top + head))
+            sheet.paste(cell, (left, top + head))
     return sheet

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from jaxsr.data.augment import make_augmentation
+from jaxsr.data.host_cache import PixelCache
 from jaxsr.data.infrared import Infrared, open_training
 from jaxsr.data.infrared_items import InfraredItems
 from jaxsr.data.input_form import IMAGENET, InputForm
@@ -140,19 +141,21 @@ class DetectorTask(Task):
 
 
 def _open(config: DetectorRun) -> tuple[Infrared, Infrared]:
+    limit = 0 if config.cache == "off" else config.cache_bytes
+    cache = PixelCache(limit, scratch_folder=config.scratch)
     if config.data is None:
-        count, side = config.scenes, config.base_size
-        held_out_count = max(count // 4, 1)
+        options = {"seed": config.seed, "side": config.base_size, "cache": cache}
+        count = config.scenes
         return (
-            open_scenes(count, seed=config.seed, side=side),
-            open_scenes(held_out_count, seed=config.seed, side=side, split="validation"),
+            open_scenes(count, **options),
+            open_scenes(max(count // 4, 1), split="validation", **options),
         )
     return open_training(
         config.data,
         validation=config.val if config.val is not None else config.val_split,
         lists=config.lists,
         mask_threshold=config.mask_threshold,
-        cache_bytes=0 if config.cache == "off" else config.cache_bytes,
+        cache=cache,
     )
 
 

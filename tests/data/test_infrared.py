@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 from scipy import ndimage
 
+from jaxsr.data.host_cache import PixelCache
 from jaxsr.data.infrared import open_split, open_training, to_gray
 from jaxsr.data.scenes import open_scenes, scene
 from jaxsr.data.split_lists import read_list
@@ -500,3 +501,12 @@ def test_a_mask_is_not_that_of_an_image_whose_name_begins_alike(data_set):
     (data_set / "test.txt").write_text("Misc_9\nMisc_9_gt\n")
     with pytest.raises(InputError, match=r"Misc_9 \(no mask\)"):
         open_split(data_set, "test")
+
+
+def test_scenes_are_kept_within_a_bound():
+    whole, cache = open_scenes(6, side=64, seed=3), PixelCache(3 * 2 * 64 * 64)
+    bounded = open_scenes(6, side=64, seed=3, cache=cache)
+    assert cache.held_bytes == cache.limit_bytes
+    for number in range(6):
+        for one, other in zip(whole.read(number), bounded.read(number), strict=True):
+            np.testing.assert_array_equal(one, other)

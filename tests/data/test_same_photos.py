@@ -83,3 +83,26 @@ def test_clips_whose_frames_have_equal_names_are_opened_without_decoding(tmp_pat
     monkeypatch.setattr("jaxsr.data.same_photos.decode_rgb", refused)
     monkeypatch.setattr("jaxsr.data.photos.decode_rgb", refused)
     assert len(Clips(tmp_path, frames=2, crop=16)) == 3
+
+
+def page(seed):
+    """Lines of words between margins: all pages have one layout."""
+    draw = np.random.default_rng(seed)
+    pixels = np.full((440, 310), 255, np.uint8)
+    for top in range(35, 400, 7):
+        left = 30
+        while left < 260:
+            width = int(draw.integers(6, 30))
+            ink = draw.random((5, width)) < 0.5
+            pixels[top : top + 5, left : left + width][ink] = 0
+            left += width + 4
+    return Image.fromarray(pixels).convert("RGB")
+
+
+def test_pages_of_one_name_are_told_apart(tmp_path):
+    for number in range(6):
+        folder = tmp_path / f"book{number % 2}"
+        folder.mkdir(exist_ok=True)
+        page(number).save(folder / f"page_{number // 2:03}.png")
+    parts = open_training_photos(tmp_path / "book0", tmp_path / "book1", crop=96)
+    assert [*map(len, parts)] == [3, 3]

@@ -1,6 +1,7 @@
 """`python -m jaxsr.evaluate` as a user types it."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -85,3 +86,11 @@ def test_a_table_of_the_users_is_not_replaced(weights, data, tmp_path, capsys):
     assert evaluated(data, "--model", weights, "--out", tmp_path) == 2
     assert "images.csv); choose another --out" in capsys.readouterr().err
     assert (tmp_path / "images.csv").read_text() == "mine"
+
+
+@pytest.mark.filterwarnings("error")
+def test_names_of_any_characters_are_drawn(weights, data, tmp_path):
+    folder = tmp_path / "数据 a$x_$b"
+    shutil.copytree(data, folder)
+    assert evaluated(folder, "--model", weights, "--out", tmp_path / "out") == 0
+    assert (tmp_path / "out/roc.png").stat().st_size > 1000

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from jaxsr import train
 from jaxsr.detection.detector import load_detector
+from jaxsr.errors import InputError
 from jaxsr.interop.weights import read_metadata
 from jaxsr.models.mshnet.config import MSHNetConfig
 from jaxsr.runtime.options import ComputeOptions
@@ -35,6 +37,18 @@ def losses(config):
 def test_a_warm_up_has_a_step_where_a_batch_is_more_than_its_epochs():
     assert dataclasses.replace(SMALL, batch=64).phases(16) == (("warmup", 1), ("main", 7))
     assert dataclasses.replace(SMALL, warmup_epochs=0).phases(16) == (("main", 8),)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"val": Path("val.txt")}, "is a list of a data set: give --data"),
+        ({"on_bad_file": "skip"}, "take the names out of it"),
+    ],
+)
+def test_options_without_effect_are_refused(changes, message):
+    with pytest.raises(InputError, match=message):
+        dataclasses.replace(SMALL, **changes)
 
 
 @pytest.mark.parametrize(

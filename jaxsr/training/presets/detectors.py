@@ -50,6 +50,15 @@ class DetectorRun(PictureRunConfig):
             value, multiple = getattr(self, name), self.side_multiple
             if value < 1 or value % multiple:
                 raise InputError(f"{name} must be a positive multiple of {multiple}, got {value}")
+        if self.val is not None and self.data is None:
+            raise InputError(
+                f"val={self.val} is a list of a data set: give --data, or leave it out for scenes"
+            )
+        if self.on_bad_file == "skip":
+            raise InputError(
+                "on_bad_file=skip leaves photos out; a detector's images are those of its list, so "
+                "take the names out of it"
+            )
         if self.zoom > 1 and self.augment != "patch":
             raise InputError(
                 f"zoom={self.zoom:g} goes with augment=patch; augment={self.augment} scales "
