@@ -93,7 +93,7 @@ def page(seed):
         left = 30
         while left < 260:
             width = int(draw.integers(6, 30))
-            ink = draw.random((5, width)) < 0.5
+            ink = draw.random((5, width)) < 0.2
             pixels[top : top + 5, left : left + width][ink] = 0
             left += width + 4
     return Image.fromarray(pixels).convert("RGB")
