@@ -38,7 +38,7 @@ from jaxsr.interop.checkpoint_record import (
     metric_rank,
     read_record,
 )
-from jaxsr.interop.errors import CheckpointError, DamagedFileError, first_line
+from jaxsr.interop.errors import CheckpointError, DamagedFileError, FileAccessError, first_line
 from jaxsr.interop.fields import whole_number
 from jaxsr.interop.lost_process import lost_process_error
 from jaxsr.interop.orbax_loops import lenient_loops, without_late_tracebacks, without_save_warnings
@@ -92,7 +92,7 @@ class Checkpoints:
             # Without the last argument every checkpoint saved between validations is kept for ever.
             policies.append(
                 preservation.BestN(
-                    get_metric_fn=lambda metrics: metric_rank(metrics.get(metric, math.nan), best),
+                    get_metric_fn=lambda metrics: metric_rank(metrics.get(metric), best),
                     n=1,
                     keep_checkpoints_without_metrics=False,
                 )
@@ -109,9 +109,7 @@ class Checkpoints:
                     RECORD_ITEM: ocp.JsonCheckpointHandler(filename=RECORD_ITEM),
                 },
                 options=ocp.CheckpointManagerOptions(
-                    best_fn=(lambda m: metric_rank(m.get(metric, math.nan), best))
-                    if metric
-                    else None,
+                    best_fn=(lambda m: metric_rank(m.get(metric), best)) if metric else None,
                     preservation_policy=preservation.AnyPreservationPolicy(policies),
                     enable_async_checkpointing=True,
                     async_options=ocp.AsyncOptions(barrier_sync_fn=_wait_unless_failed),
@@ -122,6 +120,8 @@ class Checkpoints:
                     todelete_subdir=_OUTDATED,
                 ),
             )
+        except FileAccessError:
+            raise
         except OSError as error:
             raise CheckpointError(
                 f"cannot write checkpoints to {folder}: {error.strerror or error}; "
@@ -362,21 +362,22 @@ def restore_step(folder: Path, step: int, like: PyTree) -> PyTree:
 
     Raises:
       DamagedFileError: the checkpoint is damaged; the message names the damage.
+      FileAccessError: see `read_record`.
       CheckpointError: it does not fit `like`.
     """
     path, target = folder.resolve() / str(step), jax.tree.map(_abstract, like)
     saved: dict[str, SavedArray] = {}
-    state, failure = None, ""
+    state, failure = None, None
     try:
         record = read_record(path)
         record.check_fits(target, path)
         state, saved = _read_state(path, target), record.arrays
-    except CheckpointError:
-        raise
-    except DamagedFileError as error:
-        failure = str(error)
-    if not _all_processes(not failure):
-        raise DamagedFileError(failure or "another process of this job cannot read it")
+    except (DamagedFileError, FileAccessError) as error:
+        failure = error
+    for kind in (FileAccessError, DamagedFileError):
+        if not _all_processes(not isinstance(failure, kind)):
+            other = kind(f"another process of this job cannot read {path}")
+            raise failure if isinstance(failure, kind) else other
     digests = tree_digests(state)
     changed = [name for name, array in saved.items() if digests[name] != array.digest]
     if changed:

@@ -19,7 +19,7 @@ import numpy as np
 from jaxsr.interop.annotations import JsonObject, PyTree
 from jaxsr.interop.array_digests import named_leaves, tree_digests
 from jaxsr.interop.bounded_read import MOST_BYTES, read_bounded
-from jaxsr.interop.errors import CheckpointError, DamagedFileError, first_line
+from jaxsr.interop.errors import CheckpointError, DamagedFileError, FileAccessError, first_line
 from jaxsr.interop.sealed_json import seal, unseal
 
 _trees: Any = jax.tree_util  # untyped in JAX
@@ -27,14 +27,14 @@ RECORD_ITEM = "record"
 """Item and file of a checkpoint that hold the record."""
 
 
-def metric_rank(value: float, best: Literal["max", "min"]) -> float:
+def metric_rank(value: float | None, best: Literal["max", "min"]) -> float:
     """Orders values of a validation metric: the better, the higher; NaN comes last.
 
     Args:
       value: the metric.
       best: whether it is better when higher (`max`) or lower (`min`).
     """
-    if math.isnan(value):
+    if value is None or math.isnan(value):
         return -math.inf
     return value if best == "max" else -value
 
@@ -218,6 +218,7 @@ def read_record(path: Path) -> CheckpointRecord:
 
     Raises:
       DamagedFileError: the record is missing or damaged, or disagrees with the metrics' file.
+      FileAccessError: the file system fails, or this user may not read a file.
       NoDigestsError: the checkpoint was saved without a record.
     """
     file = path / RECORD_ITEM / RECORD_ITEM
@@ -233,21 +234,32 @@ def read_record(path: Path) -> CheckpointRecord:
             ) from None
         raise DamagedFileError(f"it has no {RECORD_ITEM}") from None
     except _MALFORMED as error:
-        raise DamagedFileError(f"its {RECORD_ITEM} cannot be read ({first_line(error)})") from error
+        raise _unusable(f"its {RECORD_ITEM}", error) from error
     _check_sizes(files, path, len(record.arrays))
     try:
         json.loads(read_bounded(path / "_CHECKPOINT_METADATA"))
     except _MALFORMED as error:
-        raise DamagedFileError(f"its metadata cannot be read ({first_line(error)})") from error
+        raise _unusable("its metadata", error) from error
     metrics = path / "metrics" / "metrics"
     try:
         stated = json.loads(read_bounded(metrics)) if metrics.parent.exists() else None
     except _MALFORMED as error:
-        raise DamagedFileError(f"its metrics cannot be read ({first_line(error)})") from error
+        raise _unusable("its metrics", error) from error
     # NaN is a metric like any other here, and equals nothing.
     if record.step != int(path.name) or repr(record.metrics) != repr(stated):
         raise DamagedFileError("its metrics or its name are not those that were saved")
     return record
+
+
+def _unusable(what: str, error: Exception) -> Exception:
+    """The error of a part that cannot be read: damage, unless the file system fails or refuses."""
+    absent = FileNotFoundError | NotADirectoryError | IsADirectoryError
+    if isinstance(error, OSError) and not isinstance(error, absent):
+        return FileAccessError(
+            f"{first_line(error)}: cannot read this file of a checkpoint, which may be sound; "
+            "try again, or give this user the right to read it"
+        )
+    return DamagedFileError(f"{what} cannot be read ({first_line(error)})")
 
 
 _MALFORMED = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)

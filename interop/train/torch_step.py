@@ -317,6 +317,8 @@ class TorchStep:
         if isinstance(rows, Tensor):
             return rows
         tensor = to_torch(np.array(rows)).to(self.device, non_blocking=True)
+        if tensor.dtype == torch.int32:  # of int64, as JAX holds it; torch's losses want int64
+            tensor = tensor.long()
         return tensor.to(memory_format=self.layout) if tensor.ndim == 4 else tensor
 
     def _clip_gradients(self, network: str) -> Tensor:

@@ -119,4 +119,4 @@ class _ScratchFile:
             rest, place = rest[wrote:], place + wrote
         stored = np.frombuffer(self._segment, np.uint8, data.nbytes, self._used)
         self._used += -(-data.nbytes // 64) * 64  # the next one aligned for any dtype
-        return stored.view(data.dtype).reshape(data.shape)
+        return stored.view(data.dtype).reshape(array.shape)  # `data` has an axis more than a scalar

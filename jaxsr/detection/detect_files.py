@@ -178,7 +178,14 @@ class _Session:
                 matrix = display_matrix(first[0])
                 with write_video(target) as out:
                     upright = turned(np.empty((*size, 0)), matrix).shape[:2]
-                    encoder, _ = add_encoder(out, stream, first[0], upright, codec="libx264")
+                    encoder, _ = add_encoder(
+                        out,
+                        stream,
+                        first[0],
+                        upright,
+                        codec="libx264",
+                        on_its_side=turned(np.empty((1, 2, 0)), matrix).shape[0] == 2,
+                    )
                     for batch in itertools.chain([first], batches):
                         images = [
                             np.ascontiguousarray(turned(rgb_of(frame, size=size), matrix))

@@ -9,6 +9,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, get_args, get_type_hints
 
@@ -165,7 +166,7 @@ def _check_family(name: str | None, file: ConfigFile, source: Path) -> None:
 def _parse_preset(
     task: type[TaskOptions], name: str, rest: list[str], preset: str | None
 ) -> RunConfig:
-    has_data = any(_is_option(a, "--data") for a in rest)
+    has_data = _has_data(rest)
     plain, chosen = task.default_presets[False], task.default_presets[has_data]
     default = _preset(task, preset or chosen)
     config = _parse(task, name, rest, default, f"--preset {preset or chosen}")
@@ -183,7 +184,7 @@ def _preset(task: type[TaskOptions], name: str) -> RunConfig:
 
 def _preset_below(task: type[TaskOptions], file: ConfigFile, rest: list[str]) -> RunConfig:
     """Finds the preset that supplies the values which a configuration file leaves out."""
-    has_data = "data" in file.options or any(_is_option(a, "--data") for a in rest)
+    has_data = "data" in file.options or _has_data(rest)
     preset = _preset(task, file.preset or task.default_presets[has_data])
     units = [name for name in ("steps", "epochs") if file.options.get(name) is not None]
     return _with_length(preset, units[0]) if len(units) == 1 else preset
@@ -233,6 +234,13 @@ def _is_option(argument: str, name: str) -> bool:
     return argument == name or argument.startswith(name + "=")
 
 
+def _has_data(arguments: Sequence[str]) -> bool:
+    """Whether --data has a value; None is its default, as `jaxsr.train(data=None)` says."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--data", nargs="*", default=["None"])
+    return parser.parse_known_args(arguments)[0].data != ["None"]
+
+
 def _with_length(default: RunConfig, kind: str) -> RunConfig:
     """Returns the default run with its length in this unit; the option replaces the number."""
     if getattr(default, kind) is not None:
@@ -248,14 +256,18 @@ def _split(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     `--preset` and `--config` are not options of a run, so the other arguments omit them.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--preset")
-    parser.add_argument("--config", type=Path)
+    parser.add_argument("--preset", type=partial(_unless_none, str))
+    parser.add_argument("--config", type=partial(_unless_none, Path))
     parser.add_argument("--schema", action="store_true")
     try:
         sources, rest = parser.parse_known_args(arguments)
-        parser.add_argument("--out", type=Path)
-        parser.add_argument("--branch-from", "--branch_from", type=Path)
+        parser.add_argument("--out", type=partial(_unless_none, Path))
+        parser.add_argument("--branch-from", "--branch_from", type=partial(_unless_none, Path))
         parser.add_argument("--resume", action=argparse.BooleanOptionalAction)
         return parser.parse_known_args(rest, sources)[0], rest
     except argparse.ArgumentError as error:
         raise InputError(str(error)) from error
+
+
+def _unless_none(kind: type[str] | type[Path], text: str) -> str | Path | None:
+    return None if text == "None" else kind(text)

@@ -321,13 +321,13 @@ def _check_no_results(out: Path, exported: str, *, is_new: bool) -> None:
     """
     from jaxsr.training.loggers import FILES  # imports NumPy, which --help does not need
 
-    begun = (out / name for name in ("metrics.jsonl", *FILES) if is_new)
+    begun = (out / name for name in ("metrics.jsonl", "log.txt", *FILES) if is_new)
     named = (*(out / name for name in _weights_of(exported)), *begun)
     for path in (*named, *out.glob("validation/step-*.png"), *out.glob("checkpoints/*")):
         if path.exists():
             raise InputError(
-                f"{path} is of no run in {out}, and a new one would replace it; choose another "
-                "--out, or move it"
+                f"{path} is of no run in {out}, and a new one would replace it or add to it; "
+                "choose another --out, or move it"
             )
 
 

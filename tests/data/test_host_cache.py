@@ -42,6 +42,7 @@ def test_beyond_the_bound_arrays_lie_in_a_nameless_file(tmp_path):
         np.random.default_rng(k).integers(0, 256, (50 + k, 70, 3), dtype=np.uint8)
         for k in range(20)
     ]
+    arrays += [np.array(3), np.zeros((0, 2), np.float32)]  # a label, and nothing
     cache = PixelCache(2 * arrays[2].nbytes, scratch_folder=tmp_path)
     for key, array in enumerate(arrays):
         np.testing.assert_array_equal(cache.keep(key, array.copy()), array)

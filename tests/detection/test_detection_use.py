@@ -89,7 +89,7 @@ def test_without_a_model_the_shipped_weights_find_targets_they_never_saw(
     assert shared / union > 0.6
 
 
-def _film(path, *, frames=5, size=(48, 64), codec="ffv1", pixels="gray", rotation=0):
+def _film(path, *, frames=5, size=(48, 64), codec="ffv1", pixels="gray", rotation=0, aspect=1):
     """A spot that moves, on frames whose times have a gap."""
     av = pytest.importorskip("av", reason="videos need PyAV")
     with av.open(str(path), "w") as out:
@@ -97,6 +97,7 @@ def _film(path, *, frames=5, size=(48, 64), codec="ffv1", pixels="gray", rotatio
         video.height, video.width, video.pix_fmt = *size, pixels
         video.time_base = Fraction(1, 10)
         video.set_display_rotation(rotation)
+        video.codec_context.sample_aspect_ratio = Fraction(aspect)
         for number in range(frames):
             picture = spotted(*size, (9, 3 + 8 * number % 48, 4, 4))
             frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
@@ -233,6 +234,16 @@ def test_a_turned_video_is_looked_at_upright(weights, tmp_path):
     with av.open(str(out / "overlays" / "film.mp4")) as container:
         shown = next(container.decode(video=0))
     assert (shown.height, shown.width, shown.rotation) == (width, height, 0)
+
+
+@pytest.mark.parametrize(("rotation", "shown"), [(0, 2), (90, Fraction(1, 2)), (180, 2)])
+def test_wide_pixels_of_a_turned_video_become_high_ones(weights, tmp_path, rotation, shown):
+    av = pytest.importorskip("av", reason="videos need PyAV")
+    film, out = tmp_path / "film.mp4", tmp_path / "out"
+    _film(film, codec="libx264", pixels="yuv420p", rotation=rotation, aspect=2)
+    assert _detect(film, "--model", weights, "--out", out) == 0
+    with av.open(str(out / "overlays" / "film.mp4")) as container:
+        assert container.streams.video[0].sample_aspect_ratio == shown
 
 
 def test_a_damaged_video_is_named_and_its_whole_frames_are_kept(weights, tmp_path, capsys):

@@ -104,6 +104,7 @@ def test_a_new_run_replaces_no_weights(tmp_path, capsys):
         "checkpoints/7.orbax-checkpoint-tmp/model.pt",
         "checkpoints/.outdated/model.pt",
         "metrics.jsonl",
+        "log.txt",
         "mlflow.json",
     ],
 )

@@ -331,6 +331,19 @@ def test_options_become_words():
     ]
 
 
+@pytest.mark.parametrize("option", ["data", "preset", "config", "branch_from", "out"])
+def test_none_is_the_default(option, capsys):
+    config = parse_command_line(["span", *_words({option: None})])[2]
+    assert config == parse_command_line(["span"])[2] and not capsys.readouterr().out
+    assert parse_command_line(["span", f"--{option.replace('_', '-')}", "None"])[2] == config
+
+
+def test_a_run_to_resume_in_no_folder_is_the_newest(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="--resume found no run of span in runs/"):
+        parse_command_line(["span", *_words({"resume": True, "out": None})])
+
+
 @pytest.mark.parametrize(
     ("task", "options", "message"),
     [

@@ -171,3 +171,16 @@ def test_the_last_loss_may_write_into_its_batch(kind):
     of_jax, of_torch = (step() for step in steps_of(Writing(("second", kind))))
     for name in ("one/loss", "other/loss"):
         np.testing.assert_allclose(of_jax[name], of_torch[name], rtol=1e-6)
+
+
+class Classes(Fit):
+    def loss(self, shared, batch):
+        return nn.functional.cross_entropy(self.net(batch["x"]).expand(-1, 3), batch["y"])
+
+
+def test_torch_gets_labels_in_its_own_integers():
+    """The data come as JAX holds them, with int32."""
+    rows = {"x": np.ones((2, 1), np.float32), "y": np.array([0, 2], np.int32)}
+    step = TorchStep(Classes(), {"net": OptimizerConfig()}, {"net": 1}, exported="net")
+    metrics = step.train_step("fit", rows)
+    assert metrics["net/loss"].item() == pytest.approx(np.log(3))  # three equal logits
