@@ -17,11 +17,13 @@ by the data pipeline, so that both engines see the same numbers.
 """
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from jaxsr.interop.errors import InputError
 
@@ -149,21 +151,30 @@ def decides_failure(metric: str) -> bool:
     return index_rule(metric) is not None or metric.rpartition("/")[2] in DECISIVE
 
 
-def uncut_names(batch: Mapping[str, Any], constants: Iterable[Any]) -> set[str]:
+def uncut_names(batch: Mapping[str, Any], constants: Mapping[str, Any]) -> set[str]:
     """The arrays of an objective's batch that slices and devices see whole.
 
     Args:
-      batch: of the objective.
-      constants: arrays that are not of the data. Those that the batch has as they are count, and so
-        do scalars.
+      batch: of the objective: arrays, or trees of them.
+      constants: those of the host's batch that are not of the data. The batch's own that are these
+        very arrays count, and so do scalars.
 
     Raises:
-      InputError: the other arrays differ in their number of rows.
+      InputError: a constant was changed, or the other arrays differ in their number of rows.
     """
-    known = {id(array) for array in constants}
-    arrays = {name: value for name, value in batch.items() if hasattr(value, "shape")}
-    uncut = {n for n, array in arrays.items() if id(array) in known or not array.shape}
-    rows = {name: array.shape[0] for name, array in arrays.items() if name not in uncut}
+    known = {id(array) for array in pytree.tree_leaves(dict(constants))}
+    leaves = {name: pytree.tree_leaves(value) for name, value in batch.items()}
+    cut = {
+        name: [array for array in arrays if id(array) not in known and np.ndim(array)]
+        for name, arrays in leaves.items()
+    }
+    uncut = {name for name, arrays in cut.items() if not arrays}
+    if changed := next((name for name in cut if name in constants and cut[name]), None):
+        raise InputError(
+            f"prepare changed the constant {changed}, and this run cuts the batch into parts; hand "
+            "it on as it is, or call it otherwise if it has a row for each sample"
+        )
+    rows = {name: len(array) for name, arrays in cut.items() for array in arrays}
     first = next(iter(rows), "")
     for name, number in rows.items():
         if number != rows[first]:

@@ -301,7 +301,7 @@ class TrainStep:
         is_per_device = self.config.per_device(model_devices=meshes.model_devices(self.mesh))
         uncut = set[str]()
         if is_per_device or self.config.accumulate > 1:
-            uncut = uncut_names(prepared, jax.tree.leaves([batch[n] for n in self.constants]))
+            uncut = uncut_names(prepared, {name: batch[name] for name in self.constants})
         update: Callable[..., Any] = functools.partial(self._update_players, uncut=uncut)
         if is_per_device:
             update = _per_device(

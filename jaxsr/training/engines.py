@@ -350,8 +350,8 @@ class TorchEngine:
         def prepare(batch: Mapping[str, Any], step: jax.Array) -> Mapping[str, Any]:
             prepared = task.prepare(batch, preparation_key(self._key, step))
             if config.step_config.accumulate > 1:
-                constants = [batch[name] for name in task.task.constants()]
-                self._uncut = uncut_names(prepared, jax.tree.leaves(constants))
+                constants = {name: batch[name] for name in task.task.constants()}
+                self._uncut = uncut_names(prepared, constants)
             return prepared
 
         self._uncut = set[str]()

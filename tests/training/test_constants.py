@@ -48,6 +48,14 @@ class Doubled(Nearest):
         return {"x": batch["x"], "codes": batch["codes"] * 2}
 
 
+class Renamed(Nearest):
+    def prepare(self, batch, key):
+        return {"x": batch["x"], "twice": batch["codes"] * 2}
+
+    def loss(self, network, batch):
+        return super().loss(network, {**batch, "codes": batch["twice"]})
+
+
 @pytest.fixture(scope="module")
 def expected():
     """Weights after a step of float64 torch."""
@@ -79,6 +87,13 @@ def test_the_loss_sees_all_of_them(case, task, expected, tmp_path):
 
 
 @pytest.mark.parametrize("engine", ["jax", "torch"])
-def test_others_need_as_many_rows_as_the_data(tmp_path, engine):
-    with pytest.raises(InputError, match=r"16 rows of x and 8 of codes, .* hand on"):
-        jaxsr.train(Doubled, out=tmp_path / "run", engine=engine, accumulate=2)
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (Renamed, r"16 rows of x and 8 of twice, .* hand on"),
+        (Doubled, "prepare changed the constant codes"),
+    ],
+)
+def test_changed_ones_are_refused_where_they_would_be_cut(tmp_path, engine, task, message):
+    with pytest.raises(InputError, match=message):
+        jaxsr.train(task, out=tmp_path / "run", engine=engine, accumulate=2)
