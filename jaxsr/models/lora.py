@@ -110,6 +110,11 @@ def _check_merging(network: nn.Module, chosen: list[str]) -> None:
     for path, module in network.named_modules():
         for name, part in (*module._modules.items(), *module._parameters.items()):
             places.setdefault(id(part), []).append(f"{path}.{name}".removeprefix("."))
+    if "" in chosen:
+        raise InputError(
+            "the model itself is an nn.Linear, in which no layer can be replaced; put it into an "
+            "nn.Sequential"
+        )
     for name in chosen:
         layer = network.get_submodule(name)
         places_of_both = [*places.get(id(layer), []), *places.get(id(layer.weight), [])]

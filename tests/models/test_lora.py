@@ -130,6 +130,8 @@ def test_weights_that_no_adapter_can_be_merged_into_are_refused():
 def test_what_is_refused():
     with pytest.raises(InputError, match=r"'\*.v_proj' matches no linear layer; there are q_proj"):
         add_lora(Block(), "*.v_proj")
+    with pytest.raises(InputError, match=r"is an nn\.Linear, .* put it into an nn\.Sequential"):
+        add_lora(nn.Linear(3, 4), "*")
     ranks: tuple[Any, ...] = (0, 2.5, "8", np.int64(2))
     for rank in ranks[:3]:
         with pytest.raises(InputError, match=f"whole number of at least 1, got {rank!r}"):
