@@ -175,7 +175,7 @@ class CheckpointRecord:
             reasons.append(f"{name} is None {places[0]}, not {places[1]}")
         raise CheckpointError(
             f"the checkpoint at step {path.name} in {path.parent} belongs to another run: "
-            f"{', '.join(reasons)}; use the network, optimizer and engine of that run, or begin anew"
+            f"{', '.join(reasons)}; use that run's network, optimizer and engine, or begin anew"
         )
 
 
