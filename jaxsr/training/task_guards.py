@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -84,6 +85,20 @@ def naming_batch(batch: Batch) -> Generator[None]:
             text = repr(error.args[0]) if isinstance(error, KeyError) else error.args[0]
             error.args = (f"{text} (the batch has {fields})",)
         raise
+
+
+def check_arrays(batch: Mapping[str, Any]) -> None:
+    """Refuses a batch of the loss that has other values than arrays.
+
+    Raises:
+      InputError: one is a Python number, or a tree of `constants`.
+    """
+    for name, value in batch.items():
+        if not hasattr(value, "shape"):
+            raise InputError(
+                f"the loss's batch has {name} as a {type(value).__name__}; return arrays from "
+                "prepare (jnp.asarray), and take what a tree of constants has apart there"
+            )
 
 
 def with_long_integers(batch: Batch) -> dict[str, Tensor]:

@@ -37,7 +37,7 @@ from jaxsr.training.task import Task
 from jaxsr.training.task_batches import step_batches, validation_batches
 from jaxsr.training.task_config import TaskConfig
 from jaxsr.training.task_data import TaskData, describe
-from jaxsr.training.task_guards import refusing_draws, refusing_state
+from jaxsr.training.task_guards import check_arrays, refusing_draws, refusing_state
 from jaxsr.training.task_methods import (
     PhaseTrial,
     ValidationMethods,
@@ -260,6 +260,7 @@ class TaskRun:
             batch = self._tried_preparation(batch)
         elif batch:
             batch |= jax.tree.map(np.asarray, dict(self.task.constants()))
+        check_arrays(batch)
         for name, _ in phases if batch else ():
             with located_in_users_files():
                 phase = self.objective.phase(name)
@@ -305,12 +306,14 @@ class TaskRun:
             # Every device has all items: a mesh needs no communication.
             arrays |= {name: column[index] for name, column in items.items()}
         if not self.task.defines("prepare"):
+            check_arrays(arrays)
             return arrays
         if not self._is_users:
             return self.task.prepare(arrays, key)
         for _ in range(2):  # what one call makes is a cache, or a count that another one changes
             with refusing_state(self.task, "prepare"), refusing_draws(self.task, "prepare"):
                 prepared = self.task.prepare(dict(arrays), key)
+        check_arrays(prepared)
         return prepared
 
     def constants(self, sharding: jax.sharding.Sharding | None) -> Mapping[str, PyTree]:

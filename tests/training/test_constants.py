@@ -86,6 +86,23 @@ def test_the_loss_sees_all_of_them(case, task, expected, tmp_path):
     np.testing.assert_allclose(load_file(run.weights)["weight"], expected, rtol=1e-5, atol=1e-6)
 
 
+class Number(Nearest):
+    def prepare(self, batch, key):
+        return {"x": batch["x"], "codes": batch["codes"], "factor": 1.0}
+
+
+class Tree(Unprepared):
+    def constants(self):
+        return {"tables": {"codes": CODES}}
+
+
+@pytest.mark.parametrize("engine", ["jax", "torch"])
+@pytest.mark.parametrize(("task", "kind"), [(Number, "factor as a float"), (Tree, "tables as a")])
+def test_the_loss_takes_arrays_alone(tmp_path, engine, task, kind):
+    with pytest.raises(InputError, match=f"the loss's batch has {kind}"):
+        jaxsr.train(task, out=tmp_path / "run", engine=engine)
+
+
 @pytest.mark.parametrize("engine", ["jax", "torch"])
 @pytest.mark.parametrize(
     ("task", "message"),
