@@ -29,7 +29,7 @@ def run(config: CheckConfig) -> int:
     configure_jax(config.compile_cache)  # no cache by default: compiling is timed
     select_platform(config.platform, simulated_devices=config.devices)
     warnings.simplefilter("ignore")  # of the user's libraries; the page stays one screen
-    loaded, (args, kwargs) = load(config, varied=True)
+    loaded, (args, kwargs) = load(config)
     set_status(f"running {config.model} in torch, float32 and float64, and in JAX")
     with jax.default_matmul_precision("highest"):
         result = check(
@@ -54,7 +54,7 @@ def run(config: CheckConfig) -> int:
     return result.exit_status
 
 
-def load(config: CheckConfig | ExportConfig, *, varied: bool) -> tuple[LoadedModel, Example]:
+def load(config: CheckConfig | ExportConfig, *, varied: bool = True) -> tuple[LoadedModel, Example]:
     """The model and its inputs.
 
     Args:
