@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-LEAST_S = {"slow": 5.0, "long": 1.5}
+LEAST_S = {"slow": 2.5, "long": 1.5}
 _measured: dict[str, float] = {}
 
 
