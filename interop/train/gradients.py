@@ -221,10 +221,10 @@ class PhaseGradients:
             check_slices(rows.shape[0], slices)
             return rows.reshape(rows.shape[0] // slices, slices, *rows.shape[1:]).swapaxes(0, 1)
 
-        whole = {name: batch[name] for name in uncut}
+        constants = {name: batch[name] for name in uncut}
 
         def slice_gradients(buffers: Arrays, rows: Arrays, key: jax.Array) -> PlayerGradients:
-            rows = {**rows, **whole}
+            rows = {**rows, **constants}
             shared = self.share(params, buffers, rows, key)
             return self.of_player(
                 index, params, shared.buffers if index == 0 else buffers, rows, key, shared

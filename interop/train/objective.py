@@ -132,6 +132,7 @@ def refuse_write(objective: object, method: str, name: str | None) -> None:
 
 
 INDEX = "index: "
+"""Begins the names of metrics of operations that take indices, before the rule that they break."""
 
 
 def index_rule(metric: str) -> str | None:
@@ -152,12 +153,12 @@ def decides_failure(metric: str) -> bool:
 
 
 def uncut_names(batch: Mapping[str, Any], constants: Mapping[str, Any]) -> set[str]:
-    """The arrays of an objective's batch that slices and devices see whole.
+    """Names of the arrays of an objective's batch that are not cut into slices or over devices.
 
     Args:
-      batch: of the objective: arrays, or trees of them.
-      constants: those of the host's batch that are not of the data. The batch's own that are these
-        very arrays count, and so do scalars.
+      batch: of the objective: arrays with a row for each sample, constants and scalars, or trees of
+        them.
+      constants: of the host's batch. Those that the batch has as the same objects are not cut.
 
     Raises:
       InputError: a constant was changed, or the other arrays differ in their number of rows.

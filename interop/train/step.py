@@ -288,7 +288,7 @@ class TrainStep:
     schedules: Mapping[str, optax.Schedule] = field(default_factory=dict[str, optax.Schedule])
     """Learning rate by network, as a function of its updates; for the metrics alone."""
     constants: Collection[str] = ()
-    """Names of arrays in the host's batch that slices and devices see whole."""
+    """Names of arrays in the host's batch that are not cut into slices or over devices."""
 
     def __post_init__(self) -> None:
         self.config.check_fits(self.mesh.shape)
@@ -304,12 +304,10 @@ class TrainStep:
             uncut = uncut_names(prepared, {name: batch[name] for name in self.constants})
         update: Callable[..., Any] = functools.partial(self._update_players, uncut=uncut)
         if is_per_device:
-            update = _per_device(
-                update,
-                self.mesh,
-                whole={name: name in uncut for name in prepared},
-                local_statistics=self.config.batch_norm == "local",
-            )
+            rows = PartitionSpec(meshes.DATA_AXES)
+            specs = {name: PartitionSpec() if name in uncut else rows for name in prepared}
+            is_local = self.config.batch_norm == "local"
+            update = _per_device(update, self.mesh, specs, local_statistics=is_local)
         params, buffers, opt_states, metrics = update(
             state.params, state.buffers, state.optimizers, prepared, key
         )
@@ -426,8 +424,8 @@ def _is_sound(metric: str, value: jax.Array) -> jax.Array:
 def _per_device(
     update: Callable[..., Any],
     mesh: Mesh,
+    specs: Mapping[str, PartitionSpec],
     *,
-    whole: Mapping[str, bool],
     local_statistics: bool,
 ) -> Callable[..., Any]:
     """Runs `update` on each device's rows, with collectives that join the devices' results.
@@ -435,7 +433,7 @@ def _per_device(
     Args:
       update: takes the state's parts, the batch, the key, `average`, `worst` and `apart`.
       mesh: where.
-      whole: for each array of the batch, whether every device sees all of it.
+      specs: of the arrays of the batch.
       local_statistics: whether statistics may be those of one device's rows; otherwise BatchNorm
         must exchange them.
     """
@@ -478,12 +476,11 @@ def _per_device(
 
     from jaxsr.interop.lowerings.batch_norm import whole_batch_statistics
 
-    replicated, rows = PartitionSpec(), PartitionSpec(meshes.DATA_AXES)
-    specs = {name: replicated if is_whole else rows for name, is_whole in whole.items()}
+    replicated = PartitionSpec()
     return jax.shard_map(
         local,
         mesh=mesh,
-        in_specs=(replicated, replicated, replicated, specs, replicated),
+        in_specs=(replicated, replicated, replicated, dict(specs), replicated),
         out_specs=replicated,
         # The averages make the outputs equal on every device; the checker cannot see that
         # through the torch module's operations.

@@ -54,18 +54,20 @@ def run(config: CheckConfig) -> int:
     return result.exit_status
 
 
-def load(config: CheckConfig | ExportConfig, *, varied: bool = True) -> tuple[LoadedModel, Example]:
+def load(
+    config: CheckConfig | ExportConfig, *, perturbed: bool = True
+) -> tuple[LoadedModel, Example]:
     """The model and its inputs.
 
     Args:
       config: names them.
-      varied: of weights that no file has; see `jaxsr.models.load.load_model`.
+      perturbed: of weights that no file has; see `jaxsr.models.load.load_model`.
 
     Raises:
       FileNotFoundError, InputError: the model cannot be loaded or built, or has no inputs.
     """
     loaded = load_model(
-        config.model, **config.loading(), random_weights=True, untrained=True, varied=varied
+        config.model, **config.loading(), random_weights=True, untrained=True, perturbed=perturbed
     )
     settle(loaded.network)
     return loaded, parse_inputs(config.input) if config.input else example_inputs(loaded)

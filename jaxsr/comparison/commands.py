@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import tyro
 
@@ -18,6 +18,7 @@ from jaxsr.folders import cache_folder
 from jaxsr.runtime.activity import set_status
 from jaxsr.runtime.cli import parse_options
 from jaxsr.runtime.exit_status import ExitStatus
+from jaxsr.runtime.options import Engine
 from jaxsr.runtime.setup import configure_jax, share_gpu_memory
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class EnginesOptions(WorkloadOptions):
     @property
     def is_stored(self) -> bool:
         """Whether the first side is a trace."""
-        return Path(self.a).is_dir() and self.a not in ("jax", "torch")
+        return Path(self.a).is_dir() and self.a not in get_args(Engine)
 
 
 @dataclass(frozen=True, kw_only=True)

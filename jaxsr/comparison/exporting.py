@@ -33,13 +33,14 @@ from jaxsr.comparison.check_modes import TorchRuns
 from jaxsr.comparison.export_options import LAST, PRODUCER, Device, ExportConfig
 from jaxsr.comparison.jax_runs import JaxRuns
 from jaxsr.comparison.measures import ArrayError
+from jaxsr.comparison.workload_loader import has_random_weights
 from jaxsr.errors import InputError, MissingKeyError, UserError, one_line
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.atomic_write import atomic_write, check_file
 from jaxsr.interop.install import install_extra
 from jaxsr.interop.isolated import isolated_command
 from jaxsr.interop.torch_evaluation import evaluated, in_mode
-from jaxsr.models.build import is_class_name, is_configuration
+from jaxsr.models.build import is_configuration
 from jaxsr.models.registry import FAMILIES
 from jaxsr.runtime.activity import set_status
 from jaxsr.runtime.exit_status import ExitStatus
@@ -196,7 +197,7 @@ def run(config: ExportConfig) -> int:
     check_file(config.out)
     set_status(f"loading {config.model}")
     _check_weights(config)
-    loaded, (args, kwargs) = load(config, varied=False)
+    loaded, (args, kwargs) = load(config, perturbed=False)
     arguments = Arguments.of(args, kwargs)
     batches = [arguments] if config.fixed_batch else [arguments, _one_row(arguments)]
     references = [_reference(loaded.network, batch, config) for batch in batches]
@@ -238,7 +239,7 @@ def _check_weights(config: ExportConfig) -> None:
     if is_configuration(model):
         folder = Path(model).parent if Path(model).is_file() else model
         raise InputError(f"--model {model} alone has random weights; add --weights {folder}")
-    if is_class_name(model) or model in FAMILIES:
+    if has_random_weights(config) or model in FAMILIES:
         print(
             f"note: {model}: the weights are those that its own code makes, random ones in most "
             "cases; --weights FILE has others"

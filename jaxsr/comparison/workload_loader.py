@@ -16,6 +16,7 @@ from jaxsr.models.example_inputs import Example, example_inputs, parse_inputs
 from jaxsr.models.load import load_model
 from jaxsr.models.registry import FAMILIES, LoadedModel
 from jaxsr.models.user_files import place_of
+from jaxsr.runtime.options import ModelOptions
 
 
 def load_workload(options: WorkloadOptions) -> Workload:
@@ -43,7 +44,7 @@ def load_workload(options: WorkloadOptions) -> Workload:
     )
 
 
-def has_random_weights(options: WorkloadOptions) -> bool:
+def has_random_weights(options: ModelOptions) -> bool:
     """Whether the user names a class or a library's network and no weights."""
     return options.weights is None and is_class_name(str(options.model))
 

@@ -343,7 +343,7 @@ def add_encoder(
     size: tuple[int, int],
     *,
     codec: str | None = None,
-    on_its_side: bool = False,
+    quarter_turn: bool = False,
 ) -> tuple[Any, list[str]]:
     """Adds a video stream like `stream`, of another size; also returns its other differences.
 
@@ -353,7 +353,7 @@ def add_encoder(
       frame: the first, of which the colour tags are.
       size: height and width in pixels.
       codec: an encoder instead of the source's codec and pixel format.
-      on_its_side: frames come turned by a quarter, so that a pixel's width is the source's height.
+      quarter_turn: frames come turned by a quarter, so that a pixel's width is the source's height.
     """
     coded = stream.codec_context
     preferred = codec or _ENCODERS.get(coded.name)
@@ -381,7 +381,7 @@ def add_encoder(
     if has_matrix(encoder.codec_context.format) and not has_matrix(coded.format):
         encoder.codec_context.colorspace = encoder.codec_context.color_range = 1  # BT.709, limited
     if ratio := stream.sample_aspect_ratio:
-        encoder.codec_context.sample_aspect_ratio = 1 / ratio if on_its_side else ratio
+        encoder.codec_context.sample_aspect_ratio = 1 / ratio if quarter_turn else ratio
     return encoder, remarks
 
 

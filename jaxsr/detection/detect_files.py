@@ -184,7 +184,7 @@ class _Session:
                         first[0],
                         upright,
                         codec="libx264",
-                        on_its_side=turned(np.empty((1, 2, 0)), matrix).shape[0] == 2,
+                        quarter_turn=turned(np.empty((1, 2, 0)), matrix).shape[0] == 2,
                     )
                     for batch in itertools.chain([first], batches):
                         images = [

@@ -258,8 +258,10 @@ def _requests_of(
         seed, number = seeds[index] if index < len(seeds) else None, index
         if deterministic:
             checksum = zlib.crc32(np.asarray(prompt, np.int32).tobytes())
-            number = (checksum + (repeats[checksum] if seed is None else 0)) % 2**31
-            repeats[checksum] += seed is None
+            number = checksum % 2**31
+            if seed is None:
+                number = (checksum + repeats[checksum]) % 2**31
+                repeats[checksum] += 1
         elif seed is not None:
             number = 0
         seed = options.seed if seed is None else seed

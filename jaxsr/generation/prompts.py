@@ -111,11 +111,10 @@ def _from_json(line: str, where: str, system: str | None) -> Prompt:
     seed = value.get("seed")
     if seed is not None and (type(seed) is not int or not -(2**31) <= seed < 2**31):
         raise InputError(f"{where} must have a whole number of 32 bits as seed, got {seed!r}")
-    named = [name for name in _PROMPTS if name in value]
-    if named[1:]:
-        raise InputError(f"{where} has {' and '.join(named)}; leave all but one out")
-    name = named[0] if named else None
-    if name is None:
+    names = [name for name in _PROMPTS if name in value]
+    if names[1:]:
+        raise InputError(f"{where} has {' and '.join(names)}; leave all but one out")
+    if not names:
         raise InputError(f"{where} has none of prompt, text, messages; it has {', '.join(value)}")
     if unknown := [key for key in value if key not in (*_PROMPTS, *_OTHERS)]:
         raise InputError(
@@ -126,6 +125,7 @@ def _from_json(line: str, where: str, system: str | None) -> Prompt:
     for key, entries in more.items():
         if not (entries is None or isinstance(entries, list)):
             raise InputError(f"{where} must have a list as {key}, got {type(entries).__name__}")
+    (name,) = names
     read = _checked if name in ("prompt", "text") else _chat
     return replace(read(value[name], where, system), seed=seed, **more)
 

@@ -60,7 +60,7 @@ def load_model(
     trust_builder: bool = False,
     random_weights: bool = False,
     untrained: bool = False,
-    varied: bool = True,
+    perturbed: bool = True,
     dtype: torch.dtype = torch.float32,
     scheme: Any = None,
     implementation: Any = "auto",
@@ -79,7 +79,7 @@ def load_model(
       random_weights: a family's name gives a small network with random weights.
       untrained: classes without `weights`, `timm:NAME`, `torchvision:NAME`, and a Hugging Face
         folder or `config.json` give random weights; see `jaxsr.models.build`.
-      varied: these are drawn anew, so that they hide no operation. Otherwise they are as the
+      perturbed: these are drawn anew, so that they hide no operation. Otherwise they are as the
         network's own code makes them, which may have trained ones.
       dtype: of a language model's weights that are not quantised.
       scheme: quantisation of a language model, see `jaxsr.models.llama.quantized.Scheme`.
@@ -118,7 +118,7 @@ def load_model(
         elif weights is not None:
             network = build_network(name, options)
         elif untrained:
-            network = (build_untrained if varied else build_network)(name, options)
+            network = (build_untrained if perturbed else build_network)(name, options)
         else:
             raise InputError(f"--model {name} needs its weights: add --weights FILE")
         uses: dict[str, Any] = {}

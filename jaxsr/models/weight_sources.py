@@ -46,12 +46,18 @@ def weights_file(source: Path, *, network: str | None, option: str) -> Path:
 
 
 def check_unambiguous(word: Path, *, option: str) -> None:
-    """Refuses a word for jaxsr's own weights or networks that is also a path.
+    """Refuses a word for jaxsr's own weights or networks that is also a model's path.
+
+    Args:
+      word: as the user gives it. A folder of that name without weights, such as one of images, is
+        not a model.
+      option: of the command line, for the error.
 
     Raises:
-      InputError: it is.
+      InputError: there is a file, or a folder with weights, of that name.
     """
-    if word.exists():
+    has_weights = (word / "config.json").exists() or any(word.glob("*.safetensors"))
+    if word.is_file() or has_weights:
         raise InputError(
             f"{option} {word} names jaxsr's own weights, and {word.absolute()} here; give "
             "that path whole, or call it from another folder"

@@ -221,7 +221,7 @@ class JaxEngine:
         self._state = state
         self._step = int(jax.device_get(state.step))
 
-    def state_of(self, names: Collection[str]) -> PyTree:
+    def like_checkpoint(self, names: Collection[str]) -> PyTree:
         """The state as a run saves it whose options give optimisers other links, or no average.
 
         Args:
@@ -237,7 +237,7 @@ class JaxEngine:
         return state.replace(optimizers=optimizers, ema=averaged if has_average else {})
 
     def adopted(self, state: PyTree) -> PyTree:
-        """A state of `state_of` as this run has it; an average begins at the parameters."""
+        """A state of `like_checkpoint` as this run has it; an average begins at the parameters."""
         optimizers = {
             network: jax.tree.unflatten(
                 jax.tree.structure(chain), jax.tree.leaves(state.optimizers[network])
@@ -381,7 +381,7 @@ class TorchEngine:
     def sound_state(self) -> PyTree:
         return self.state()
 
-    def state_of(self, names: Collection[str]) -> PyTree:
+    def like_checkpoint(self, names: Collection[str]) -> PyTree:
         del names
         return self.state()
 

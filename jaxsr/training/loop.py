@@ -150,7 +150,7 @@ def _restore(
     if checkpoint is None and config.branch_from is not None:
         origin = f"branched from {config.branch_from}"
         folder = config.branch_from / "checkpoints"
-        checkpoint = restore_newest(folder, engine.state_of(_saved_names(folder)))
+        checkpoint = restore_newest(folder, engine.like_checkpoint(_saved_names(folder)))
         if checkpoint is None:
             raise TrainingError(f"{config.branch_from} has no checkpoint to branch from yet")
         checkpoint = checkpoint[0], engine.adopted(checkpoint[1])

@@ -57,6 +57,12 @@ def test_training_starts_from_the_weights_that_come_with_jaxsr(word, tmp_path, m
     for name, value in trained.state_dict().items():
         assert torch.equal(value, network.state_dict()[name])
     (tmp_path / word).mkdir()
+    (tmp_path / word / "photo.png").touch()
+    assert initialise(network, Path(word))  # a folder of images
+    load_model(word)
+    (tmp_path / word / "network.safetensors").touch()
+    with pytest.raises(InputError, match=f"--model {word} names jaxsr's own weights"):
+        load_model(word)
     with pytest.raises(InputError, match=f"names jaxsr's own weights, and .*/{word} here; give"):
         initialise(network, Path(word))
 
