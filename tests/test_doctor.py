@@ -1,7 +1,9 @@
 """The diagnosis: healthy here, and each kind of failure named with a workaround."""
 
 import importlib.metadata
+import itertools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -177,6 +179,12 @@ def test_a_check_that_breaks_does_not_stop_the_others():
 def test_a_network_that_differs_is_a_failure(monkeypatch):
     monkeypatch.setattr(models, "_difference", lambda *_: 0.5)
     assert {f.status for f in models.check_models()} == {"fail"}
+
+
+def test_gradients_that_are_not_numbers_are_a_failure(monkeypatch):
+    errors = itertools.cycle([0.0, math.nan])
+    monkeypatch.setattr(adapter, "relative_error", lambda *_, **__: next(errors))
+    assert {f.status for f in [*adapter.check_adapter()][1:]} == {"fail"}
 
 
 def test_an_adapter_that_raises_is_a_failure(monkeypatch):

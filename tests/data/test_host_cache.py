@@ -42,7 +42,6 @@ def test_beyond_the_bound_arrays_lie_in_a_nameless_file(tmp_path):
         np.random.default_rng(k).integers(0, 256, (50 + k, 70, 3), dtype=np.uint8)
         for k in range(20)
     ]
-    arrays += [np.array(3), np.zeros((0, 2), np.float32)]  # a label, and nothing
     cache = PixelCache(2 * arrays[2].nbytes, scratch_folder=tmp_path)
     for key, array in enumerate(arrays):
         np.testing.assert_array_equal(cache.keep(key, array.copy()), array)
@@ -95,3 +94,9 @@ def test_negative_bound():
 def test_free_memory_is_between_a_megabyte_and_a_petabyte():
     assert 2**20 < free_memory_bytes() < 2**50
     assert PixelCache().limit_bytes < free_memory_bytes()
+
+
+@pytest.mark.parametrize("array", [np.array(3), np.zeros((0, 2), np.float32)])
+def test_numbers_and_empty_arrays_keep_their_shapes_on_disk(array, tmp_path):
+    kept = PixelCache(0, scratch_folder=tmp_path).keep("label", array.copy())
+    assert kept.shape == array.shape and np.array_equal(kept, array)

@@ -8,9 +8,11 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
+from jaxsr.errors import InputError
 from jaxsr.models.fast_srgan.config import FastSRGANConfig
 from jaxsr.models.fast_srgan.discriminator import Discriminator
 from jaxsr.models.fast_srgan.generator import Generator
+from jaxsr.models.load import load_model
 from jaxsr.models.weight_files import load_weights, read_weights
 
 CONFIGURATIONS = [
@@ -157,3 +159,11 @@ def test_public_checkpoint_restores_detail_that_bicubic_loses(shared_data):
     detail = [np.abs(np.diff(image, axis=1)).mean() for image in (bicubic, got, truth)]
     assert detail[0] < detail[1] < 1.5 * detail[2]
     print(f"PSNR {psnr(got):.2f} dB, bicubic {psnr(bicubic):.2f} dB; detail {detail}")
+
+
+@pytest.mark.parametrize("norm", ["none", "batch"])
+def test_weights_that_do_not_say_what_they_predict_are_refused(tmp_path, norm):
+    config = FastSRGANConfig(width=8, depth=2, norm=norm, predict="residual")
+    torch.save(Generator(config).state_dict(), tmp_path / "generator.pt")
+    with pytest.raises(InputError, match="do not say whether they predict the image"):
+        load_model(tmp_path / "generator.pt")
