@@ -149,6 +149,26 @@ def _scattered(
     return [Refused(what, (mask,), lambda m: m.sum() * copies > numbers)]
 
 
+def _put(
+    x: torch.Tensor,
+    indices: Sequence[torch.Tensor | None],
+    values: torch.Tensor,
+    accumulate: bool = False,
+) -> list[Use | Refused]:
+    del accumulate
+    (*before, mask) = indices
+    uses: list[Use | Refused] = [*_axes(x, indices)]
+    is_mask = mask is not None and mask.dtype in (torch.bool, torch.uint8)
+    if mask is None or not is_mask or any(each is not None for each in before):
+        return uses
+    # The selected rows are the axis len(before) of x[mask], to whose shape the values broadcast.
+    axis = len(before) - (x.dim() - mask.dim() + 1 - values.dim())
+    if axis >= 0 and (rows := values.shape[axis]) != 1:
+        what = f"has {rows} values for another number of places"
+        uses.append(Refused(what, (mask, values), lambda m, _: (m != 0).sum() != rows))
+    return uses
+
+
 def _repeats(
     repeats: torch.Tensor, *, output_size: int | None = None, **_: object
 ) -> list[Refused]:
@@ -188,8 +208,8 @@ OPERATIONS: Mapping[Callable, Callable[..., Sequence[Use | Refused]]] = {
     aten.put_: _taken,
     aten.take: _taken,
     aten.index: _axes,
-    aten.index_put: _axes,
-    aten.index_put_: _axes,
+    aten.index_put: _put,
+    aten.index_put_: _put,
     **dict.fromkeys(
         (
             aten.gather, aten.index_select, aten.scatter, aten.scatter_, aten.scatter_add,

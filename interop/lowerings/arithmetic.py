@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from jaxsr.interop._core.dtypes import is_nan
+from jaxsr.interop._core.dtypes import is_nan, widened
 from jaxsr.interop._core.flat_functions import flat
 from jaxsr.interop._core.operators import aten
 from jaxsr.interop._core.registry import lowers
@@ -121,4 +121,11 @@ def _rounded(function: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array]
 
 _ROUNDINGS = {"ceil": jnp.ceil, "floor": jnp.floor, "trunc": jnp.trunc, "round": jnp.round}
 _lowers_each({name: _rounded(function) for name, function in _ROUNDINGS.items()}, "default")
-lowers(aten.round.decimals)(lambda x, *, decimals: flat(x, jnp.round(x, decimals)))
+
+
+@lowers(aten.round.decimals)
+def round_to_decimals(x: jax.Array, *, decimals: int) -> jax.Array:
+    wide, scale = widened(x), 10.0 ** abs(decimals)
+    if decimals < 0:
+        return flat(x, jnp.round(divided(wide, scale)) * scale)
+    return flat(x, divided(jnp.round(wide * scale), scale))

@@ -30,6 +30,12 @@ def _written(mask):
     return X.masked_scatter(mask, X[0])
 
 
+def _put(mask):
+    out = X.clone()
+    out[:, mask] = X[:, :2]
+    return out
+
+
 def _ctc(lengths):
     scores = X[:, None].log_softmax(-1)
     return F.ctc_loss(scores, _whole([1, 2]), lengths, _whole(2))
@@ -65,6 +71,7 @@ COUNTED = {
         lambda i: F.multilabel_margin_loss(X[0], i), _whole(4, -1, 0, 0), _whole(3, -1, 0, 0),
     ),
     "masked_scatter": (_written, torch.ones(5, 4) > 0, X[:, :1] > 99),
+    "values of a mask": (_put, torch.ones(4) > 0, _whole(1, 0, 0, 1) > 0),
     "bags": (lambda o: F.embedding_bag(_whole(0, 1), X, o), _whole(0, 9), _whole(0, 1)),
     "repeats": (
         lambda n: torch.repeat_interleave(X[:2], n, 0, output_size=3), _whole(1, 1), _whole(1, 2),

@@ -81,6 +81,10 @@ CUTS = {
     "rounding_mode": lambda x: torch.div(x, 0.3, rounding_mode="trunc"),
     "in place": lambda x: x.clone().div_(7).round(),
     "float16": lambda x: (x.half() / 0.3).floor(),
+    "decimals": lambda x: x.round(decimals=2),
+    "tens": lambda x: (x * 1000).round(decimals=-1),
+    "decimals of float16": lambda x: (x * 1000).half().round(decimals=1),
+    "decimals of bfloat16": lambda x: x.bfloat16().round(decimals=2).float(),
 }
 
 
