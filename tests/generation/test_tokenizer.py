@@ -8,6 +8,7 @@ import venv
 
 import jinja2
 import pytest
+from tokenizers import pre_tokenizers
 
 from jaxsr.errors import InputError
 from jaxsr.models.llama import chat_renderer
@@ -103,6 +104,47 @@ def test_variables_of_templates_are_transformers(model_folder, tmp_path, source,
     assert load_tokenizer(folder).chat(messages, tools=tools) == want
 
 
+def test_special_tokens_of_the_class_reach_templates(tmp_path):
+    """As of microsoft/DialoGPT, whose files name none of GPT-2's."""
+    transformers = pytest.importorskip("transformers")
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate([*letters, "<|endoftext|>"])}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    source = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": source}))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path, trust_remote_code=False)
+    messages = [{"role": "user", "content": "Hi"}] * 2
+    want = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert "<|endoftext|>" in want
+    for _ in range(2):  # made, then read from the cache
+        assert load_tokenizer(tmp_path).chat(messages) == want
+
+
+@pytest.mark.parametrize("in_files", [False, True], ids=["a list", "files"])
+@pytest.mark.parametrize("tools", [None, TOOLS], ids=["none", "tools"])
+def test_a_template_for_tools_is_used_with_tools(model_folder, tmp_path, in_files, tools):
+    transformers = pytest.importorskip("transformers")
+    folder = shutil.copytree(model_folder("llama"), tmp_path / "m")
+    for path in folder.glob("chat_template*"):
+        path.unlink()
+    sources = {"default": "{{ messages[0].content }}", "tool_use": "{{ tools | tojson }}"}
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    if in_files:
+        (folder / "chat_template.jinja").write_text(sources["default"])
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates" / "tool_use.jinja").write_text(sources["tool_use"])
+    else:
+        config["chat_template"] = [{"name": k, "template": v} for k, v in sources.items()]
+    path.write_text(json.dumps(config))
+    theirs = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    messages = [{"role": "user", "content": "é"}]
+    want = theirs.apply_chat_template(messages, tools=tools, tokenize=False)
+    assert load_tokenizer(folder).chat(messages, tools=tools) == want
+
+
 def test_descriptions_of_tools_count_in_what_a_template_may_write(model_folder, tmp_path):
     folder = shutil.copytree(model_folder("llama"), tmp_path / "m")
     for path in folder.glob("chat_template*"):
@@ -173,10 +215,10 @@ def test_templates_find_jinja2_where_python_itself_does_not(tmp_path, monkeypatc
     template, messages = "{{ messages[0].content | upper }}", [{"role": "user", "content": "hi"}]
     variables = {"tools": None, "documents": None}
     expected = jinja2.Template(template).render(messages=messages)
-    assert chat_renderer.Renderer(template).render(messages, variables) == expected
+    assert chat_renderer.Renderer().render(template, messages, variables) == expected
     monkeypatch.setattr(sys, "path", [])
     with pytest.raises(chat_renderer.TemplateFailure, match=r"jinja2 cannot be imported .No mod"):
-        chat_renderer.Renderer(template).render(messages, variables)
+        chat_renderer.Renderer().render(template, messages, variables)
 
 
 def test_files_of_before_tokenizer_json_are_read(texts, hf_tokenizer, tmp_path):

@@ -23,15 +23,18 @@ class TemplateFailure(Exception):
 
 
 class Renderer:
-    """A process that renders one template, made anew where it had to be ended."""
+    """A process that renders templates, made anew where it had to be ended."""
 
-    def __init__(self, template: str) -> None:
-        self._template, self._process = template, None
+    def __init__(self) -> None:
+        self._process = None
 
-    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+    def render(
+        self, template: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
+    ) -> str:
         """The text of a chat, up to where the model's answer begins.
 
         Args:
+          template: its source.
           messages: role, content and whatever else the template reads of each.
           variables: further names for it: special tokens, tools, documents.
 
@@ -52,7 +55,7 @@ class Renderer:
                 start_new_session=True,  # Ctrl-C is for the command
             )
         assert self._process.stdin is not None and self._process.stdout is not None
-        request = {"template": self._template, "messages": list(messages), "variables": variables}
+        request = {"template": template, "messages": list(messages), "variables": variables}
         try:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()

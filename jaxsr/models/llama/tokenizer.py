@@ -54,6 +54,8 @@ class Tokenizer:
     """The `tokenizers.Tokenizer`."""
     template: str | None = None
     """Jinja source of the chat template."""
+    tool_template: str | None = None
+    """That of chats with tools, where the model has one for them."""
     special: Mapping[str, Any] = field(default_factory=dict)
     """Text of the special tokens that templates name: bos_token, eos_token, …"""
 
@@ -103,15 +105,17 @@ class Tokenizer:
         if self.template is None:
             raise InputError("this model has no chat template; use --raw")
         try:
+            template = self.template if tools is None else self.tool_template or self.template
             variables = {**self.special, "tools": tools, "documents": documents}
-            return self._renderer.render([_with_reasoning(m) for m in messages], variables)
+            return self._renderer.render(
+                template, [_with_reasoning(m) for m in messages], variables
+            )
         except TemplateFailure as error:
             raise InputError(f"the model's chat template failed: {one_line(error)}") from error
 
     @functools.cached_property
     def _renderer(self) -> Renderer:
-        assert self.template is not None
-        return Renderer(self.template)
+        return Renderer()
 
 
 def load_tokenizer(path: Path | str) -> Tokenizer:
@@ -148,27 +152,37 @@ def _from_gguf(file: GGUFFile) -> Tokenizer:
 def _from_folder(folder: Path, path: Path) -> Tokenizer:
     config_path = folder / "tokenizer_config.json"
     config = _listing_tokens(config_path) if config_path.is_file() else {}
-    template = config.get("chat_template")
     beside = folder / "chat_template.jinja"
+    for_tools = folder / "additional_chat_templates" / "tool_use.jinja"
     map_path = folder / "special_tokens_map.json"
     older = _listing_tokens(map_path) if map_path.is_file() else {}
     try:
-        if isinstance(template, list):
-            named = {entry["name"]: entry["template"] for entry in template}
-            template = named.get("default")
-        if beside.is_file():
-            template = read_bounded(beside, most_bytes=CONFIGURATION).decode()
-        if not isinstance(template, str | None):
-            raise TypeError(f"a chat template that is a {type(template).__name__}")
+        stated = config.get("chat_template")
+        is_list = isinstance(stated, list)
+        named = {e["name"]: e["template"] for e in stated} if is_list else {"default": stated}
+        named |= {
+            name: read_bounded(file, most_bytes=CONFIGURATION).decode()
+            for name, file in (("default", beside), ("tool_use", for_tools))
+            if file.is_file()
+        }
+        templates = named.get("default"), named.get("tool_use")
+        for template in templates:
+            if not isinstance(template, str | None):
+                raise TypeError(f"a chat template that is a {type(template).__name__}")
         named = {name: config.get(name) or older.get(name) for name in _SPECIAL}
         extra = config.get("extra_special_tokens") or older.get("extra_special_tokens")
         named |= extra if isinstance(extra, dict) else {}
-        tokens = {name: _text(value) for name, value in named.items() if value}
+        special = {name: _text(value) for name, value in named.items() if value}
     except (KeyError, TypeError, UnicodeDecodeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise InputError(f"{config_path} or {beside.name} is damaged ({reason})") from error
-    inner = _inner(folder, path)
-    return Tokenizer(inner=inner, template=template, special=tokens)
+    inner, of_class = _inner(folder, path)
+    return Tokenizer(
+        inner=inner,
+        template=templates[0],
+        tool_template=templates[1],
+        special={**special, **of_class},
+    )
 
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -195,8 +209,10 @@ def _text(token: Any) -> Any:
     return token["content"] if isinstance(token, dict) else token
 
 
-def _inner(folder: Path, path: Path) -> Any:
+def _inner(folder: Path, path: Path) -> tuple[Any, Mapping[str, str]]:
     """The `tokenizers.Tokenizer` that transformers makes of the folder, or that of the file alone.
+
+    Beside it the texts of the special tokens that transformers' class has, its own ones included.
 
     transformers adds tokens that only tokenizer_config.json has, and some of its classes build
     their own in the place of the file's. Importing it takes longer than all else of a start, so the
@@ -212,19 +228,26 @@ def _inner(folder: Path, path: Path) -> Any:
     if path.is_file():
         is_installed = importlib.util.find_spec("transformers") is not None
         if path.name != "tokenizer.json" or "auto_map" in config or not is_installed:
-            return _read(path)
+            return _read(path), {}
     files = _files(folder)
     entry = cache_folder() / "tokenizers" / f"{_digest(files)}.json"
-    inner = _stored(entry, path)
-    if inner is None:
-        of_file = _read(path) if path.is_file() else None
-        inner = _made_by_transformers(folder, files)
-        made = inner.to_str()
-        same = of_file is not None and of_file.to_str() == made
-        if not same:
-            check_growth(inner, json.loads(made), folder)
-        _store(entry, None if same else made, split=inner.encode_special_tokens)
-    return inner
+    if stored := _stored(entry, path):
+        return stored
+    of_file = _read(path) if path.is_file() else None
+    inner, special = _made_by_transformers(folder, files)
+    made = inner.to_str()
+    same = of_file is not None and of_file.to_str() == made
+    if not same:
+        check_growth(inner, json.loads(made), folder)
+    _store(
+        entry,
+        {
+            "tokenizer": None if same else made,
+            "encode_special_tokens": inner.encode_special_tokens,
+            "special": special,
+        },
+    )
+    return inner, special
 
 
 def _files(folder: Path) -> dict[str, bytes]:
@@ -268,11 +291,15 @@ def _plain(inner: Any) -> Any:
     return inner
 
 
-def _made_by_transformers(folder: Path, files: Mapping[str, bytes]) -> Any:
+def _made_by_transformers(
+    folder: Path, files: Mapping[str, bytes]
+) -> tuple[Any, Mapping[str, str]]:
     from jaxsr.models.transformers_files import check_config, tokenizer_from_files
 
     try:
-        return _plain(tokenizer_from_files(files).backend_tokenizer)
+        made = tokenizer_from_files(files)
+        special = {n: v for n, v in made.special_tokens_map.items() if isinstance(v, str)}
+        return _plain(made.backend_tokenizer), special
     except UserError:
         raise
     except Exception as error:  # whatever a file that is missing or damaged raises
@@ -292,7 +319,7 @@ def _made_by_transformers(folder: Path, files: Mapping[str, bytes]) -> Any:
 
 def _digest(files: Mapping[str, bytes]) -> str:
     """Tells apart the files that transformers reads, and its versions."""
-    digest = hashlib.sha256(b"of checked growth")  # which 0.3.0's were not
+    digest = hashlib.sha256(b"with special tokens")  # which 0.3.0's lack
     for name, content in files.items():
         digest.update(name.encode() + b"\0" + content + b"\0")
     for package in ("transformers", "tokenizers"):
@@ -300,8 +327,8 @@ def _digest(files: Mapping[str, bytes]) -> str:
     return digest.hexdigest()[:32]
 
 
-def _stored(entry: Path, path: Path) -> Any:
-    """The tokenizer that `_store` wrote; None where there is none, or a damaged one."""
+def _stored(entry: Path, path: Path) -> tuple[Any, Mapping[str, str]] | None:
+    """What `_inner` returned, as `_store` wrote it; None where nothing is, or it is damaged."""
     import tokenizers
 
     try:
@@ -314,14 +341,13 @@ def _stored(entry: Path, path: Path) -> Any:
     text = content["tokenizer"]
     inner = _read(path) if text is None else tokenizers.Tokenizer.from_str(text)
     inner.encode_special_tokens = content["encode_special_tokens"]
-    return inner
+    return inner, content["special"]
 
 
-def _store(entry: Path, text: str | None, *, split: bool) -> None:
-    """Writes the tokenizer from transformers; None stands for tokenizer.json itself."""
+def _store(entry: Path, content: JsonObject) -> None:
+    """Writes the tokenizer from transformers; its text None stands for tokenizer.json itself."""
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
-        content = {"tokenizer": text, "encode_special_tokens": split}
         atomic_write(entry, seal(content).encode())
     except OSError as error:
         _LOG.warning("the tokenizer is not stored in %s: %s", entry.parent, one_line(error))
