@@ -280,7 +280,7 @@ def _narrow(pixels: np.ndarray) -> UInt8[np.ndarray, "..."]:
 
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
-        layer = image.convert("RGBA")
+        layer = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
         white = Image.new("RGBA", layer.size, "white")
         return Image.alpha_composite(white, layer).convert("RGB")
     return image if image.mode == "RGB" else image.convert("RGB")

@@ -191,6 +191,14 @@ def test_tiff_planes_of_transparent_colour(tmp_path, kind):
     assert np.abs(decode_rgb(tmp_path / "a.tif") - want).max() < 1.5  # alpha is 8 bits by then
 
 
+@pytest.mark.parametrize("kind", ["assocalpha", "unassalpha"])
+def test_tiff_of_transparent_gray(tmp_path, kind):
+    samples = np.full((13, 11, 2), (64, 128), np.uint8)
+    tifffile.imwrite(tmp_path / "a.tif", samples, photometric="minisblack", extrasamples=[kind])
+    want = {"assocalpha": 0.75, "unassalpha": 0.625}[kind] * 255
+    assert np.abs(decode_rgb(tmp_path / "a.tif") - want).max() < 1.5
+
+
 @pytest.mark.parametrize("kept", [0.3, 0.95])
 @pytest.mark.parametrize("compression", [None, "zlib"])
 def test_truncated_tiff_planes_are_refused(tmp_path, kept, compression):
