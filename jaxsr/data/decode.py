@@ -11,7 +11,7 @@ refused.
 """
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -141,6 +141,28 @@ def is_deep(path: Path) -> bool:
             return image.mode[0] in "IF" or any(";16" in str(tile.args) for tile in image.tile)
     except Exception:  # as in `decode_rgb`, which names the fault
         return False
+
+
+FEW_LEVELS = 64
+"""Of samples of more than 8 bits fewer of the 256 levels of a byte may lose what they show."""
+
+
+def levels_of(images: Iterable[np.ndarray]) -> int:
+    """Levels of a byte from the least to the greatest: the most of several images."""
+    return max(int(image.max()) - int(image.min()) + 1 for image in images)
+
+
+def has_few_levels(path: Path, image: UInt8[np.ndarray, "h w 3"]) -> bool:
+    """Whether an image of more than 8 bits a sample became fewer than `FEW_LEVELS`."""
+    return levels_of([image]) < FEW_LEVELS and is_deep(path)
+
+
+def few_levels_note(images: str, *, levels: int = FEW_LEVELS - 1) -> str:
+    """A sentence on images, described in a few words, that became at most so many levels."""
+    return (
+        f"{images}: samples of more than 8 bits become {levels} of 256 levels or fewer, and faint "
+        "things may be lost: stretch them over their whole range first"
+    )
 
 
 def orientation_of(path: Path) -> int:

@@ -24,7 +24,13 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import UInt8
 
-from jaxsr.data.decode import PICTURE_ENDINGS, decode_rgb, orientation_of
+from jaxsr.data.decode import (
+    PICTURE_ENDINGS,
+    decode_rgb,
+    few_levels_note,
+    has_few_levels,
+    orientation_of,
+)
 from jaxsr.data.held_out import is_held_out
 from jaxsr.data.host_cache import PixelCache
 from jaxsr.data.masks import Mask, read_mask
@@ -259,17 +265,20 @@ def open_split(
         if absent:
             problems[name] = f"no {' and no '.join(absent)}"
     soft: set[str] = set()
+    faint: set[str] = set()
 
     def load(name: str) -> Pair:
         pixels = cache.get((str(folder), name))
         if pixels is None:
-            rgb, orientation = _read_image(image_files[name], listed[name])
+            rgb, file = _read_image(image_files[name], listed[name])
+            if has_few_levels(file, rgb):
+                faint.add(name)
             mask = _read_mask(mask_files[name], mask_threshold)
             if mask.is_soft:
                 soft.add(name)
             if rgb.shape[:2] != mask.pixels.shape:
                 raise UnreadablePicture(f"image {_px(rgb.shape)}, mask {_px(mask.pixels.shape)}")
-            if orientation != 1 or mask.orientation != 1:
+            if (orientation := orientation_of(file)) != 1 or mask.orientation != 1:
                 raise UnreadablePicture(
                     f"EXIF turns the image (orientation {orientation}) or its mask "
                     f"(orientation {mask.orientation}); save both turned, without the tag"
@@ -302,6 +311,9 @@ def open_split(
             "half of white are targets; --mask-threshold sets another limit",
             len(soft), len(names), folder, min(soft),
         )  # fmt: skip
+    if faint:
+        shown = f"{len(faint)} of the {len(names)} images of {folder}, such as {min(faint)}"
+        _log.warning("%s", few_levels_note(shown))
     good = [examined[name] for name in names]
     images_of_split = Infrared(
         source=str(folder),
@@ -345,8 +357,8 @@ _MOST_TARGETS = 0.9
 
 def _read_image(
     files: Sequence[Path], ending: str | None
-) -> tuple[UInt8[np.ndarray, "h w 3"], int]:
-    """The image that a list means, and EXIF's orientation of its file."""
+) -> tuple[UInt8[np.ndarray, "h w 3"], Path]:
+    """The image that a list means, and its file."""
     named = [file for file in files if file.suffix.lower() == ending] or files
     first = decode_rgb(named[0])
     for other in named[1:]:
@@ -355,7 +367,7 @@ def _read_image(
                 f"{named[0].name} and {other.name} are different images; keep one, or name its "
                 "ending in the list"
             )
-    return first, orientation_of(named[0])
+    return first, named[0]
 
 
 def _read_mask(files: Sequence[Path], threshold: int | None) -> Mask:

@@ -1,12 +1,10 @@
 """Photos to train or validate on: found, checked before the first step, read and kept in memory.
 
 A photo is `uint8 (height, width, 3)`, RGB, upright; `decode.py` describes the conversion of other
-kinds. Without a folder the photos are those that scikit-image and scikit-learn ship in their
-wheels: `BUILT_IN_TRAINING` and `BUILT_IN_VALIDATION`, which show different scenes.
+kinds. Without a folder the photos are those of `built_in_photos.py`.
 """
 
 import dataclasses
-import importlib.util
 import logging
 import os
 from collections.abc import Sequence
@@ -20,7 +18,18 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from jaxsr.data.archives import archived_files, is_archive
-from jaxsr.data.decode import claims_to_be_picture, decode_rgb, picture_size
+from jaxsr.data.built_in_photos import (
+    BUILT_IN_TRAINING,
+    BUILT_IN_VALIDATION,
+    built_in_photos,
+)
+from jaxsr.data.decode import (
+    claims_to_be_picture,
+    decode_rgb,
+    few_levels_note,
+    has_few_levels,
+    picture_size,
+)
 from jaxsr.data.held_out import is_held_out
 from jaxsr.data.host_cache import PixelCache
 from jaxsr.data.input_files import Listing, list_files
@@ -29,23 +38,6 @@ from jaxsr.data.processors import available_cpus
 from jaxsr.data.same_photos import same_photos
 from jaxsr.data.sources import unread_kind
 from jaxsr.errors import InputError, MissingFileError, counted, first_of, printable
-
-BUILT_IN_TRAINING = (
-    "skimage/data/astronaut.png",
-    "skimage/data/coffee.png",
-    "skimage/data/hubble_deep_field.jpg",
-    "skimage/data/ihc.png",
-    "skimage/data/motorcycle_left.png",
-    "skimage/data/motorcycle_right.png",  # the same scene as the left one: never apart from it
-    "skimage/data/retina.jpg",
-    "skimage/data/rocket.jpg",
-    "sklearn/datasets/images/flower.jpg",
-)
-"""Every colour photo of both wheels but the two below; 4.9 million pixels. Drawings, screenshots
-and gray textures beside them are left out: they teach a colour model little about photos."""
-
-BUILT_IN_VALIDATION = ("skimage/data/chelsea.png", "sklearn/datasets/images/china.jpg")
-"""An animal's fur and a building's fine lines, neither of which has a sibling in the other list."""
 
 _NAMED = 8  # files that a message names before it says "and n more"
 _log = logging.getLogger(__name__)
@@ -327,10 +319,12 @@ def open_photos(
     if cache is None:
         cache = PixelCache(cache_bytes, scratch_folder=scratch_folder)
     if folder is None:
-        source, candidates, bad = "the built-in photos", _built_in(), []
+        source, candidates, bad = "the built-in photos", built_in_photos(), []
     else:
         source = str(folder)
         candidates, bad = _search(Path(folder))
+
+    faint: set[str] = set()
 
     def examine(path: Path) -> tuple[int, int] | str:
         try:
@@ -339,6 +333,8 @@ def open_photos(
             else:
                 pixels = decode_rgb(path)
                 size = pixels.shape[:2]
+                if has_few_levels(path, pixels):
+                    faint.add(path.name)
         except (OSError, UnreadablePicture) as error:
             return _reason(error)
         if min(size) < crop:
@@ -369,6 +365,9 @@ def open_photos(
         _log.warning(
             "skipped %s in %s: %s", counted(len(bad), "bad file"), source, _listing(bad, 1000)
         )
+    if faint:
+        shown = f"{len(faint)} of the images in {source}, such as {min(faint)}"
+        _log.warning("%s", few_levels_note(shown))
     paths = tuple(candidates[name] for name in good)
     return Photos(
         source=source,
@@ -389,21 +388,6 @@ def _shrunk(pixels: np.ndarray, fraction: float) -> np.ndarray:
         return pixels
     height, width = _shrunk_size(pixels.shape, fraction)
     return np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC))
-
-
-def _built_in() -> dict[str, Path]:
-    paths = {}
-    for name in sorted((*BUILT_IN_TRAINING, *BUILT_IN_VALIDATION)):
-        package, _, inside = name.partition("/")
-        spec = importlib.util.find_spec(package)  # finds the package without importing it
-        if spec is None or not spec.submodule_search_locations:
-            wheel = {"skimage": "scikit-image", "sklearn": "scikit-learn"}[package]
-            raise MissingFileError(
-                f"the built-in photos come with {wheel}, which is not installed; "
-                f"install it or give --data FOLDER"
-            )
-        paths[name] = Path(next(iter(spec.submodule_search_locations))) / inside
-    return paths
 
 
 def _search(folder: Path) -> tuple[dict[str, Path], list[BadFile]]:

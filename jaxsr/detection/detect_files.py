@@ -18,7 +18,14 @@ from typing import Any
 import cv2
 import numpy as np
 
-from jaxsr.data.decode import decode_rgb, is_deep, picture_size
+from jaxsr.data.decode import (
+    FEW_LEVELS,
+    decode_rgb,
+    few_levels_note,
+    has_few_levels,
+    levels_of,
+    picture_size,
+)
 from jaxsr.data.picture_file import UnreadablePicture
 from jaxsr.data.result_folder import result_folder
 from jaxsr.data.sources import Inputs, Source, find_sources
@@ -110,8 +117,6 @@ def measure(sources: Iterable[Source]) -> tuple[list[Source], list[tuple[int, in
     return readable, sizes
 
 
-_FEW_LEVELS = 64
-"""Fewer of the 256 are too few for samples of more than 8 bits: a note tells of them."""
 _NAN = "the network returned NaN for it; --dtype float32 may help, or other weights"
 
 
@@ -130,9 +135,8 @@ class _Session:
                 image = decode_rgb(readable[number].path)
                 if image.shape[:2] != sizes[number]:
                     raise UnreadablePicture("of another size than its header says")
-                few = _levels([image]) < _FEW_LEVELS
-                if few and is_deep(readable[number].path):
-                    _note_few_levels(readable[number], _levels([image]))
+                if has_few_levels(readable[number].path, image):
+                    _note_few_levels(readable[number], levels_of([image]))
                 return image
             except (OSError, UnreadablePicture) as error:
                 # The header was whole. Its place in the batch goes to a black image.
@@ -191,13 +195,13 @@ class _Session:
                             np.ascontiguousarray(turned(rgb_of(frame, size=size), matrix))
                             for frame in batch
                         ]
-                        levels = max(levels, _levels(images))
+                        levels = max(levels, levels_of(images))
                         for shown in self._frames(source, batch, images, decoded, encoder):
                             out.mux(encoder.encode(shown))
                         decoded += len(batch)
                     out.mux(encoder.encode(None))
                 bits = max(part.bits for part in first[0].format.components)
-                if bits > 8 and levels < _FEW_LEVELS:
+                if bits > 8 and levels < FEW_LEVELS:
                     _note_few_levels(source, levels)
                 if shortage := reading.shortage():
                     raise UnreadableVideo(shortage)
@@ -266,16 +270,8 @@ class _Session:
         atomic_write(path, data.tobytes())
 
 
-def _levels(images: list[np.ndarray]) -> int:
-    return max(int(image.max()) - int(image.min()) + 1 for image in images)
-
-
 def _note_few_levels(source: Source, levels: int) -> None:
-    name = printable(str(source.path))
-    print(
-        f"note: {name}: its samples, of more than 8 bits, become {levels} of 256 levels, and "
-        "targets may be lost: stretch them over their whole range first"
-    )
+    print("note: " + few_levels_note(printable(str(source.path)), levels=levels))
 
 
 def _refuse_double_names(sources: list[Source]) -> None:

@@ -304,6 +304,18 @@ def test_missing_and_empty_lists_are_named(data_set):
         open_split(data_set, "train")
 
 
+def test_few_levels_of_deep_samples_pass_with_a_line(data_set, caplog):
+    path = data_set / "images" / "Misc_9.png"
+    with Image.open(path) as image:
+        gray = np.asarray(image).astype(np.uint16)
+    Image.fromarray(gray * 257).save(path)
+    open_split(data_set, "test")
+    assert not caplog.text
+    Image.fromarray(gray * 2 + 8000).save(path)
+    open_split(data_set, "test")
+    assert "1 of the 3 images" in caplog.text and "such as Misc_9: samples of more" in caplog.text
+
+
 def test_validation_never_comes_from_the_test_list(data_set, caplog):
     list_file = data_set / "mine.txt"
     _write(list_file, [7, 8])

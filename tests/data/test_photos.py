@@ -13,12 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxsr.data.photos import (
-    BUILT_IN_TRAINING,
-    BUILT_IN_VALIDATION,
-    open_photos,
-    open_training_photos,
-)
+from jaxsr.data.built_in_photos import BUILT_IN_TRAINING, BUILT_IN_VALIDATION
+from jaxsr.data.photos import open_photos, open_training_photos
 from jaxsr.data.picture_file import ChangedFileError
 
 
@@ -115,6 +111,14 @@ def test_each_bad_file_is_named_with_its_reason(tmp_path, name):
     text = _complaint(tmp_path)
     assert "1 of 4 images" in text and f"{name} (" in text and reason in text
     assert "--on-bad-file skip" in text
+
+
+def test_few_levels_of_deep_samples_pass_with_a_line(tmp_path, caplog):
+    gray = np.random.default_rng(0).integers(0, 256, (64, 64), np.uint16)
+    for name, gain in (("whole", 257), ("camera", 8)):
+        Image.fromarray(gray * gain).save(tmp_path / f"{name}.png")
+    open_photos(tmp_path, crop=32)
+    assert "1 of the images" in caplog.text and "such as camera.png: samples" in caplog.text
 
 
 def test_skip_counts_and_names(tmp_path, caplog):

@@ -115,7 +115,7 @@ def test_a_line_tells_of_16_bits_that_become_few_levels(weights, tmp_path, capsy
     _film(tmp_path / "film.mkv", pixels="gray10le")
     assert _detect(tmp_path, "--model", weights, "--out", tmp_path / "out") == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "note: " in line]
-    assert "camera.png: its samples, of more than 8 bits, become" in line
+    assert "camera.png: samples of more than 8 bits become" in line
 
 
 def test_a_shorter_video_leaves_no_masks_of_the_longer_one(weights, tmp_path):

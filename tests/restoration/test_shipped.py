@@ -14,7 +14,8 @@ from PIL import Image
 from skimage.metrics import peak_signal_noise_ratio
 
 from jaxsr import restore
-from jaxsr.data.photos import BUILT_IN_VALIDATION, open_training_photos
+from jaxsr.data.built_in_photos import BUILT_IN_VALIDATION
+from jaxsr.data.photos import open_training_photos
 from jaxsr.interop.weights import read_weights
 from jaxsr.models.span.config import SpanConfig
 from jaxsr.models.weight_sources import SHIPPED
