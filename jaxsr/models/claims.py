@@ -18,8 +18,11 @@ _OF_NO_WEIGHT = ("position", "context", "token", "window", "theta", "seed", "chu
                  "max", "base", "freq", "id", "ids")  # fmt: skip
 """Parts of names of numbers that stand for no weights: lengths of texts, tokens, constants."""
 _LARGEST_FREE = 2**31
-_COUNTS = ("layer", "layers", "block", "blocks", "depth", "depths", "n_layer")
-"""Parts of names of numbers of layers."""
+_LAYERS = ("layer", "layers", "block", "blocks", "depth", "depths")
+_COUNTS = ("n", "num", "number", "count")
+_EXTENTS = ("size", "sizes", "dim", "dims", "channels", "width", "features", "units")
+"""Parts of names. A number of layers ends in a word of the first, or has one of the second beside
+it, and none of the third: `num_hidden_layers` is one, `block_channels` is not."""
 _LEAST_COUNT = 64
 """Layers that may share tensors, or have none."""
 _MOST_LAYERS = 4096
@@ -33,6 +36,7 @@ def check_claims(
     size: int | None,
     source: Path,
     least: int = 2**20,
+    way_out: str = "get it again",
 ) -> None:
     """Refuses a configuration that describes more than a file holds.
 
@@ -42,6 +46,7 @@ def check_claims(
       size: bytes of the file, or of the folder's weights. None: there are no weights.
       source: of the fields, for errors.
       least: numbers up to this pass in any case.
+      way_out: advice at the end of the error.
 
     Raises:
       InputError: a number is larger than it can be; the message has its name.
@@ -49,7 +54,7 @@ def check_claims(
     weights = None if size is None else _WEIGHTS_A_BYTE * size
     for name, value in _numbers(fields):
         parts = name.lower().replace(".", "_").split("_")
-        if any(part in _COUNTS for part in parts) and "size" not in parts:
+        if _counts_layers(parts):
             most, what = max(tensors, _LEAST_COUNT), f"its {tensors:,} tensors"
             if weights is None:
                 most, what = _MOST_LAYERS, f"the {_MOST_LAYERS:,} that are built here"
@@ -59,8 +64,14 @@ def check_claims(
             most, what = max(weights, least), f"its {size:,} bytes hold"
         if abs(value) > most:
             raise InputError(
-                f"{source} claims {printable(name, 60)}={value:,}, more than {what}; get it again"
+                f"{source} claims {printable(name, 60)}={value:,}, more than {what}; {way_out}"
             )
+
+
+def _counts_layers(parts: list[str]) -> bool:
+    """Whether a number whose name has these parts is one of layers."""
+    layers, counts, extents = (set(parts) & set(words) for words in (_LAYERS, _COUNTS, _EXTENTS))
+    return (parts[-1] in layers or bool(layers and counts)) and not extents
 
 
 def check_folder_claims(fields: Mapping[str, Any], files: list[Path], *, source: Path) -> None:

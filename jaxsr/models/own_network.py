@@ -66,12 +66,19 @@ def load_own_network(
     if not (isinstance(builder, str) and isinstance(arguments, dict)):
         raise _unknown_metadata(path)
     size = path.stat().st_size
-    claimed = {"builder_args": arguments}
-    check_claims(claimed, tensors=len(weights), size=size, source=path, least=1024)
-    if builder.partition(":")[0] in LIBRARIES:
-        way_out = (
-            f"name the network yourself: --model library:NAME --model-options JSON --weights {path}"
-        )
+    is_library = builder.partition(":")[0] in LIBRARIES
+    way_out = "name the network yourself: --model {} --model-options JSON --weights {}".format(
+        "library:NAME" if is_library else builder, path
+    )
+    check_claims(
+        {"builder_args": arguments},
+        tensors=len(weights),
+        size=size,
+        source=path,
+        least=1024,
+        way_out=f"get it again, or {way_out}",
+    )
+    if is_library:
         check_library_entry(path, builder, way_out=way_out)
         check_library_arguments(path, arguments, way_out=way_out)
         with bounded_build(path, size=size, tensors=len(weights), way_out=way_out):

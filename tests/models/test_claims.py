@@ -14,6 +14,7 @@ from jaxsr.interop import out_of_memory
 from jaxsr.interop.weights import export_weights
 from jaxsr.models import build
 from jaxsr.models.build import build_network
+from jaxsr.models.claims import check_claims
 from jaxsr.models.load import load_model
 
 
@@ -33,6 +34,24 @@ def test_metadata_of_weights(tmp_path, notes, name):
     with pytest.raises(InputError, match="claims") as error:
         load_model(path)
     assert name in str(error.value) and time.perf_counter() - begin < 5
+
+
+@pytest.mark.parametrize(
+    ("name", "is_count"),
+    [
+        ("num_hidden_layers", True), ("n_layer", True), ("block_count", True), ("depths", True),
+        ("num_layers_in_all", True), ("block_channels", False), ("block_ff_inner", False),
+        ("layer_dim", False), ("block_multiple_of", False), ("num_block_features", False),
+    ],
+)  # fmt: skip
+def test_widths_of_blocks_are_no_numbers_of_layers(tmp_path, name, is_count):
+    """As `block_ff_dim` of LFM2 and `block_out_channels` of diffusers."""
+    claim = {"fields": {name: 4000}, "tensors": 20, "size": 2**20, "source": tmp_path}
+    if not is_count:
+        check_claims(**claim)
+        return
+    with pytest.raises(InputError, match=f"claims {name}=4,000, more than its 20 tensors; get it"):
+        check_claims(**claim)
 
 
 class Sized(nn.Module):
