@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Shaped
+from PIL import PngImagePlugin
 
 from jaxsr.data.archives import ArchivedFile
 from jaxsr.data.picture_limits import MAX_PIXELS, limit_opencv, max_file_bytes, too_large
@@ -38,6 +39,10 @@ READ_ONLY_ENDINGS = (".bmp", ".gif", ".avif")
 
 ORIENTATION = 0x0112
 """EXIF's and TIFF's tag of the orientation, 1 to 8."""
+
+
+# Profiles of printers have more than the 1 MiB at which Pillow refuses a chunk.
+PngImagePlugin.MAX_TEXT_CHUNK = max(PngImagePlugin.MAX_TEXT_CHUNK, PngImagePlugin.MAX_TEXT_MEMORY)
 
 
 class UnreadablePicture(InputError):

@@ -42,7 +42,8 @@ _INTEROPERABILITY = 0xA005
 _PREVIEW = 330
 """SubIFDs: smaller copies of the image."""
 
-_SEGMENTS = (b"http://ns.adobe.com/xap/1.0/\0", b"Exif\0\0", b"ICC_PROFILE\0", b"MPF\0")
+_ICC_SEGMENT = b"ICC_PROFILE\0"
+_SEGMENTS = (b"http://ns.adobe.com/xap/1.0/\0", b"Exif\0\0", _ICC_SEGMENT, b"MPF\0")
 """Beginnings of JPEG's segments that are read into other notes, or belong to a second image."""
 
 
@@ -100,7 +101,10 @@ def read_notes(image: Any, data: bytes) -> Notes:
     chunks, dropped = _png_notes(data, dpi) if format == "PNG" else ((), ())
     segments, comments = (), (comment,) if comment else ()
     if format == "JPEG":  # Pillow gives the last comment alone
-        segments, comments = _jpeg_segments(data)
+        every, comments = _jpeg_segments(data)
+        segments = tuple(one for one in every if not one[1].startswith(_SEGMENTS))
+        if not info.get("icc_profile") and any(c.startswith(_ICC_SEGMENT) for _, c in every):
+            dropped += ("a damaged ICC profile",)
     if image.format == "JPEG" and (end := jpeg_end(data)) is not None:
         behind = data[end + 2 :].strip(b"\0")  # padding is nothing
         dropped += (f"{len(behind):,} bytes behind the image",) if behind else ()
@@ -271,7 +275,7 @@ def _png_notes(data: bytes, dpi: Any) -> tuple[tuple[tuple[bytes, bytes], ...], 
 
 
 def _jpeg_segments(data: bytes) -> tuple[tuple[tuple[int, bytes], ...], tuple[bytes, ...]]:
-    """Application segments before the samples that no other note has, and comments, in order."""
+    """Application segments before the samples, and comments, in order."""
     segments, comments, at = [], [], 2
     while (marker := _MARKER.match(data, at)) and len(data) >= marker.end() + 2:
         code, at = data[marker.end() - 1], marker.end()
@@ -280,7 +284,7 @@ def _jpeg_segments(data: bytes) -> tuple[tuple[tuple[int, bytes], ...], tuple[by
             break
         content = data[at + 2 : at + length]
         # Not JFIF's, which is written anew, nor Adobe's, which says how colours are encoded.
-        if 0xE1 <= code <= 0xED and not content.startswith(_SEGMENTS):
+        if 0xE1 <= code <= 0xED:
             segments.append((code, content))
         if code == 0xFE:
             comments.append(content)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tifffile
 import torch
-from PIL import Image, PngImagePlugin
+from PIL import Image, ImageCms, PngImagePlugin
 
 from jaxsr.data.decode import decode_rgb, picture_size
 from jaxsr.data.masks import read_mask
@@ -295,6 +295,25 @@ def data_behind_the_picture(folder):
     result.unlink()
     (folder.path / "a.jpg").write_bytes(data + b"\x18ftypmp42" + bytes(9) + b"end")
     assert "without 21 bytes behind the image" in folder.restored("a.jpg")[1]
+
+
+@case("JPEG", "an ICC profile whose parts do not fit together", "dropped, with a line")
+def damaged_profile(folder):
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    save(folder.path / "a.jpg", icc_profile=profile)
+    data = (folder.path / "a.jpg").read_bytes()
+    (folder.path / "a.jpg").write_bytes(
+        data.replace(b"ICC_PROFILE\0\x01\x01", b"ICC_PROFILE\0\x01\x02")
+    )
+    assert "without a damaged ICC profile" in folder.restored("a.jpg")[1]
+
+
+@case("PNG", "an ICC profile or text of more than 1 MiB", "kept")
+def large_profile(folder):
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes() + bytes(2**21)
+    save(folder.path / "a.png", icc_profile=profile)
+    result, said = folder.restored("a.png")
+    assert "note:" not in said and read_picture(result).notes.icc == profile
 
 
 def _tiff(path: Path, pixels: np.ndarray, **options: Any) -> None:
