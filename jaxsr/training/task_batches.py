@@ -170,7 +170,8 @@ def validation_batches(data: TaskData, batch: int) -> Iterator[HostBatch]:
     Raises:
       InputError: the data has no end, or can be read only once.
     """
-    if data.kind == "steps" or (data.kind == "stream" and isinstance(data.source, Iterator)):
+    read_once = data.kind == "stream" and isinstance(data.source, Iterator)
+    if data.kind in ("steps", "samples") or read_once:
         raise InputError(
             f"{data.name} must be readable from its start to its end at every validation; return "
             "data with a length, or a class with __iter__"

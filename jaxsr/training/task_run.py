@@ -19,6 +19,7 @@ from jaxsr.errors import InputError, one_line
 from jaxsr.interop.agreement import check_alike
 from jaxsr.interop.annotations import JsonObject, PyTree
 from jaxsr.interop.array_digests import named_leaves
+from jaxsr.interop.host_arrays import to_torch
 from jaxsr.interop.module_copy import copy_module
 from jaxsr.interop.out_of_memory import check_fits
 from jaxsr.interop.sealed_json import short_digest
@@ -267,7 +268,7 @@ class TaskRun:
                 if self.config.engine == "torch":
                     trial = PhaseTrial(copy_module(self.objective).train(), phase)
                     with torch.random.fork_rng(devices=[]):
-                        trial.losses({n: torch.from_numpy(rows) for n, rows in batch.items()})
+                        trial.losses({n: to_torch(rows) for n, rows in batch.items()})
                 else:
                     trial = PhaseTrial(self.objective, phase)
                     traced_result(trial, "losses", batch, train=True)
@@ -290,7 +291,7 @@ class TaskRun:
         network = copy_module(self.network).eval().requires_grad_(False)
         trial = ValidationMethods(self.task, network)
         with torch.random.fork_rng(devices=[]):
-            return getattr(trial, method)({n: torch.from_numpy(rows) for n, rows in batch.items()})
+            return getattr(trial, method)({n: to_torch(rows) for n, rows in batch.items()})
 
     @property
     def sharding_rules(self) -> dict[str, str]:
