@@ -332,7 +332,7 @@ def steps_of(folder: Path) -> list[int]:
     """Steps whose checkpoints are complete, ascending; empty if the folder does not exist."""
     if not folder.is_dir():
         return []
-    numbers = {path.name: whole_number(path.name) for path in folder.iterdir()}
+    numbers = {path.name: whole_number(path.name) for path in folder.iterdir() if path.is_dir()}
     return sorted(step for name, step in numbers.items() if step is not None and name == str(step))
 
 
@@ -345,7 +345,7 @@ def all_notes(folder: Path) -> dict[int, JsonObject]:
     """The notes of the checkpoints in a folder whose records are sound, by step, newest first."""
     notes: dict[int, JsonObject] = {}
     for step in reversed(steps_of(folder)):
-        with suppress(DamagedFileError, NoDigestsError):
+        with suppress(DamagedFileError, CheckpointError):
             notes[step] = read_record(folder / str(step)).notes
     return notes
 

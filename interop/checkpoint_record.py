@@ -27,6 +27,10 @@ RECORD_ITEM = "record"
 """Item and file of a checkpoint that hold the record."""
 
 
+_PARTS = {"state", RECORD_ITEM, "metrics", "_CHECKPOINT_METADATA"}
+"""Names in a checkpoint's folder, of which damage leaves one at least, or an empty folder."""
+
+
 def metric_rank(value: float | None, best: Literal["max", "min"]) -> float:
     """Orders values of a validation metric: the better, the higher; NaN comes last.
 
@@ -64,7 +68,7 @@ def checked_metrics(
 
 
 class NoDigestsError(CheckpointError):
-    """A checkpoint of jaxsr 0.2.0, which has no record."""
+    """A checkpoint of jaxsr 0.2.0, or of Orbax alone, which has no record."""
 
 
 class SavedArray(NamedTuple):
@@ -220,17 +224,26 @@ def read_record(path: Path) -> CheckpointRecord:
       DamagedFileError: the record is missing or damaged, or disagrees with the metrics' file.
       FileAccessError: the file system fails, or this user may not read a file.
       NoDigestsError: the checkpoint was saved without a record.
+      CheckpointError: the folder holds something else.
     """
     file = path / RECORD_ITEM / RECORD_ITEM
+    parts = {entry.name for entry in path.iterdir()} if path.is_dir() else set[str]()
+    if parts and not parts & _PARTS:
+        raise CheckpointError(
+            f"{path} is not a checkpoint, though its name is a number: choose another folder for "
+            "checkpoints, or move it"
+        )
     files = _regular_files(path)
     try:
         record = CheckpointRecord.unsealed(json.loads(read_bounded(file))["sealed"], source=file)
     except FileNotFoundError:
         if _names_no_record(path):
             _check_sizes(files, path)
+            is_of_run = path.parent.name == "checkpoints"
+            way_out = f"start another run from it with --branch-from {path.parent.parent} --out NEW"
             raise NoDigestsError(
-                f"{path} was saved without digests, by jaxsr 0.2.0; start another run from it with "
-                f"--branch-from {path.parent.parent} --out NEW"
+                f"{path} was saved without digests, by jaxsr 0.2.0 or by Orbax alone; "
+                + (way_out if is_of_run else "read it with Orbax, and choose another folder")
             ) from None
         raise DamagedFileError(f"it has no {RECORD_ITEM}") from None
     except _MALFORMED as error:

@@ -9,10 +9,10 @@ import ml_dtypes
 import numpy as np
 import torch
 
-_BITS = {
+_FLOAT8 = [f"float8_{kind}" for kind in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e8m0fnu")]
+_BITS: dict[torch.dtype, tuple[torch.dtype, type]] = {
     torch.bfloat16: (torch.int16, ml_dtypes.bfloat16),
-    torch.float8_e4m3fn: (torch.uint8, ml_dtypes.float8_e4m3fn),
-    torch.float8_e5m2: (torch.uint8, ml_dtypes.float8_e5m2),
+    **{getattr(torch, name): (torch.uint8, getattr(ml_dtypes, name)) for name in _FLOAT8},
 }
 _FROM_NUMPY = {np.dtype(kind): (bits, dtype) for dtype, (bits, kind) in _BITS.items()}
 

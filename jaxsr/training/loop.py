@@ -18,13 +18,8 @@ from jaxsr.errors import DamagedFileError, FileAccessError, InputError, UserErro
 from jaxsr.interop.agreement import ending_with_others
 from jaxsr.interop.atomic_write import atomic_write, set_aside
 from jaxsr.interop.checkpoint import Checkpoints, restore_newest, steps_of
-from jaxsr.interop.checkpoint_record import (
-    NoDigestsError,
-    checked_metrics,
-    metric_rank,
-    read_record,
-)
-from jaxsr.interop.errors import IndexOutsideError, RefusedValueError
+from jaxsr.interop.checkpoint_record import checked_metrics, metric_rank, read_record
+from jaxsr.interop.errors import CheckpointError, IndexOutsideError, RefusedValueError
 from jaxsr.interop.train.objective import decides_failure, index_rule
 from jaxsr.interop.train.torch_step import NonFiniteError
 from jaxsr.interop.weights import export_weights, read_metadata
@@ -168,7 +163,7 @@ def _restore(
 def _saved_names(folder: Path) -> set[str]:
     """The names of the arrays in the newest checkpoint of a folder whose record is sound."""
     for step in reversed(steps_of(folder)):
-        with suppress(DamagedFileError, NoDigestsError):
+        with suppress(DamagedFileError, CheckpointError):
             return {*read_record(folder / str(step)).arrays}
     return set()
 

@@ -1,13 +1,15 @@
-"""A checkpoint that the file system does not give is refused, and stays as it is."""
+"""Checkpoints that cannot be read, and folders that are none, are refused, and stay as they are."""
 
 import errno
 
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from jaxsr.interop import checkpoint_record
 from jaxsr.interop.checkpoint import Checkpoints, restore_step
-from jaxsr.interop.errors import FileAccessError
+from jaxsr.interop.checkpoint_record import NoDigestsError
+from jaxsr.interop.errors import CheckpointError, FileAccessError
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE, errno.EACCES])
@@ -29,3 +31,20 @@ def test_a_failed_read_is_no_damage(tmp_path, monkeypatch, number):
     with Checkpoints(tmp_path) as checkpoints:
         restored = checkpoints.restore(state)
     assert restored is not None and restored[0] == 1
+
+
+def test_folders_that_are_no_checkpoints_stay(tmp_path):
+    """Photos by year, in a folder that is given by mistake."""
+    (tmp_path / "2022").mkdir()
+    (tmp_path / "2022" / "a.jpg").touch()
+    (tmp_path / "2023").touch()
+    with pytest.raises(CheckpointError, match="2022 is not a checkpoint, though its name"):
+        Checkpoints(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"2022", "2023"}
+
+
+def test_orbaxs_own_checkpoints_are_named(tmp_path):
+    with ocp.CheckpointManager(tmp_path) as manager:
+        manager.save(1, args=ocp.args.StandardSave({"a": np.arange(3.0)}))
+    with pytest.raises(NoDigestsError, match="by Orbax alone; read it with Orbax, and choose"):
+        Checkpoints(tmp_path)

@@ -46,6 +46,15 @@ def test_narrow_dtypes_are_read_by_torch_and_here(tmp_path):
         assert read[name].dtype == tensor.dtype and torch.equal(read[name].float(), tensor.float())
 
 
+@pytest.mark.parametrize("kind", ["e4m3fnuz", "e5m2fnuz", "e8m0fnu"])
+def test_rarer_eight_bit_floats_are_read(tmp_path, kind):
+    tensor = torch.arange(16, dtype=torch.uint8).view(getattr(torch, f"float8_{kind}"))
+    safetensors.torch.save_file({"a": tensor}, tmp_path / "a.safetensors")
+    array = read_weights(tmp_path / "a.safetensors")[0]["a"]
+    assert array.dtype.name == f"float8_{kind}"
+    np.testing.assert_array_equal(array.astype(np.float32), tensor.float().numpy())
+
+
 def test_a_name_that_is_not_utf8_is_said(tmp_path):
     path = tmp_path / os.fsdecode(b"\xff.safetensors")
     export_weights(tmp_path / "weights.safetensors", {"w": np.zeros(1)}, metadata={})
