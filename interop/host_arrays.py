@@ -5,12 +5,14 @@ NumPy has these dtypes through ml_dtypes only, and torch does not convert them: 
 as integers on the way. Needs torch and NumPy, not JAX.
 """
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import torch
 
 _FLOAT8 = [f"float8_{kind}" for kind in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e8m0fnu")]
-_BITS: dict[torch.dtype, tuple[torch.dtype, type]] = {
+_BITS: dict[torch.dtype, tuple[torch.dtype, Any]] = {
     torch.bfloat16: (torch.int16, ml_dtypes.bfloat16),
     **{getattr(torch, name): (torch.uint8, getattr(ml_dtypes, name)) for name in _FLOAT8},
 }
