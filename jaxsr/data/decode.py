@@ -31,6 +31,7 @@ from jaxsr.data.picture_file import (
     load_whole,
     meant_channels,
     not_a_still,
+    open_image,
     opencv_samples,
     read_file,
     stored_size,
@@ -89,7 +90,7 @@ def decode_rgb(
     """
     data = read_file(path)
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with open_image(io.BytesIO(data)) as image:
             _check_size(stored_size(image))
             check_still(image)
             # The raw mode, gone after loading, tells 16-bit colour that Pillow would cut.
@@ -137,7 +138,7 @@ def decode_rgb(
 def is_deep(path: Path) -> bool:
     """Whether an image has more than 8 bits a sample, where Pillow knows its format."""
     try:
-        with Image.open(path) as image:
+        with path.open("rb") as file, open_image(file) as image:
             return image.mode[0] in "IF" or any(";16" in str(tile.args) for tile in image.tile)
     except Exception:  # as in `decode_rgb`, which names the fault
         return False
@@ -168,7 +169,7 @@ def few_levels_note(images: str, *, levels: int = FEW_LEVELS - 1) -> str:
 def orientation_of(path: Path) -> int:
     """The orientation, 1 to 8, of an image that `decode_rgb` reads, which that applies."""
     try:
-        with path.open("rb") as file, Image.open(file) as image:
+        with path.open("rb") as file, open_image(file) as image:
             return _orientation(image, file)
     except UnidentifiedImageError:  # OpenCV's formats have no such tag
         return 1
@@ -194,7 +195,7 @@ def picture_size(path: Path) -> tuple[int, int]:
     if path.stat().st_size == 0:
         raise UnreadablePicture("zero bytes")
     try:
-        with path.open("rb") as file, Image.open(file) as image:
+        with path.open("rb") as file, open_image(file) as image:
             height, width = stored_size(image)
             _check_size((height, width))
             check_still(image)

@@ -19,6 +19,7 @@ from jaxsr.data.picture_file import (
     UnreadablePicture,
     check_still,
     load_whole,
+    open_image,
     read_file,
     stored_size,
 )
@@ -56,7 +57,7 @@ def read_mask(path: Path, *, threshold: int | None = None) -> Mask:
     """
     data = read_file(path)
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with open_image(io.BytesIO(data)) as image:
             if reason := too_large(stored_size(image)):
                 raise UnreadablePicture(reason)
             check_still(image)

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Shaped
-from PIL import PngImagePlugin
+from PIL import Image, PngImagePlugin
 
 from jaxsr.data.archives import ArchivedFile
 from jaxsr.data.picture_limits import MAX_PIXELS, limit_opencv, max_file_bytes, too_large
@@ -43,6 +43,23 @@ ORIENTATION = 0x0112
 
 # Profiles of printers have more than the 1 MiB at which Pillow refuses a chunk.
 PngImagePlugin.MAX_TEXT_CHUNK = max(PngImagePlugin.MAX_TEXT_CHUNK, PngImagePlugin.MAX_TEXT_MEMORY)
+
+
+_DECODERS = (
+    *("BMP", "DIB", "GIF", "JPEG", "PPM", "PNG", "TIFF", "WEBP", "AVIF", "JPEG2000", "TGA", "ICO"),
+    *("ICNS", "PCX", "PSD", "QOI", "SGI", "SUN", "DDS"),
+)
+"""Those of Pillow's formats that are opened, whatever a file's name: EPS starts Ghostscript, and so
+runs the file."""
+_OF_PACKAGES = ("HEIF", "JXL")
+"""Formats that other packages may have added."""
+
+
+def open_image(file: Any, formats: tuple[str, ...] = _DECODERS) -> Image.Image:
+    """`PIL.Image.open` of a binary file by these decoders, none of which starts a program."""
+    if formats is _DECODERS:
+        formats = (*formats, *(name for name in _OF_PACKAGES if name in Image.OPEN))
+    return Image.open(file, formats=formats)
 
 
 class UnreadablePicture(InputError):

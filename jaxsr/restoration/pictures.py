@@ -26,6 +26,7 @@ from jaxsr.data.picture_file import (
     is_white_zero,
     load_whole,
     meant_channels,
+    open_image,
     opencv_samples,
     read_file,
     stored_size,
@@ -42,7 +43,7 @@ CHANNELS: dict[Kind, int] = {"gray": 1, "gray-alpha": 2, "rgb": 3, "rgb-alpha": 
 
 _DEEP_KINDS: tuple[Kind, ...] = ("gray", "gray-alpha", "rgb", "rgb-alpha")
 
-# Pillow's other decoders stay out: some start programs, and all are unnecessary.
+# Whose samples and notes are kept.
 _FORMATS = ("PNG", "JPEG", "WEBP", "TIFF", "BMP", "GIF", "AVIF")
 
 
@@ -94,7 +95,7 @@ def read_picture(path: Path, *, max_pixels: int = MAX_PIXELS) -> Picture:
     except UnreadablePicture as error:
         raise PictureError(str(error)) from None
     try:
-        with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+        with open_image(io.BytesIO(data), _FORMATS) as image:
             _check_header(image, max_pixels)
             if image.format == "PNG":
                 load_whole(image, data)  # notes may lie behind the samples
@@ -118,7 +119,7 @@ def read_picture(path: Path, *, max_pixels: int = MAX_PIXELS) -> Picture:
 def picture_size(path: Path, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int] | None:
     """(height, width) as stored, from the header; None where `read_picture` will say why not."""
     try:
-        with path.open("rb") as file, Image.open(file, formats=_FORMATS) as image:
+        with path.open("rb") as file, open_image(file, _FORMATS) as image:
             size = stored_size(image)
             return None if too_large(size, max_pixels=max_pixels) else size
     except Exception:  # the same file is read again, and refused with a reason then

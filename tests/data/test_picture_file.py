@@ -1,16 +1,20 @@
 """Files that seem whole and lack some of their pixels, which decoders make black or gray."""
 
+import contextlib
 import io
+import os
 import struct
 import zlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tifffile
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 
-from jaxsr.data.decode import decode_rgb
+import jaxsr
+from jaxsr.data.decode import decode_rgb, is_deep, orientation_of, picture_size
 from jaxsr.data.masks import read_mask
 from jaxsr.data.picture_file import UnreadablePicture
 from jaxsr.restoration.pictures import read_picture
@@ -174,3 +178,28 @@ def test_a_tiff_whose_jpeg_strip_is_cut(tmp_path, noise):
         count = len(file.pages.first.databytecounts)
     decode_rgb(path)
     refused(path, with_tag(whole, 279, last=half), f"truncated: it has {count - 1} of {count}")
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 64 64\n%%EndComments\n{} loop\n%%EOF\n"
+
+
+@pytest.mark.parametrize("name", ["photo.png", "photo.jpg", "photo.eps"])
+def test_a_program_under_the_name_of_a_picture_does_not_run(tmp_path, monkeypatch, name):
+    """Pillow has Ghostscript run PostScript."""
+    ran = tmp_path / "ran"
+    (tmp_path / "gs").write_text(f"#!/bin/sh\ntouch {ran}\n")
+    (tmp_path / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)  # not looked for yet
+    (tmp_path / name).write_bytes(EPS)
+    for read in (*READERS, picture_size, orientation_of):
+        with contextlib.suppress(UnreadablePicture):
+            read(tmp_path / name)
+    assert not is_deep(tmp_path / name) and not ran.exists()
+    refused(tmp_path / name, EPS, match="not a")
+
+
+def test_pictures_are_opened_in_one_place():
+    root = Path(jaxsr.__file__).parent
+    places = [path for path in root.rglob("*.py") if "Image.open(" in path.read_text()]
+    assert [path.name for path in places] == ["picture_file.py"]
