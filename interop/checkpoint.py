@@ -35,11 +35,12 @@ from jaxsr.interop.checkpoint_record import (
     NoDigestsError,
     SavedArray,
     checked_metrics,
+    checkpoint_folder,
     metric_rank,
     read_record,
+    steps_of,
 )
 from jaxsr.interop.errors import CheckpointError, DamagedFileError, FileAccessError, first_line
-from jaxsr.interop.fields import whole_number
 from jaxsr.interop.lost_process import lost_process_error
 from jaxsr.interop.orbax_loops import lenient_loops, without_late_tracebacks, without_save_warnings
 
@@ -70,7 +71,7 @@ class Checkpoints:
     Checkpoints whose record or metrics are damaged are set aside at once.
 
     Raises:
-      CheckpointError: the folder cannot be created or written.
+      CheckpointError: the folder cannot be created or written, or has a name that Orbax misreads.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Checkpoints:
         import orbax.checkpoint as ocp
         from orbax.checkpoint.checkpoint_managers import preservation_policy as preservation
 
-        self.folder, self._metric = Path(folder).resolve(), metric
+        self.folder, self._metric = checkpoint_folder(folder), metric
         self._notes = dict(notes or {})
         policies: list[Any] = [preservation.LatestN(keep)]
         if metric is not None:
@@ -328,14 +329,6 @@ def _rename_damaged(folder: Path, step: int, reason: Exception) -> None:
     log.warning("the checkpoint of step %s is damaged: %s; renamed to %s", step, reason, path)
 
 
-def steps_of(folder: Path) -> list[int]:
-    """Steps whose checkpoints are complete, ascending; empty if the folder does not exist."""
-    if not folder.is_dir():
-        return []
-    numbers = {path.name: whole_number(path.name) for path in folder.iterdir() if path.is_dir()}
-    return sorted(step for name, step in numbers.items() if step is not None and name == str(step))
-
-
 def read_notes(folder: Path) -> JsonObject | None:
     """The notes of the newest checkpoint in a folder whose record is sound; None without one."""
     return next(iter(all_notes(folder).values()), None)
@@ -376,8 +369,11 @@ def restore_step(folder: Path, step: int, like: PyTree) -> PyTree:
         failure = error
     for kind in (FileAccessError, DamagedFileError):
         if not _all_processes(not isinstance(failure, kind)):
-            other = kind(f"another process of this job cannot read {path}")
-            raise failure if isinstance(failure, kind) else other
+            raise (
+                failure
+                if isinstance(failure, kind)
+                else kind(f"another process cannot read {path}")
+            )
     digests = tree_digests(state)
     changed = [name for name, array in saved.items() if digests[name] != array.digest]
     if changed:

@@ -20,6 +20,7 @@ from jaxsr.interop.annotations import JsonObject, PyTree
 from jaxsr.interop.array_digests import named_leaves, tree_digests
 from jaxsr.interop.bounded_read import MOST_BYTES, read_bounded
 from jaxsr.interop.errors import CheckpointError, DamagedFileError, FileAccessError, first_line
+from jaxsr.interop.fields import whole_number
 from jaxsr.interop.sealed_json import seal, unseal
 
 _trees: Any = jax.tree_util  # untyped in JAX
@@ -65,6 +66,29 @@ def checked_metrics(
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"the metric {name!r} is not a number: {value!r}") from error
     return numbers
+
+
+def checkpoint_folder(folder: Path | str) -> Path:
+    """The absolute path of a folder for checkpoints.
+
+    Raises:
+      CheckpointError: Orbax takes a part of it for a pattern, and would not find its own files.
+    """
+    path = Path(folder).resolve()
+    if found := sorted({*str(path)} & {*"*?[\\"}):
+        raise CheckpointError(
+            f"{path} has {' and '.join(found)} in it, with which Orbax loses checkpoints; choose a "
+            "folder without"
+        )
+    return path
+
+
+def steps_of(folder: Path) -> list[int]:
+    """Steps whose checkpoints are complete, ascending; empty if the folder does not exist."""
+    if not folder.is_dir():
+        return []
+    numbers = {path.name: whole_number(path.name) for path in folder.iterdir() if path.is_dir()}
+    return sorted(step for name, step in numbers.items() if step is not None and name == str(step))
 
 
 class NoDigestsError(CheckpointError):

@@ -86,8 +86,12 @@ def choose_folder(config: RunConfig, family: str, processes: int) -> Path:
 
     Raises:
       InputError: several processes would each choose their own, or its path is not UTF-8.
+      CheckpointError: Orbax would misread the path.
     """
+    from jaxsr.interop.checkpoint_record import checkpoint_folder  # imports JAX
+
     check_utf8_path(config.out or RUNS)
+    checkpoint_folder(config.out or RUNS)
     if config.out is not None:
         return config.out
     if processes > 1:

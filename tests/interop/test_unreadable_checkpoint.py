@@ -48,3 +48,20 @@ def test_orbaxs_own_checkpoints_are_named(tmp_path):
         manager.save(1, args=ocp.args.StandardSave({"a": np.arange(3.0)}))
     with pytest.raises(NoDigestsError, match="by Orbax alone; read it with Orbax, and choose"):
         Checkpoints(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["[2026] project", "a\\b", "run*", "a?b"])
+def test_folders_in_which_orbax_would_lose_its_files(tmp_path, name):
+    """It takes the path for a pattern when it looks for what its processes wrote."""
+    with pytest.raises(CheckpointError, match="with which Orbax loses checkpoints"):
+        Checkpoints(tmp_path / name / "run")
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("name", ["a b", "a#b", "a%20b", "a:b", "a]b", "a{a}b", "a$b", "日本"])
+def test_folders_of_other_names_keep_checkpoints(tmp_path, name):
+    state = {"a": np.arange(3.0)}
+    with Checkpoints(tmp_path / name) as checkpoints:
+        checkpoints.save(1, state)
+    restored = restore_step(tmp_path / name, 1, state)
+    np.testing.assert_array_equal(restored["a"], state["a"])
