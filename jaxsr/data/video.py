@@ -43,6 +43,7 @@ _WITHOUT_B_FRAMES = frozenset(("avi", "mpeg", "vob", "dvd", "svcd", "vcd", "flv"
 _CONTAINERS = (
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,mpegvideo,h264,hevc,m4v,ogg,flv"
 )
+_LOCAL_ONLY = {"format_whitelist": _CONTAINERS, "protocol_whitelist": "file"}
 
 _WITHOUT_LENGTH = ("mpeg", "mpegts", "mpegvideo", "h264", "hevc", "ogg")
 """Formats whose header lacks the length, which FFmpeg derives from the data present."""
@@ -93,7 +94,7 @@ def open_video(path: Path, *, max_pixels: int = MAX_PIXELS) -> "Iterator[Reading
     options: dict[str, Any] = {"metadata_errors": "replace"} if is_strict else {}
     try:
         with _counting():
-            opened = av.open(str(path), options={"format_whitelist": _CONTAINERS}, **options)
+            opened = av.open(_local(path), options=_LOCAL_ONLY, **options)
     except av.FFmpegError as error:
         raise UnreadableVideo(error.strerror or one_line(error)) from error
     with opened as container:
@@ -287,6 +288,11 @@ class Reading:
         return "damaged: a packet lacks bytes" if self._corrupt else None
 
 
+def _local(path: Path) -> str:
+    """The path in full: FFmpeg takes letters before a colon for a protocol, as in `10:30.mp4`."""
+    return str(path.absolute())
+
+
 @contextlib.contextmanager
 def write_video(target: Path, note: Note | None = None) -> Iterator[Any]:
     """A PyAV container to write to; the file appears once the block has ended well.
@@ -299,7 +305,7 @@ def write_video(target: Path, note: Note | None = None) -> Iterator[Any]:
 
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with atomic_path(target, note) as partial, av.open(str(partial), "w") as out:
+        with atomic_path(target, note) as partial, av.open(_local(partial), "w") as out:
             yield out
     except av.FFmpegError as error:
         if isinstance(error, OSError):  # a full disk

@@ -1,12 +1,13 @@
 """Frames of videos as players show them."""
 
 from fractions import Fraction
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from jaxsr.data.video import display_matrix, frame_count, open_video, turned
+from jaxsr.data.video import display_matrix, frame_count, open_video, turned, write_video
 
 av = pytest.importorskip("av", reason="videos need PyAV")
 
@@ -30,6 +31,19 @@ def test_turned_is_what_a_player_shows(tmp_path, degrees, mirrored):
     want = want[:, ::-1] if mirrored else want
     shown = turned(frame.to_ndarray(format="rgb24"), display_matrix(frame))
     np.testing.assert_array_equal(shown, want)
+
+
+@pytest.mark.parametrize("name", ["10:30.mkv", "http:127.0.0.1:9?x.mkv"])
+def test_names_with_colons_are_of_files(tmp_path, monkeypatch, name):
+    """FFmpeg takes a word before a colon for a protocol, and would fetch the second one."""
+    monkeypatch.chdir(tmp_path)
+    with write_video(Path(name)) as out:
+        video = out.add_stream("ffv1", rate=30)
+        video.width, video.height, video.pix_fmt = 16, 16, "bgr0"
+        out.mux(video.encode(av.VideoFrame.from_ndarray(np.zeros((16, 16, 3), np.uint8))))
+        out.mux(video.encode(None))
+    with open_video(Path(name)) as reading:
+        assert len([*reading.frames()]) == 1
 
 
 def test_a_packet_that_ffmpeg_does_not_decode_is_damage(tmp_path):
