@@ -188,7 +188,10 @@ def _is_language_checkpoint(path: Path, kind: Kind | None) -> bool:
 
 def _from_checkpoint(path: Path, kind: Kind | None, **options: Any) -> LoadedModel:
     if kind not in (None, "language model"):
-        raise InputError(f"{path} holds a language model; give a {kind} instead")
+        raise InputError(
+            f"{path} alone is a language model to --model; give a {kind}, or, for a network of "
+            f"transformers that is one, --model {path} --weights {path}"
+        )
     from jaxsr.models.language_models import load_language_model
 
     return load_language_model(path, **options)

@@ -13,7 +13,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -92,8 +92,9 @@ def _read_torch(path: Path) -> object:
     if (instead := what_it_is(path)) is not None:
         raise InputError(f"{path} is not a weights file: {instead}")
     try:
-        _check_sizes(path)
-        with warnings.catch_warnings():
+        _check_archive(path)
+        stand_ins: Any = [(_Ignored, name) for name in _BESIDE_WEIGHTS]
+        with warnings.catch_warnings(), torch.serialization.safe_globals(stand_ins):
             # It is loaded all the same, or the error says why not.
             warnings.filterwarnings("ignore", "Detected pickle protocol", UserWarning)
             return torch.load(path, map_location="cpu", weights_only=True)
@@ -108,8 +109,29 @@ def _read_torch(path: Path) -> object:
         raise _damaged(path, error) from error
 
 
-def _check_sizes(path: Path) -> None:
-    """Rejects a file that asks for more memory than it has bytes.
+class _Ignored:
+    """Stands for an object beside the weights, such as a figure of NumPy's; runs nothing of it."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def __setstate__(self, _: object) -> None:
+        pass
+
+
+_BESIDE_WEIGHTS = (
+    *("numpy.dtype", "numpy.ndarray", "argparse.Namespace", "pathlib.PosixPath"),
+    *(
+        f"numpy.{core}.multiarray.{name}"
+        for core in ("core", "_core")
+        for name in ("scalar", "_reconstruct")
+    ),
+)
+"""Names in the pickles of many training scripts: their best figure, arguments and paths."""
+
+
+def _check_archive(path: Path) -> None:
+    """Rejects a file that asks for more memory than it has bytes, or whose bytes have changed.
 
     torch's reader of weights calls `bytearray`, whose argument is any number, and unpacks entries
     of an archive, which torch itself stores as they are. A name is not seen in packed ones.
@@ -132,6 +154,23 @@ def _check_sizes(path: Path) -> None:
             raise pickle.UnpicklingError(
                 f"its entry {printable(packed[0], 100)} is compressed, as torch.save writes none"
             )
+        with zipfile.ZipFile(path) as archive:
+            changed = [entry.filename for entry in entries if not _matches_checksum(archive, entry)]
+        if 0 < len(changed) < len(entries):  # all differ where torch.save left checksums out
+            raise pickle.UnpicklingError(
+                f"its entry {printable(changed[0], 100)} does not match its checksum"
+            )
+
+
+def _matches_checksum(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bool:
+    """Whether an entry's bytes match their checksum, which torch.load does not ask."""
+    try:
+        with archive.open(entry) as content:
+            while content.read(2**20):
+                pass
+    except zipfile.BadZipFile:
+        return False
+    return True
 
 
 def _table_of_entries(content: mmap.mmap) -> int | None:
@@ -181,9 +220,12 @@ def _state_dict_in(loaded: object, deepest: int) -> Mapping[object, Tensor] | No
         return loaded
     if not isinstance(loaded, Mapping) or deepest == 0:  # one may hold itself
         return None
-    for key in WRAPPERS:
-        if (state := _state_dict_in(loaded.get(key), deepest - 1)) is not None:
-            return state
+    named = [_state_dict_in(loaded.get(key), deepest - 1) for key in WRAPPERS]
+    states = [state for state in named if state is not None]
+    # The counters of an average, which is kept as `ema`, are not weights.
+    states.sort(key=lambda state: not any(value.ndim for value in state.values()))
+    if states:
+        return states[0]
     holding = [value for value in loaded.values() if _is_state_dict(value)]
     return holding[0] if len(holding) == 1 else None
 
@@ -201,6 +243,8 @@ def _is_state_dict(value: object) -> TypeGuard[Mapping[object, Tensor]]:
 
 
 _PARALLEL = "module."
+_AVERAGED = "n_averaged"
+"""The counter beside the weights of torch's `AveragedModel`."""
 
 
 def strip_prefixes(weights: Mapping[str, Tensor], *, source: str) -> dict[str, Tensor]:
@@ -210,6 +254,9 @@ def strip_prefixes(weights: Mapping[str, Tensor], *, source: str) -> dict[str, T
       ValueError: two names become one.
     """
     names = list(weights)
+    others = [name for name in names if name != _AVERAGED]
+    if names != others and others and all(name.startswith(_PARALLEL) for name in others):
+        weights, names = {name: weights[name] for name in others}, others
     while True:
         # A compiled submodule also has the prefix inside the name.
         bare = [".".join(p for p in name.split(".") if p != "_orig_mod") for name in names]

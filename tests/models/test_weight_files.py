@@ -1,5 +1,6 @@
 """Weights files as people have them: wrapped, prefixed, cut short, or with code inside."""
 
+import argparse
 import pickle
 import struct
 import tarfile
@@ -7,6 +8,7 @@ import warnings
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -450,3 +452,45 @@ def test_extra_state_that_is_no_tensor_is_left_out(tmp_path):
     plain = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     load_weights(plain, read_weights(tmp_path / "a.pth"), source="a.pth")
     assert torch.equal(plain.state_dict()["0.weight"], network.state_dict()["0.weight"])
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_figures_and_arguments_beside_the_weights_are_left_out(tmp_path, net, zipped):
+    beside = {
+        "best": np.float64(3.0),
+        "confusion": np.eye(3),
+        "args": argparse.Namespace(out=Path("runs"), lr=0.1),
+    }
+    content = {"state_dict": net.state_dict(), **beside}
+    torch.save(content, tmp_path / "a.pth", _use_new_zipfile_serialization=zipped)
+    assert_same(read_weights(tmp_path / "a.pth"), net)
+
+
+def test_the_counters_of_an_average_are_not_the_weights(tmp_path, net):
+    counters = {"decay": torch.tensor(0.9), "num_updates": torch.tensor(3)}
+    torch.save({"model": net.state_dict(), "ema": counters}, tmp_path / "a.pth")
+    assert_same(read_weights(tmp_path / "a.pth"), net)
+
+
+def test_weights_of_torchs_averaged_model(tmp_path, net):
+    torch.save(torch.optim.swa_utils.AveragedModel(net).state_dict(), tmp_path / "a.pth")
+    assert_same(read_weights(tmp_path / "a.pth"), net)
+
+
+def test_a_changed_bit_of_a_tensor_is_noticed(tmp_path):
+    torch.save({"a": torch.arange(1000.0)}, tmp_path / "a.pth")
+    content = bytearray((tmp_path / "a.pth").read_bytes())
+    content[content.find(torch.tensor(500.0).numpy().tobytes()) + 2] ^= 1
+    (tmp_path / "a.pth").write_bytes(content)
+    with pytest.raises(InputError, match=r"data/0 does not match its checksum.*; it is damaged"):
+        read_weights(tmp_path / "a.pth")
+
+
+def test_files_without_checksums_are_read(tmp_path, net):
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(net.state_dict(), tmp_path / "a.pth")
+    finally:
+        torch.serialization.set_crc32_options(before)
+    assert_same(read_weights(tmp_path / "a.pth"), net)

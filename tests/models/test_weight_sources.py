@@ -11,6 +11,7 @@ from torch import nn
 
 from jaxsr.errors import InputError
 from jaxsr.models.libraries import import_library
+from jaxsr.models.load import load_model
 from jaxsr.models.weight_sources import weights_file
 from tests.models.hub_server import Hub, serving
 
@@ -117,3 +118,9 @@ def test_files_and_folders_are_taken_as_they_are(tmp_path, monkeypatch):
     file = Path("pretrained", "net.safetensors")
     for source in (file, Path("pretrained")):
         assert weights_file(source, network=None, option="--init") == file
+
+
+def test_a_transformers_folder_of_images_is_given_as_its_weights(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "swin2sr"}')
+    with pytest.raises(InputError, match=f"--model {tmp_path} --weights {tmp_path}"):
+        load_model(tmp_path, kind="restorer")
