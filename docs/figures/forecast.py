@@ -1,9 +1,12 @@
 """Draws forecast.svg: `PYTHONPATH=. python docs/figures/forecast.py`."""
 
+import io
 from pathlib import Path
 
+import matplotlib
+
 from benchmarks.ahead.forecast import CHIPS, SYSTEMS, Forecast, forecasts
-from jaxsr.metrics.plot import as_svg, new_figure
+from jaxsr.metrics.plot import new_figure
 
 PUBLISHED: dict[str, dict[str, list[tuple[int, float]]]] = {
     "TPU v5e": {"MaxText, 16B": [(256, 120), (512, 117), (1024, 117), (2048, 115), (8192, 108)]},
@@ -41,7 +44,10 @@ def draw(results: list[Forecast]) -> str:
         axis.grid(axis="y", alpha=0.3)
         axis.legend(loc="lower left", fontsize=7, frameon=False)
     axes[0].set_ylabel("efficiency, %")
-    return as_svg(figure)
+    content = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "jaxsr"}):
+        figure.savefig(content, format="svg", transparent=True, metadata={"Date": None})
+    return content.getvalue()
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from jaxsr.data.photos import Photos, open_photos
 from jaxsr.data.result_folder import result_folder
 from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.interop.mesh import select_platform
-from jaxsr.metrics.plot import as_png, new_figure
+from jaxsr.metrics.plot import as_png, in_default_style, new_figure
 from jaxsr.runtime.setup import configure_jax, share_gpu_memory
 
 _PART_PX = 300
@@ -92,6 +92,7 @@ def report_of(
     )
 
 
+@in_default_style
 def _draw_pairs(groups: Sequence[Group]) -> bytes:
     """PNG with one row for every pair that holds jaxsr.
 

@@ -16,7 +16,7 @@ from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.metrics.detection import ImageFigures
 from jaxsr.metrics.evaluation import Evaluation
-from jaxsr.metrics.plot import as_png, new_figure
+from jaxsr.metrics.plot import as_png, in_default_style, new_figure
 
 RESULTS = ("report.json", "images.csv", "roc.png")
 """Files of a report."""
@@ -47,6 +47,7 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[JsonObject]) ->
     atomic_write(path, text.getvalue().encode("utf-8", "surrogateescape"))
 
 
+@in_default_style
 def _draw_curves(evaluation: Evaluation) -> bytes:
     """PNG of the pixels' ROC beside Pd against Fa, over logarithmic axes.
 

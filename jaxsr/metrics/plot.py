@@ -1,11 +1,31 @@
 """Figures drawn with matplotlib: no windows, no global state, the same bytes on every run."""
 
+import functools
 import io
 import warnings
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def in_default_style(draw: Callable[P, R]) -> Callable[P, R]:
+    """`draw` with matplotlib's own settings: its file of settings may lie in the current folder."""
+
+    @functools.wraps(draw)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        import matplotlib
+
+        with matplotlib.rc_context():
+            matplotlib.rcdefaults()
+            return draw(*args, **kwargs)
+
+    return run
 
 
 def new_figure(width_inches: float, height_inches: float) -> "Figure":
@@ -24,16 +44,4 @@ def as_png(figure: "Figure", *, dpi: int = 120) -> bytes:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # names in any script
         figure.savefig(content, format="png", dpi=dpi, metadata={"Software": None})
-    return content.getvalue()
-
-
-def as_svg(figure: "Figure") -> str:
-    """The figure as an SVG document whose text stays text."""
-    import matplotlib
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-
-    FigureCanvasSVG(figure)
-    content = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "jaxsr"}):
-        figure.savefig(content, format="svg", transparent=True, metadata={"Date": None})
     return content.getvalue()

@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import matplotlib
 import numpy as np
 import pytest
 import torch
@@ -79,6 +80,15 @@ def test_wrong_input_is_one_line_and_status_2(
     error = capsys.readouterr().err.strip()
     assert said in error and len(error.splitlines()) == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_settings_of_matplotlib_do_not_matter(weights, data, tmp_path):
+    """A stranger's folder may have a `matplotlibrc`, by which LaTeX would run."""
+    with matplotlib.rc_context({"text.usetex": True, "text.latex.preamble": r"\input{evil}"}):
+        assert evaluated(data, "--model", weights, "--out", tmp_path / "a") == 0
+    assert evaluated(data, "--model", weights, "--out", tmp_path / "b") == 0
+    pictures = [(tmp_path / name / "roc.png").read_bytes() for name in "ab"]
+    assert pictures[0] == pictures[1]
 
 
 def test_a_table_of_the_users_is_not_replaced(weights, data, tmp_path, capsys):
