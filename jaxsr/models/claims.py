@@ -15,8 +15,8 @@ from jaxsr.interop.weights import open_safetensors
 _WEIGHTS_A_BYTE = 8
 """Quantised weights take a bit and more."""
 _OF_NO_WEIGHT = ("position", "context", "token", "window", "theta", "seed", "chunk", "time",
-                 "max", "base", "freq", "id", "ids")  # fmt: skip
-"""Parts of names of numbers that stand for no weights: lengths of texts, tokens, constants."""
+                 "max", "base", "freq", "id", "ids", "steps", "every", "rate")  # fmt: skip
+"""Parts of names of numbers that stand for no weights: lengths of texts and runs, constants."""
 _LARGEST_FREE = 2**31
 _LAYERS = ("layer", "layers", "block", "blocks", "depth", "depths")
 _COUNTS = ("n", "num", "number", "count")

@@ -75,7 +75,7 @@ def load_own_network(
         tensors=len(weights),
         size=size,
         source=path,
-        least=1024,
+        least=1024 if is_library else 2**20,  # what a number of the user's means, nobody knows
         way_out=f"get it again, or {way_out}",
     )
     if is_library:

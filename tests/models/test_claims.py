@@ -54,6 +54,14 @@ def test_widths_of_blocks_are_no_numbers_of_layers(tmp_path, name, is_count):
         check_claims(**claim)
 
 
+def test_lengths_of_runs_are_no_widths(tmp_path):
+    """A small network's own run may have more steps than its weights have bytes."""
+    claim = {"tensors": 2, "size": 500, "source": tmp_path, "least": 1024}
+    check_claims({"steps": 10**7, "validate_every": 10**5, "sample_rate": 48_000}, **claim)
+    with pytest.raises(InputError, match="claims width=48,000, more than its 500 bytes hold"):
+        check_claims({"width": 48_000}, **claim)
+
+
 class Sized(nn.Module):
     """Takes memory or time by arguments whose names and kinds say nothing of it."""
 
