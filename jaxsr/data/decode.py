@@ -145,7 +145,7 @@ def is_deep(path: Path) -> bool:
 
 
 FEW_LEVELS = 64
-"""Of samples of more than 8 bits fewer of the 256 levels of a byte may lose what they show."""
+"""Levels of a byte; fewer, of samples of more than 8 bits, may lose what an image shows."""
 
 
 def levels_of(images: Iterable[np.ndarray]) -> int:
