@@ -100,16 +100,24 @@ def prompt_ids(
     """Token ids of prompts, with the chat template where the model has one.
 
     Raises:
-      InputError: a prompt is a chat of several messages, and the model has no template for it.
+      InputError: a prompt has several messages, tools or documents, and no template joins them.
     """
-    for index, prompt in enumerate(prompts):
-        if len(prompt.messages) > 1 and (config.raw or tokenizer.template is None):
-            reason = "this model has no chat template" if tokenizer.template is None else "--raw"
+    reason = "--raw" if config.raw else ""
+    if tokenizer.template is None:
+        reason = "this model has no chat template"
+    for index, prompt in enumerate(prompts) if reason else ():
+        several = len(prompt.messages) > 1
+        parts = {
+            f"{len(prompt.messages)} messages": several,
+            "tools": prompt.tools,
+            "documents": prompt.documents,
+        }
+        if listed := " and ".join(name for name, is_given in parts.items() if is_given):
             raise InputError(
-                f"prompt {index} has {len(prompt.messages)} messages, which only a chat template "
-                f"joins ({reason}); leave --system and --raw out, or give one text"
+                f"prompt {index} has {listed}, which only a chat template joins ({reason}); leave "
+                "--system and --raw out, or give one text"
             )
-    if config.raw or tokenizer.template is None:
+    if reason:
         return [tokenizer.encode(prompt.text) for prompt in prompts]
     chats = [
         tokenizer.chat(prompt.messages, tools=prompt.tools, documents=prompt.documents)

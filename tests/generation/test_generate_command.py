@@ -83,6 +83,9 @@ def test_raw_refuses_chats_of_several_messages(capsys, model_folder, tmp_path):
     status, _, stderr = run(capsys, *common, "--raw")
     assert status == 2
     assert "prompt 0 has 3 messages, which only a chat template joins" in stderr
+    tools = [{"type": "function", "function": {"name": "now", "parameters": {}}}]
+    path.write_text(json.dumps({"prompt": "hi", "tools": tools}))
+    assert run(capsys, *common, "--raw")[0] == 2
 
 
 @pytest.mark.parametrize("options", [(), ("--deterministic",)])
