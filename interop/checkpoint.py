@@ -369,11 +369,8 @@ def restore_step(folder: Path, step: int, like: PyTree) -> PyTree:
         failure = error
     for kind in (FileAccessError, DamagedFileError):
         if not _all_processes(not isinstance(failure, kind)):
-            raise (
-                failure
-                if isinstance(failure, kind)
-                else kind(f"another process cannot read {path}")
-            )
+            other = kind(f"another process of this job cannot read {path}")
+            raise failure if isinstance(failure, kind) else other
     digests = tree_digests(state)
     changed = [name for name, array in saved.items() if digests[name] != array.digest]
     if changed:

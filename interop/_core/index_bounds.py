@@ -156,8 +156,8 @@ def _put(
     accumulate: bool = False,
 ) -> list[Use | Refused]:
     del accumulate
-    (*before, mask) = indices
     uses: list[Use | Refused] = [*_axes(x, indices)]
+    *before, mask = indices or [None]
     is_mask = mask is not None and mask.dtype in (torch.bool, torch.uint8)
     if mask is None or not is_mask or any(each is not None for each in before):
         return uses
