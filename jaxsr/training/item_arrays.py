@@ -21,7 +21,8 @@ def to_array(value: Any, where: str) -> np.ndarray:
       where: description of the value, for errors.
 
     Raises:
-      InputError: it is not an array of numbers, contains NaN, or has integers beyond 32 bits.
+      InputError: it is not an array of numbers, contains NaN, or has numbers that 32 bits do not
+        hold.
     """
     if isinstance(value, torch.Tensor):
         if value.layout != torch.strided:
@@ -41,10 +42,16 @@ def to_array(value: Any, where: str) -> np.ndarray:
             f"{where} is {kind}, not numbers; leave it out of the items, or turn it into an array"
         )
     if array.dtype.kind not in "biu":
-        array = array.astype(np.float32, copy=False)
-        if np.isnan(array).any():
+        with np.errstate(over="ignore"):
+            single = array.astype(np.float32, copy=False)
+        if np.isnan(single).any():
             raise InputError(f"{where} holds NaN; clean the data, or replace it in the dataset")
-        return array
+        if array.dtype.itemsize > 4 and np.isinf(single).sum() > np.isinf(array).sum():
+            raise InputError(
+                f"{where} holds numbers beyond 3.4e38, the largest of float32; scale them in the "
+                "dataset"
+            )
+        return single
     if array.dtype in (np.bool_, np.uint8, np.int8, np.int32):
         return array
     if array.size and not (_INT32.min <= array.min() and array.max() <= _INT32.max):

@@ -318,6 +318,7 @@ class Short(Dataset):
         ([(1, 2, 3)] * 4, "item 0 has 3 parts, but item_names has 2"),
         ([{}] * 4, "item 0 is empty"),
         ([{"x": np.nan}] * 4, "item 0: 'x' holds NaN"),
+        ([{"x": 1e200}] * 4, "item 0: 'x' holds numbers beyond 3.4e38"),
         ((item for item in [1.0, 2.0]), "ended after 2 items, but the run needs more"),
         (iter([]), "ended after 0 items"),
     ],
