@@ -19,8 +19,9 @@ class LoraLinear(nn.Module):
     def __init__(self, base: nn.Linear, *, rank: int, alpha: float) -> None:
         super().__init__()
         self.base, self.scale = base, alpha / rank
-        self.a = nn.Parameter(torch.empty(rank, base.in_features, dtype=base.weight.dtype))
-        self.b = nn.Parameter(torch.zeros(base.out_features, rank, dtype=base.weight.dtype))
+        like = {"dtype": base.weight.dtype, "device": base.weight.device}
+        self.a = nn.Parameter(torch.empty(rank, base.in_features, **like))
+        self.b = nn.Parameter(torch.zeros(base.out_features, rank, **like))
         nn.init.kaiming_uniform_(self.a, a=math.sqrt(5))
 
     @property

@@ -44,6 +44,13 @@ def test_only_the_adapters_learn_and_begin_at_zero():
     torch.testing.assert_close(network(x), plain(x))
 
 
+def test_adapters_are_where_their_layers_are():
+    with torch.device("meta"):
+        network = nn.Sequential(nn.Linear(4, 3))
+    add_lora(network, "0")
+    assert {parameter.device.type for parameter in network.parameters()} == {"meta"}
+
+
 def test_merged_weights_give_the_same_under_the_first_names():
     network, x = adapted(), torch.randn(3, 6)
     expected = network(x)
