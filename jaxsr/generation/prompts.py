@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from jaxsr.data.input_files import special_kind
 from jaxsr.errors import InputError, MissingFileError, first_of, one_line
 from jaxsr.interop.json_text import parse_json
 
@@ -66,15 +67,18 @@ def all_prompts(texts: Sequence[str], path: Path | None, *, system: str | None) 
 
 
 def read_prompts(path: Path, *, system: str | None = None) -> list[Prompt]:
-    """The prompts of a .txt or .jsonl file; blank lines are skipped.
+    """The prompts of a .txt or .jsonl file, or of a pipe; blank lines are skipped.
 
     Raises:
       FileNotFoundError: no such file.
       ValueError: a line is not valid UTF-8, not JSON, or holds no prompt; the line is named.
     """
     path = Path(path)
-    if not path.is_file():
+    if not path.exists():
         raise MissingFileError(f"no prompt file at {path}")
+    if not (path.is_file() or _is_piped(path)):
+        kind = "a folder" if path.is_dir() else special_kind(path)
+        raise InputError(f"{path} is {kind}; give a file of prompts")
     ending = path.suffix.lower()
     if ending == ".json":
         raise InputError(f"{path} is JSON; give a .jsonl file, with one object or text a line")
@@ -96,6 +100,12 @@ def read_prompts(path: Path, *, system: str | None = None) -> list[Prompt]:
     if not prompts:
         raise InputError(f"{path} holds no prompt")
     return prompts
+
+
+def _is_piped(path: Path) -> bool:
+    """Whether it is a pipe that this command was started with, as of `--prompts <(command)`."""
+    is_own = path.parent in (Path("/dev/fd"), Path("/proc/self/fd")) or path == Path("/dev/stdin")
+    return is_own and path.is_fifo()
 
 
 def _from_json(line: str, where: str, system: str | None) -> Prompt:

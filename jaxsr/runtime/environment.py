@@ -16,7 +16,7 @@ def check_environment() -> None:
     Raises:
       InputError: the current folder is gone, file names are not encoded in UTF-8, `XLA_FLAGS` has a
         flag or a value that XLA refuses, `JAX_DISABLE_JIT` is set, `JAXSR_ALLOCATOR` has another
-        value, or JAX promotes dtypes by other rules.
+        value, JAX promotes dtypes by other rules, or OpenCV aborts for one of its limits.
     """
     try:
         os.getcwd()
@@ -46,6 +46,13 @@ def check_environment() -> None:
             f"JAXSR_ALLOCATOR is {printable(allocator, 60)}; system is its only value, and without "
             "it freed memory is kept"
         )
+    for name in ("PIXELS", "WIDTH", "HEIGHT"):
+        limit = os.environ.get(f"OPENCV_IO_MAX_IMAGE_{name}", "0")
+        if not re.fullmatch(r"\d+(MB|Mb|mb|KB|Kb|kb)?", limit, re.ASCII):
+            raise InputError(
+                f"OPENCV_IO_MAX_IMAGE_{name} is {printable(limit, 60)!r}, for which OpenCV aborts "
+                "the process; give a whole number, or unset it"
+            )
     promotion = os.environ.get("JAX_NUMPY_DTYPE_PROMOTION", "standard")
     if promotion != "standard":
         raise InputError(
@@ -54,7 +61,10 @@ def check_environment() -> None:
         )
 
 
-_LIBRARIES = ("SOURCE_DATE_EPOCH", "JAX_", "XLA_", "TORCH", "PYTORCH_", "TPU_", "LIBTPU_", "TF_")
+_LIBRARIES = (
+    *("SOURCE_DATE_EPOCH", "JAX_", "XLA_", "TORCH", "PYTORCH_", "TPU_", "LIBTPU_", "TF_", "TQDM_"),
+    *("HF_", "OPENCV_"),
+)
 """Names, or prefixes of names, of the environment variables that libraries read."""
 
 

@@ -3,6 +3,7 @@
 import csv
 import importlib.util
 import json
+import os
 import shutil
 
 import pytest
@@ -73,6 +74,18 @@ def test_several_outputs_stream_in_the_order_of_the_prompts(capsys, model_folder
     status, streamed, stderr = run(capsys, *common, "--max-new-tokens", 12, "--stream", "on")
     assert status == 0, stderr
     assert streamed == whole
+
+
+def test_prompts_come_through_a_pipe(capsys, model_folder):
+    """As `--prompts <(command)`."""
+    read, write = os.pipe()
+    os.write(write, b"one\ntwo\n")
+    os.close(write)
+    options = ("--model", model_folder("llama"), "--max-new-tokens", 2)
+    status, stdout, stderr = run(capsys, "--prompts", f"/dev/fd/{read}", *options)
+    os.close(read)
+    assert status == 0, stderr
+    assert "[0, batch size 1] one" in stdout and "[1, batch size 1] two" in stdout
 
 
 def test_raw_refuses_chats_of_several_messages(capsys, model_folder, tmp_path):
@@ -317,6 +330,8 @@ def test_deterministic_is_bit_equal_however_it_is_run(
         (["--resume", "absent"], "no weights file at absent"),
         (["--resume", "other.safetensors"], "has format None, not 'jaxsr-kv-cache-4'"),
         (["--prompts", "absent.txt"], "no prompt file at absent.txt"),
+        (["--prompts", "."], ". is a folder; give a file of prompts"),
+        (["--prompts", "/dev/null"], "/dev/null is a device, not a file; give a file of prompts"),
     ],
 )
 def test_wrong_input_is_one_line(arguments, message, capsys, model_folder, tmp_path, monkeypatch):

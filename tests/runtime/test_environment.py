@@ -38,6 +38,7 @@ def run(folder: Path, before: str = "", **variables: str) -> tuple[int, list[str
         ({"JAXSR_ALLOCATOR": "zzz"}, "", "JAXSR_ALLOCATOR is zzz; system is its only value"),
         ({"JAX_DISABLE_JIT": "1"}, "", "JAX_DISABLE_JIT is set, but networks run as compiled"),
         ({"JAX_NUMPY_DTYPE_PROMOTION": "strict"}, "", "JAX_NUMPY_DTYPE_PROMOTION is strict, under"),
+        ({"OPENCV_IO_MAX_IMAGE_PIXELS": "abc"}, "", "is 'abc', for which OpenCV aborts"),
         ({"TORCH_LOGS": "garbage"}, "", "TORCH_LOGS is 'garbage', which a library"),
         ({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, "", "encoded in ascii"),
         ({}, "import os; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')",
