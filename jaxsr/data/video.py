@@ -8,6 +8,7 @@ import contextlib
 import heapq
 import logging
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from pathlib import Path
@@ -367,11 +368,11 @@ def add_encoder(
         preferred = "libx264rgb"
     names = dict.fromkeys(name for name in (preferred, *_OTHERWISE) if name is not None)
     encoder, name = _first_stream(out, names, rate=stream.average_rate or 25)
-    remarks = (
-        [] if name == preferred else [f"{coded.name} is written as {encoder.codec_context.name}"]
-    )
+    remarks = [] if name == preferred else [f"{coded.name} is written as {name}"]
     if name in _RATE_FACTOR:
-        encoder.options = {"crf": _RATE_FACTOR[name]}
+        os.environ.setdefault("SVT_LOG", "1")  # encoders print their settings
+        quiet = {"x265-params": "log-level=error"} if name == "libx265" else {}
+        encoder.options = {"crf": _RATE_FACTOR[name], **quiet}
     if name == "libvpx":  # its quality is bounded by a rate, 256 kbit/s by default
         encoder.bit_rate = round(float(stream.average_rate or 25) * size[0] * size[1])
     if out.format.name in _WITHOUT_B_FRAMES:

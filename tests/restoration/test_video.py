@@ -282,3 +282,12 @@ def test_an_encoder_that_refuses_the_result_is_not_the_sources_fault(tmp_path, c
     error = capsys.readouterr().err
     assert "wide.mp4: FFmpeg cannot encode or write wide.mp4 (" in error
     assert "try a copy of the video (ffmpeg -i VIDEO COPY.mkv), or a smaller result" in error
+
+
+@pytest.mark.parametrize("codec", ["libx265", "libsvtav1"])
+def test_encoders_print_nothing(tmp_path, capfd, codec):
+    """They would describe themselves in twenty lines, past Python's own streams."""
+    source = film(tmp_path / "a.mkv", codec=codec, frames=2)
+    capfd.readouterr()
+    assert run(source, tmp_path / "out", networks.Small()) == 0
+    assert "info]" not in capfd.readouterr().err
