@@ -81,7 +81,7 @@ def test_prompts_come_through_a_pipe(capsys, model_folder):
     read, write = os.pipe()
     os.write(write, b"one\ntwo\n")
     os.close(write)
-    options = ("--model", model_folder("llama"), "--max-new-tokens", 2)
+    options = ("--model", model_folder("llama"), "--max-new-tokens", 2, "--engine", "torch")
     status, stdout, stderr = run(capsys, "--prompts", f"/dev/fd/{read}", *options)
     os.close(read)
     assert status == 0, stderr
