@@ -328,7 +328,7 @@ def _digest(files: Mapping[str, bytes]) -> str:
 
 
 def _stored(entry: Path, path: Path) -> tuple[Any, Mapping[str, str]] | None:
-    """What `_inner` returned, as `_store` wrote it; None where nothing is, or it is damaged."""
+    """The result of `_inner`, as `_store` wrote it; None where nothing is, or it is damaged."""
     import tokenizers
 
     try:
