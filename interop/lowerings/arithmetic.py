@@ -127,5 +127,7 @@ _lowers_each({name: _rounded(function) for name, function in _ROUNDINGS.items()}
 def round_to_decimals(x: jax.Array, *, decimals: int) -> jax.Array:
     wide, scale = widened(x), 10.0 ** abs(decimals)
     if decimals < 0:
-        return flat(x, jnp.round(divided(wide, scale)) * scale)
-    return flat(x, divided(jnp.round(wide * scale), scale))
+        out = jnp.round(divided(wide, scale)) * scale
+    else:
+        out = divided(jnp.round(wide * scale), scale)
+    return flat(x, out.astype(x.dtype))

@@ -94,3 +94,10 @@ def test_whole_parts_of_quotients(name):
     network = to_jax(FunctionNet(lambda _, x: CUTS[name](x)))
     got = jax.jit(lambda x: network.apply({}, {}, x)[0])(grid)
     np.testing.assert_array_equal(got, CUTS[name](torch.from_numpy(grid)))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_rounding_to_decimals_has_a_gradient_of_zero(dtype):
+    x = torch.linspace(-2, 2, 9, dtype=getattr(torch, dtype))
+    ours, torchs = gradients(lambda x, y: x.round(decimals=1) + y, x, x)
+    np.testing.assert_array_equal(ours[0], torchs[0])
